@@ -1,0 +1,173 @@
+"""The contract between a federated method and everything that runs it.
+
+A method never sees the engine, the network, a file or another site. It is a frozen dataclass of hyper-parameters
+with a server half (`start`, `broadcast`, `aggregate`) and a site half (`local_round`, `predictor`). Whatever crosses
+between the halves is a `Payload`; whatever a half remembers is a `State`. Both are named arrays plus plain values, so
+the engine can count bytes, save, resume and compare digests without knowing the method.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from edgefl_protocol import Payload, digest
+from numpy.typing import NDArray
+
+from edgefl_trainer.models.scoring import ScoreModule
+from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
+
+PhaseKind = Literal["warm", "train", "final"]
+Scalar = int | float | str
+Arrays = Mapping[str, NDArray[np.generic]]
+Progress = Callable[[Mapping[str, Scalar]], None]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One exchange of the federation. `round` counts the `train` phases from 1; `warm` is 0, `final` comes after."""
+
+    kind: PhaseKind
+    round: int
+
+
+@dataclass(frozen=True)
+class State:
+    """What the server or a site remembers between rounds: named arrays plus plain values."""
+
+    arrays: Arrays = field(default_factory=dict)
+    values: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """SHA-256 over the arrays in name order; the values do not enter (DESIGN: equal things, equal digests)."""
+        return digest(self.arrays)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a federation learns: plain values that server and sites agree on before the first round."""
+
+    name: str  # "all", "nevus", or "pixels" where no label is used
+    classes: tuple[str, ...]
+    backbone: BackboneSpec
+    rounds: int  # train rounds R
+    epochs: int  # local epochs E of one round
+    seed: int
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Some rows of the federation's image store, in a fixed order. Reading a batch copies only that batch."""
+
+    images: NDArray[np.uint8]  # (n, px, px, 3), memory-mapped: all rows of the federation
+    labels: NDArray[np.int64]  # (n,) class indices, -1 where there is no label
+    rows: NDArray[np.int64]  # (len,) which of them are ours
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def targets(self) -> NDArray[np.int64]:
+        """(len,) class indices of these rows."""
+        return self.labels[self.rows]
+
+    def counts(self, classes: int) -> NDArray[np.int64]:
+        """(K,) number of rows of each class."""
+        return np.bincount(self.targets[self.targets >= 0], minlength=classes)
+
+    def read(self, positions: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images uint8 (B, px, px, 3) and targets int64 (B,) at `positions` (0 … len − 1)."""
+        rows = self.rows[positions]
+        return torch.from_numpy(self.images[rows]), torch.from_numpy(self.labels[rows])
+
+    def in_order(self, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Every row once, in row order: for evaluation, features and map selection."""
+        for start in range(0, len(self), batch):
+            yield self.read(np.arange(start, min(start + batch, len(self))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A member with private data, as a method sees it."""
+
+    name: str
+    task: Task
+    backbone: FrozenViT | None  # None while a backbone is being learned
+    train: Examples
+    tune: Examples
+    unlabelled: Examples
+    balance: Literal["none", "class"] = "none"
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    autocast: torch.dtype | None = None
+    report: Progress = lambda facts: None
+
+    def rng(self, *purpose: str | int) -> np.random.Generator:
+        """A generator that depends on seed, site and purpose only, so a resumed run draws the same numbers."""
+        text = "\x1f".join(map(str, (self.task.seed, self.name, *purpose)))
+        return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+
+    def epoch_order(self, examples: Examples, round_: int, epoch: int) -> NDArray[np.int64]:
+        """The positions one epoch visits: a permutation, or as many draws with every class equally likely."""
+        rng = self.rng("order", round_, epoch)
+        if self.balance == "none":
+            return rng.permutation(len(examples))
+        targets = examples.targets
+        weights = 1.0 / np.bincount(targets)[targets]
+        return rng.choice(len(examples), size=len(examples), p=weights / weights.sum())
+
+    def batches(self, examples: Examples, batch: int, round_: int, epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
+        """Shuffled (images uint8 (B, px, px, 3), targets (B,)) of one epoch, on the site's device."""
+        order = self.epoch_order(examples, round_, epoch)
+        for start in range(0, len(order), batch):
+            images, targets = examples.read(order[start : start + batch])
+            yield images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Scores of a batch of images. Fields are None where the method has no such quantity."""
+
+    probabilities: NDArray[np.float32]  # (B, K)
+    predicted: NDArray[np.int64]  # (B,) -1 where the model knows nothing (vacuity >= 0.999)
+    evidence: NDArray[np.float32] | None  # (B, K)
+    vacuity: NDArray[np.float32] | None  # (B,)
+    dissonance: NDArray[np.float32] | None  # (B,)
+    maps: NDArray[np.float32] | None  # (B, N) max-normalised
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A scoring module with the tensors of one site: what is evaluated, exported and shown."""
+
+    module: ScoreModule
+    tensors: Mapping[str, NDArray[np.float32]]
+    seen: tuple[bool, ...]  # classes in the site's training rows; the others are never predicted
+
+
+class Method(Protocol):
+    """One federated method; see `METHODS` for the table and docs/methods.md for formulas and decisions."""
+
+    family: ClassVar[str]
+    paper: ClassVar[str]
+    travels: ClassVar[tuple[str, ...]]  # of: maps features prompts prototypes logits weights
+    needs_labels: ClassVar[bool]
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """Every exchange of a run, in order."""
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """The server before the first exchange."""
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """What each of `sites` receives at the start of `phase`; may differ from site to site."""
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """One site's work in one phase. `broadcast` carries the scalars `phase`, `round` and `rounds`."""
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """The server after `phase`: numpy only, in site-name order, sums in float64."""
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The model this site would score with now; None where the method makes none."""
