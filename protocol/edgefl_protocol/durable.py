@@ -1,0 +1,104 @@
+"""Files that survive a crash: the one module of this package that touches the disk.
+
+`write_atomic` writes a temporary file in the same folder, flushes it to the disk, renames it over the target and
+flushes the folder: after a crash at any moment the target holds the old bytes or the new bytes, never a mixture.
+Readers are bounded. Every `OSError` becomes a `StorageError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from pathlib import Path
+
+from edgefl_protocol.errors import StorageError
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
+    """Replace a file's content durably, or leave it as it was.
+
+    Args:
+        path: the file; its folder must exist.
+        data: the new content.
+        mode: permission bits of the file, set before any byte is written.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written; the old content is still there.
+    """
+    target = Path(path)
+    temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(target.parent)
+    except OSError as error:
+        raise _storage_error("write", target, error) from error
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_bounded(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Read a whole file of at most `max_bytes`.
+
+    Raises:
+        StorageError: it is missing, unreadable, not a regular file or longer.
+    """
+    return _read(Path(path), max_bytes, private=False)
+
+
+def read_private(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """Read a secret file; refuses one that group or world can read.
+
+    Raises:
+        StorageError: as `read_bounded`; code `permissions` where others have access.
+    """
+    return _read(Path(path), max_bytes, private=True)
+
+
+def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise StorageError(f"{path} is not a regular file", "not_a_file")
+            if private and status.st_mode & 0o077:
+                mode = stat.S_IMODE(status.st_mode)
+                raise StorageError(f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}", "permissions")
+            data = file.read(max_bytes + 1)
+    except OSError as error:
+        raise _storage_error("read", path, error) from error
+    if len(data) > max_bytes:
+        raise StorageError(f"{path} is longer than the {max_bytes} bytes allowed", "too_large")
+    return data
+
+
+def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StorageError(f"cannot {verb} {path}: the disk is full; free space and try again", "disk_full")
+    if isinstance(error, FileNotFoundError):
+        return StorageError(f"cannot {verb} {path}: it or its folder does not exist", "missing")
+    if isinstance(error, PermissionError):
+        return StorageError(f"cannot {verb} {path}: no permission", "permissions")
+    return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}", "storage")

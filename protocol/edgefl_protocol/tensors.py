@@ -1,0 +1,259 @@
+"""Named arrays and text in the safetensors layout, read and written with numpy alone.
+
+Layout (github.com/huggingface/safetensors, "Format"): u64 little-endian header length, JSON header, raw little-endian
+data. The reader is stricter than the format asks: it bounds the file, the header and the number of tensors before it
+allocates, wants every data byte owned by exactly one tensor, and refuses duplicate keys, floats in the header, and
+values that are not finite numbers. It never unpickles. Equal input gives equal bytes: names are written in order.
+Subnormal numbers are ordinary numbers here (float16 maps are full of them) and keep their bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+from collections.abc import Mapping
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.errors import PayloadError
+
+Array = NDArray[Any]
+
+DTYPES: Final[dict[str, str]] = {
+    "F16": "<f2",
+    "F32": "<f4",
+    "F64": "<f8",
+    "I8": "|i1",
+    "I16": "<i2",
+    "I32": "<i4",
+    "I64": "<i8",
+    "U8": "|u1",
+    "U16": "<u2",
+    "U32": "<u4",
+    "U64": "<u8",
+    "BOOL": "|b1",
+}
+MAX_HEADER_BYTES: Final = 1 << 20
+MAX_TENSORS: Final = 4000
+MAX_DIMENSIONS: Final = 8
+MAX_EMPTY_EXTENT: Final = 1 << 31  # product of the other dimensions of an array without elements
+METADATA: Final = "__metadata__"
+
+_CODES: Final = {np.dtype(numpy_name): code for code, numpy_name in DTYPES.items()}
+_NAME: Final = re.compile(r"[!-~]{1,256}")
+
+
+def dtype_code(array: Array) -> str:
+    """Return the safetensors name of an array's type, such as `F32`.
+
+    Raises:
+        PayloadError: the type is not one that may travel.
+    """
+    code = _CODES.get(array.dtype.newbyteorder("<"))
+    if code is None:
+        raise PayloadError(f"arrays of type {array.dtype} may not travel; allowed: {', '.join(DTYPES)}", "bad_dtype")
+    return code
+
+
+def little_endian(array: Array) -> Array:
+    """Return the array C-contiguous and little-endian, copied only where needed; a 0-d array stays 0-d."""
+    return np.asarray(array, dtype=DTYPES[dtype_code(array)], order="C")
+
+
+def check_name(name: object) -> str:
+    """Return a name of a tensor or scalar, 1 to 256 printable ASCII characters without spaces.
+
+    Raises:
+        PayloadError: any other name.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == METADATA:
+        raise PayloadError("a name must be 1 to 256 printable ASCII characters without spaces", "bad_name")
+    return name
+
+
+def check_values(name: str, array: Array) -> None:
+    """Refuse NaN and infinities, and bytes other than 0 and 1 in a boolean array.
+
+    Raises:
+        PayloadError: such a value is there.
+    """
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise PayloadError(f"tensor {name} holds NaN or infinity; only finite numbers may travel", "not_finite")
+    if array.dtype.kind == "b" and array.size and int(array.view(np.uint8).max()) > 1:
+        raise PayloadError(f"boolean tensor {name} holds a byte other than 0 and 1", "bad_dtype")
+
+
+def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> bytes:
+    """Encode arrays and text; the same content always gives the same bytes.
+
+    Args:
+        arrays: name to array, any shape of up to 8 dimensions.
+        metadata: name to text.
+
+    Raises:
+        PayloadError: a name, type or value may not travel, or the header grows above its cap.
+    """
+    if len(arrays) > MAX_TENSORS:
+        raise PayloadError(f"{len(arrays)} tensors; at most {MAX_TENSORS} may travel together", "too_many_tensors")
+    header: dict[str, Any] = {}
+    if metadata:
+        header[METADATA] = {check_name(key): _check_text(metadata[key]) for key in sorted(metadata)}
+    chunks: list[bytes] = []
+    offset = 0
+    for name in sorted(arrays):
+        array = little_endian(np.asarray(arrays[check_name(name)]))
+        _check_shape(name, list(array.shape))
+        check_values(name, array)
+        end = offset + array.nbytes
+        header[name] = {"dtype": dtype_code(array), "shape": list(array.shape), "data_offsets": [offset, end]}
+        chunks.append(array.tobytes())
+        offset = end
+    encoded = json.dumps(header, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    encoded += b" " * (-len(encoded) % 8)
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise PayloadError(
+            f"header of {len(encoded)} bytes; at most {MAX_HEADER_BYTES} are allowed", "header_too_large"
+        )
+    return b"".join([struct.pack("<Q", len(encoded)), encoded, *chunks])
+
+
+def read_tensors(
+    data: bytes,
+    *,
+    max_bytes: int,
+    max_tensors: int = MAX_TENSORS,
+    max_header: int = MAX_HEADER_BYTES,
+) -> tuple[dict[str, Array], dict[str, str]]:
+    """Decode what `write_tensors` or the safetensors library wrote.
+
+    Args:
+        data: the whole file.
+        max_bytes: refuse a longer file.
+        max_tensors: refuse more tensors.
+        max_header: refuse a longer JSON header, bytes.
+
+    Returns:
+        Arrays by name in name order (read-only: copy before changing) and the metadata.
+
+    Raises:
+        PayloadError: anything else than a well-formed, bounded file of finite numbers.
+    """
+    if len(data) > max_bytes:
+        raise PayloadError(f"{len(data)} bytes of tensors; at most {max_bytes} are allowed here", "too_large")
+    header, start = _read_header(data, max_header)
+    metadata = _read_metadata(header.pop(METADATA, {}))
+    if len(header) > max_tensors:
+        raise PayloadError(f"{len(header)} tensors; at most {max_tensors} are allowed here", "too_many_tensors")
+    entries = sorted(
+        (_read_entry(name, value) for name, value in header.items()), key=lambda entry: entry[3:] + entry[:1]
+    )
+    arrays: dict[str, Array] = {}
+    position = 0
+    for name, dtype, shape, begin, end in entries:
+        if begin != position:
+            raise PayloadError(
+                f"tensor {name} starts at byte {begin}, expected {position}: overlap or gap", "bad_offsets"
+            )
+        if end > len(data) - start:
+            raise PayloadError(f"tensor {name} ends behind the end of the file", "bad_offsets")
+        arrays[name] = _view(name, data, dtype, shape, start + begin)
+        position = end
+    if position != len(data) - start:
+        raise PayloadError(f"{len(data) - start - position} bytes belong to no tensor", "bad_offsets")
+    return {name: arrays[name] for name in sorted(arrays)}, metadata
+
+
+def _read_header(data: bytes, max_header: int) -> tuple[dict[str, Any], int]:
+    """Return the parsed JSON header and the offset of the first data byte."""
+    if len(data) < 10:
+        raise PayloadError(f"{len(data)} bytes are too few for a tensor file", "truncated")
+    (length,) = struct.unpack_from("<Q", data)
+    if length > max_header:
+        raise PayloadError(f"header of {length} bytes; at most {max_header} are allowed", "header_too_large")
+    if length > len(data) - 8:
+        raise PayloadError("the header ends behind the end of the file", "truncated")
+    try:
+        header = json.loads(
+            data[8 : 8 + length].decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_float=_refuse_number,
+            parse_constant=_refuse_number,
+            parse_int=_read_int,
+        )
+    except (ValueError, RecursionError):
+        raise PayloadError("the tensor header is not JSON", "bad_header") from None
+    if type(header) is not dict:
+        raise PayloadError("the tensor header is not a JSON object", "bad_header")
+    return header, 8 + length
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise PayloadError("the tensor header names something twice", "bad_header")
+    return result
+
+
+def _refuse_number(text: str) -> NoReturn:
+    raise PayloadError("the tensor header holds a number that is not an integer", "bad_header")
+
+
+def _read_int(text: str) -> int:
+    if len(text) > 16:
+        raise PayloadError("the tensor header holds an integer of more than 16 digits", "bad_offsets")
+    return int(text)
+
+
+def _read_metadata(value: object) -> dict[str, str]:
+    if type(value) is not dict:
+        raise PayloadError("the metadata is not a JSON object", "bad_header")
+    return {check_name(key): _check_text(text) for key, text in value.items()}
+
+
+def _check_text(text: object) -> str:
+    if not isinstance(text, str):
+        raise PayloadError("metadata must be text", "bad_header")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise PayloadError("metadata must be Unicode text without lone surrogates", "bad_header") from None
+    return text
+
+
+def _check_shape(name: str, shape: object) -> tuple[int, ...]:
+    if type(shape) is not list or len(shape) > MAX_DIMENSIONS or not all(type(n) is int and n >= 0 for n in shape):
+        raise PayloadError(f"tensor {name}: the shape must be at most {MAX_DIMENSIONS} integers ≥ 0", "bad_shape")
+    if 0 in shape and math.prod(max(n, 1) for n in shape) > MAX_EMPTY_EXTENT:
+        raise PayloadError(f"tensor {name} is empty with dimensions beyond 2^31", "bad_shape")
+    return tuple(shape)
+
+
+def _read_entry(name: str, value: object) -> tuple[str, str, tuple[int, ...], int, int]:
+    """Check one header entry; returns name, numpy type, shape, first and end byte within the data."""
+    check_name(name)
+    if type(value) is not dict or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise PayloadError(f"tensor {name}: the entry must hold dtype, shape and data_offsets", "bad_header")
+    code, offsets = value["dtype"], value["data_offsets"]
+    if type(code) is not str or code not in DTYPES:
+        raise PayloadError(f"tensor {name}: unknown type; allowed: {', '.join(DTYPES)}", "bad_dtype")
+    shape = _check_shape(name, value["shape"])
+    if type(offsets) is not list or len(offsets) != 2 or not all(type(n) is int for n in offsets):
+        raise PayloadError(f"tensor {name}: data_offsets must be two integers", "bad_offsets")
+    begin, end = offsets
+    if begin < 0 or end - begin != math.prod(shape) * np.dtype(DTYPES[code]).itemsize:
+        raise PayloadError(f"tensor {name}: offsets do not match the shape and type", "bad_offsets")
+    return name, DTYPES[code], shape, begin, end
+
+
+def _view(name: str, data: bytes, dtype: str, shape: tuple[int, ...], offset: int) -> Array:
+    """Return a read-only, aligned array over (or copied from) the file's bytes."""
+    count = math.prod(shape)
+    flat: Array = np.frombuffer(data, dtype, count, offset) if count else np.empty(0, dtype)
+    array = np.require(flat.reshape(shape), requirements=["A", "C"])
+    array.flags.writeable = False
+    check_values(name, array)
+    return array
