@@ -1,0 +1,169 @@
+"""Checks of single fields of a message: each returns the value in its own type or raises `PayloadError`.
+
+Guarantees: every error raised here has the code `bad_message` and names the field and what is allowed, never the value
+itself (it may be secret). Used by `messages` and `refusals`; nothing here knows a route.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.errors import PayloadError
+from edgefl_protocol.payload import Payload
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Scalar = int | float | str
+
+MAX_JSON_BYTES = 64 * 2**10
+MAX_ROUND = 2**31
+MAX_INT = 2**53 - 1
+MAX_CLASSES = 10_000
+
+HEX = re.compile(r"(?:[0-9a-f]{2})+")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+IDEM = re.compile(r"[A-Za-z0-9_-]{16,64}")
+FINGERPRINT = re.compile(r"[0-9A-HJKMNP-TV-Z]{20}")
+CODE = re.compile(r"[a-z][a-z_]{0,39}")
+MAX_CLASS_NAME = 200
+
+
+def bad_message(message: str) -> PayloadError:
+    """Return the error to raise for a field that has not its form."""
+    return PayloadError(message, "bad_message")
+
+
+def expect_names(payload: Payload, what: str, scalars: frozenset[str], arrays: frozenset[str] = frozenset()) -> None:
+    """Refuse a payload whose names are not exactly these."""
+    found_scalars, found_arrays = frozenset(payload.scalars), frozenset(payload.arrays)
+    if found_scalars != scalars or found_arrays != arrays:
+        wrong = sorted((found_scalars ^ scalars) | (found_arrays ^ arrays))
+        names = ", ".join(wrong)[:200]
+        raise bad_message(f"{what} has missing or extra fields ({names}): send exactly the documented ones")
+
+
+def text(value: object, field: str, form: re.Pattern[str]) -> str:
+    """Return text that matches `form` from end to end."""
+    if not isinstance(value, str) or form.fullmatch(value) is None:
+        raise bad_message(f"{field} has not the form {form.pattern}")
+    return value
+
+
+def choice(value: object, field: str, allowed: tuple[str, ...]) -> str:
+    """Return one of the allowed words."""
+    if not isinstance(value, str) or value not in allowed:
+        raise bad_message(f"{field} is not one of {', '.join(allowed)}")
+    return value
+
+
+def hex_bytes(value: object, field: str, size: int | None = None, limit: int = 4096) -> bytes:
+    """Decode lower-case hex of exactly `size` bytes, or of at most `limit`."""
+    if not isinstance(value, str) or HEX.fullmatch(value) is None:
+        raise bad_message(f"{field} is not lower-case hexadecimal")
+    data = bytes.fromhex(value)
+    if (size is not None and len(data) != size) or len(data) > limit:
+        raise bad_message(f"{field} has {len(data)} bytes, {size if size is not None else f'at most {limit}'} allowed")
+    return data
+
+
+def whole(value: object, field: str, low: int, high: int) -> int:
+    """Return an integer within the bounds, both included; a bool is no integer."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise bad_message(f"{field} is not a whole number from {low} to {high}")
+    return value
+
+
+def flag(value: object, field: str) -> bool:
+    """Return the truth that 0 or 1 stands for: a payload's scalars have no bool."""
+    return bool(whole(value, field, 0, 1))
+
+
+def sentence(value: object, field: str, limit: int) -> str:
+    """Return printable text of at most `limit` characters."""
+    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
+        raise bad_message(f"{field} is not printable text of at most {limit} characters")
+    return value
+
+
+def octets(payload: Payload, field: str, limit: int) -> bytes:
+    """Return the bytes of a one-axis uint8 array of at most `limit` elements."""
+    array = payload.arrays[field]
+    if array.dtype != np.uint8 or array.ndim != 1 or array.size > limit:
+        raise bad_message(f"{field} is not a uint8 array of one axis and at most {limit} bytes")
+    return array.tobytes()
+
+
+def octet_array(data: bytes, field: str, limit: int) -> NDArray[np.uint8]:
+    """Return bytes as the array that carries them."""
+    if len(data) > limit:
+        raise bad_message(f"{field} has {len(data)} bytes, at most {limit} allowed")
+    return np.frombuffer(data, dtype=np.uint8)
+
+
+def flat_json(value: object, field: str) -> object:
+    """Parse a bounded, flat JSON text: no duplicate key, no NaN, depth at most 2."""
+    if not isinstance(value, str) or len(value) > MAX_JSON_BYTES or value.count("[") + value.count("{") > 1:
+        raise bad_message(f"{field} is not one flat JSON value of at most {MAX_JSON_BYTES} characters")
+
+    def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        if len({key for key, _ in pairs}) != len(pairs):
+            raise bad_message(f"{field} names a key twice")
+        return dict(pairs)
+
+    def no_constant(name: str) -> object:
+        raise bad_message(f"{field} holds {name}, which is no JSON number")
+
+    try:
+        return json.loads(value, object_pairs_hook=no_duplicates, parse_constant=no_constant)
+    except (ValueError, RecursionError) as error:
+        raise bad_message(f"{field} is not JSON") from error
+
+
+def class_names(value: object) -> tuple[str, ...]:
+    """Parse the JSON list of class names: at least one, distinct, printable."""
+    names = flat_json(value, "classes")
+    if not isinstance(names, list) or not 1 <= len(names) <= MAX_CLASSES:
+        raise bad_message(f"classes is not a list of 1 to {MAX_CLASSES} names")
+    checked = tuple(sentence(name, "classes", MAX_CLASS_NAME) for name in names)
+    if len(set(checked)) != len(checked) or "" in checked:
+        raise bad_message("classes holds an empty name or a name twice")
+    return checked
+
+
+def settings_table(value: object) -> Mapping[str, Scalar]:
+    """Parse the JSON object of labelled method settings: numbers and strings only."""
+    table = flat_json(value, "settings")
+    if not isinstance(table, dict):
+        raise bad_message("settings is not a JSON object")
+    checked: dict[str, Scalar] = {}
+    for name, item in table.items():
+        if isinstance(item, bool) or not isinstance(item, int | float | str):
+            raise bad_message("settings holds a value that is neither a number nor a string")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise bad_message("settings holds a number that is not finite")
+        checked[text(name, "a setting's name", NAME)] = item
+    return MappingProxyType(checked)
+
+
+def _scalar(value: object) -> Scalar:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, int | float | str):
+        return value
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return json.dumps(plain, ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+
+def scalar_payload(message: "DataclassInstance") -> Payload:
+    """Return the payload whose scalars are the message's fields: bytes as hex, truth as 0 or 1, the rest as JSON."""
+    return Payload({}, {field.name: _scalar(getattr(message, field.name)) for field in fields(message)})
