@@ -1,0 +1,137 @@
+"""Temperature and referral threshold of one site, both fitted on its ``tune`` rows and never on reported ones.
+
+Temperature T: one number that divides the logits before the evidence function, ``e = f(logits / T)``; everything a user
+sees comes from that e (docs/methods.md, "temperature"). Source: Guo et al. 2017 (arXiv:1706.04599, sec. 4.2).
+Differs from the paper: the likelihood is that of the Dirichlet mean ``(e + W) / S``; softmax methods use the paper's
+form.
+
+Referral rule: ``refer_above`` is the largest vacuity such that, among the tune rows at or below it, at most the target
+share is wrong; bounded so that at most ``max_referred`` of the tune rows would be referred, and by 0.999, above which
+nothing is ever predicted.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax
+
+Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
+"""Logits to evidence ≥ 0, in numpy and float64."""
+
+TEMPERATURE_BOUNDS = (0.1, 10.0)
+MIN_ROWS = 20  # fewer tune rows say too little about either number
+TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
+MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
+VACUITY_CEILING = 0.999  # no evidence at all: nothing is predicted there
+
+
+def softplus_evidence(logits: Float[np.ndarray, "B K"]) -> Float[np.ndarray, "B K"]:
+    """Return ``ln(1 + exp(logits))`` without overflow.
+
+    Args:
+        logits: Any finite values.
+    """
+    return np.asarray(np.logaddexp(0.0, logits))
+
+
+def relu_evidence(logits: Float[np.ndarray, "B K"]) -> Float[np.ndarray, "B K"]:
+    """Return ``max(logits, 0)``.
+
+    Args:
+        logits: Any finite values.
+    """
+    return np.asarray(np.maximum(logits, 0.0))
+
+
+def negative_log_likelihood(
+    logits: Float[np.ndarray, "B K"],
+    target: Int[np.ndarray, " B"],
+    prior: Float[np.ndarray, " K"] | None,
+    evidence: Evidence | None,
+    temperature: float,
+) -> float:
+    """Return the mean of ``−ln p`` of the true class, in nats.
+
+    Args:
+        logits: The model's raw outputs.
+        target: True class, 0 … K-1.
+        prior: Dirichlet prior W; with ``None`` every class has 1. Not used without ``evidence``.
+        evidence: Evidence function of the method; ``None`` for softmax.
+        temperature: Divides the logits.
+    """
+    scaled = logits.astype(np.float64) / temperature
+    rows = np.arange(target.shape[0])
+    if evidence is None:
+        return float(-log_softmax(scaled, axis=1)[rows, target].mean())
+    alpha = evidence(scaled) + (1.0 if prior is None else prior)
+    return float(np.mean(np.log(alpha.sum(axis=1)) - np.log(alpha[rows, target])))
+
+
+def fit_temperature(
+    logits: Float[np.ndarray, "B K"],
+    target: Int[np.ndarray, " B"],
+    prior: Float[np.ndarray, " K"] | None,
+    evidence: Evidence | None,
+    *,
+    min_rows: int = MIN_ROWS,
+) -> float:
+    """Return the temperature in [0.1, 10] that makes the tune rows most likely.
+
+    A coarse grid finds the valley (the evidential likelihood need not have only one), scipy's bounded search its floor.
+
+    Args:
+        logits: Of the tune rows.
+        target: True class of the tune rows.
+        prior: Dirichlet prior W of the site; see ``negative_log_likelihood``.
+        evidence: Evidence function of the method; ``None`` for softmax.
+        min_rows: Below this many rows the answer is 1.
+
+    Returns:
+        The temperature; 1.0 with too few rows, with a single class, or where nothing beats 1.0.
+    """
+    if target.shape[0] < min_rows or np.unique(target).size < 2:
+        return 1.0
+
+    def loss(log_temperature: float) -> float:
+        return negative_log_likelihood(logits, target, prior, evidence, float(np.exp(log_temperature)))
+
+    low, high = TEMPERATURE_BOUNDS
+    grid = np.linspace(np.log(low), np.log(high), 25)
+    best = int(np.argmin([loss(float(point)) for point in grid]))
+    valley = (float(grid[max(best - 1, 0)]), float(grid[min(best + 1, grid.size - 1)]))
+    found = float(minimize_scalar(loss, bounds=valley, method="bounded", options={"xatol": 1e-4}).x)
+    return float(np.exp(found)) if loss(found) < loss(0.0) else 1.0
+
+
+def refer_threshold(
+    vacuity: Float[np.ndarray, " B"],
+    correct: Bool[np.ndarray, " B"],
+    *,
+    target_error: float = TARGET_ERROR,
+    max_referred: float = MAX_REFERRED,
+    min_rows: int = MIN_ROWS,
+) -> float:
+    """Return ``refer_above``: a score whose vacuity is higher is referred to a doctor.
+
+    Args:
+        vacuity: Of the tune rows, after the temperature, in [0, 1].
+        correct: Whether the shown class was right.
+        target_error: Accepted share of wrong answers among the tune rows that are not referred.
+        max_referred: Largest share of the tune rows that may be referred to reach it.
+        min_rows: Below this many rows the answer is 0.999: only a model without evidence refers.
+
+    Returns:
+        A threshold in [0, 0.999]. Where no threshold meets the target, the one that refers ``max_referred``.
+    """
+    rows = vacuity.shape[0]
+    if rows < min_rows:
+        return VACUITY_CEILING
+    levels, group = np.unique(vacuity, return_inverse=True)  # ascending; equal vacuities share their fate
+    kept = np.cumsum(np.bincount(group))
+    error = np.cumsum(np.bincount(group, weights=~correct)) / kept
+    allowed = kept >= rows * (1.0 - max_referred)
+    good = allowed & (error <= target_error)
+    chosen = np.flatnonzero(good)[-1] if good.any() else np.flatnonzero(allowed)[0]
+    return min(float(levels[chosen]), VACUITY_CEILING)

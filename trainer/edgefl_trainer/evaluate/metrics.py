@@ -1,0 +1,243 @@
+"""Figures for one site's reported rows, and their summary over a federation.
+
+Guarantees: every figure is a finite float or ``None`` (undefined), never NaN; no figure depends on the order of the
+rows; no warning leaves this module. Definitions: docs/methods.md, "evaluation". Sources: balanced accuracy and the class
+rule, FLamby ``fed_isic2019/metric.py``; expected calibration error, Guo et al. 2017 (arXiv:1706.04599, eq. 3); Brier 1950,
+summed over classes; area under the risk-coverage curve, Geifman et al. 2019 (arXiv:1805.08206, eq. 2).
+
+Abstention: a predicted class of -1 means "no prediction". It counts as a wrong answer in balanced accuracy, accuracy, F1,
+ECE and AURC; as no one's prediction it is neither a hit nor a false alarm, so it lowers no class's precision or specificity.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from sklearn.metrics import confusion_matrix, roc_auc_score
+
+SiteMetrics = dict[str, float | int | None]
+"""One site's figures under the names of ``summary.json``; ``None`` where undefined."""
+
+ABSTAINED = -1
+"""The predicted class of a row for which nothing was predicted."""
+
+ECE_BINS = 15
+METRIC_NAMES = (
+    "balanced_accuracy",
+    "macro_precision",
+    "macro_f1",
+    "specificity",
+    "auroc",
+    "accuracy",
+    "ece",
+    "brier",
+    "aurc",
+)
+
+
+def site_metrics(
+    probabilities: Float[np.ndarray, "B K"],
+    target: Int[np.ndarray, " B"],
+    *,
+    predicted: Int[np.ndarray, " B"],
+    vacuity: Float[np.ndarray, " B"] | None = None,
+    present: Bool[np.ndarray, " K"] | None = None,
+) -> SiteMetrics:
+    """Return every figure of one site's reported rows.
+
+    Args:
+        probabilities: Each row sums to 1.
+        target: True class, 0 … K-1.
+        predicted: Class shown to the user, or -1 where the model abstained (see the module's text).
+        vacuity: In [0, 1]; orders the risk-coverage curve. Without it (softmax methods) the entropy does.
+        present: Classes to average over; those without a row in ``target`` are left out in any case. Default: all.
+
+    Returns:
+        ``n_test`` and the names of ``METRIC_NAMES``; all but ``n_test`` are ``None`` for zero rows.
+
+    Raises:
+        ValueError: Lengths disagree, a class is outside the range, or a value is not finite.
+    """
+    rows, classes = _checked(probabilities, target, predicted, vacuity)
+    if rows == 0:
+        return {"n_test": 0} | dict.fromkeys(METRIC_NAMES)
+    counted = np.bincount(target, minlength=classes) > 0
+    if present is not None:
+        counted &= present
+    probabilities = probabilities.astype(np.float64)
+    correct = predicted == target
+    uncertainty = entropy_nats(probabilities) if vacuity is None else vacuity
+    return (
+        {"n_test": rows}
+        | _confusion_figures(target, predicted, counted)
+        | {
+            "auroc": auroc(probabilities, target, counted),
+            "accuracy": float(correct.mean()),
+            "ece": expected_calibration_error(probabilities.max(axis=1), correct),
+            "brier": brier_score(probabilities, target),
+            "aurc": area_under_risk_coverage(uncertainty, correct),
+        }
+    )
+
+
+def _checked(
+    probabilities: Float[np.ndarray, "B K"],
+    target: Int[np.ndarray, " B"],
+    predicted: Int[np.ndarray, " B"],
+    vacuity: Float[np.ndarray, " B"] | None,
+) -> tuple[int, int]:
+    if probabilities.ndim != 2 or probabilities.shape[1] < 2:
+        raise ValueError(
+            f"probabilities have shape {probabilities.shape}; (rows, classes) with at least 2 classes needed"
+        )
+    rows, classes = probabilities.shape
+    for name, values in (("target", target), ("predicted", predicted), ("vacuity", vacuity)):
+        if values is not None and values.shape != (rows,):
+            raise ValueError(f"{name} has shape {values.shape}, but the probabilities have {rows} rows")
+    if rows == 0:
+        return rows, classes
+    if target.min() < 0 or target.max() >= classes:
+        raise ValueError(f"target classes run from {target.min()} to {target.max()}; 0 to {classes - 1} allowed")
+    if predicted.min() < ABSTAINED or predicted.max() >= classes:
+        raise ValueError(
+            f"predicted classes run from {predicted.min()} to {predicted.max()}; -1 to {classes - 1} allowed"
+        )
+    if not np.isfinite(probabilities).all() or (vacuity is not None and not np.isfinite(vacuity).all()):
+        raise ValueError("probabilities or vacuity hold a value that is not finite; look for a diverged training run")
+    return rows, classes
+
+
+def _mean_or_none(values: Float[np.ndarray, " K"], defined: Bool[np.ndarray, " K"]) -> float | None:
+    return float(values[defined].mean()) if defined.any() else None
+
+
+def _confusion_figures(
+    target: Int[np.ndarray, " B"], predicted: Int[np.ndarray, " B"], counted: Bool[np.ndarray, " K"]
+) -> SiteMetrics:
+    """Macro figures over the counted classes, from the confusion matrix with one more column for abstentions."""
+    classes = counted.shape[0]
+    answer = np.where(predicted == ABSTAINED, classes, predicted)
+    matrix = confusion_matrix(target, answer, labels=np.arange(classes + 1))[:classes]  # (K, K+1): true, predicted
+    hits = np.diagonal(matrix).astype(np.float64)
+    true_rows = matrix.sum(axis=1)
+    predicted_rows = matrix.sum(axis=0)[:classes]
+    other_rows = target.shape[0] - true_rows
+    false_alarms = predicted_rows - hits
+    specificity = 1.0 - false_alarms / np.maximum(other_rows, 1)
+    return {
+        "balanced_accuracy": _mean_or_none(hits / np.maximum(true_rows, 1), counted),
+        "macro_precision": _mean_or_none(hits / np.maximum(predicted_rows, 1), counted),
+        "macro_f1": _mean_or_none(2.0 * hits / np.maximum(true_rows + predicted_rows, 1), counted),
+        "specificity": _mean_or_none(specificity, counted & (other_rows > 0)),
+    }
+
+
+def auroc(
+    probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray, " B"], counted: Bool[np.ndarray, " K"]
+) -> float | None:
+    """Return the area under the ROC curve: of class 1 for two classes, else the mean over counted classes against the rest.
+
+    Args:
+        probabilities: Each row sums to 1.
+        target: True class, 0 … K-1.
+        counted: Classes to average over; one without both outcomes among the rows is left out.
+
+    Returns:
+        The area, or ``None`` where no class has both outcomes.
+    """
+    classes = probabilities.shape[1]
+    chosen = [1] if classes == 2 else list(np.flatnonzero(counted))
+    areas = []
+    for k in chosen:
+        outcome = target == k
+        if 0 < outcome.sum() < outcome.shape[0]:
+            areas.append(float(roc_auc_score(outcome, probabilities[:, k])))
+    return float(np.mean(areas)) if areas else None
+
+
+def expected_calibration_error(
+    confidence: Float[np.ndarray, " B"], correct: Bool[np.ndarray, " B"], bins: int = ECE_BINS
+) -> float | None:
+    """Return the mean over bins of ``|accuracy − mean confidence|``, weighted by the bins' rows.
+
+    Args:
+        confidence: Top probability of each row, in [0, 1].
+        correct: Whether the shown class was right.
+        bins: Equal-width bins ``((i−1)/bins, i/bins]`` of [0, 1]; 0 falls into the first.
+
+    Returns:
+        The error in [0, 1], or ``None`` for zero rows.
+    """
+    rows = confidence.shape[0]
+    if rows == 0:
+        return None
+    index = np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(np.int64) - 1, 0, bins - 1)
+    gap = np.bincount(index, weights=correct.astype(np.float64) - confidence, minlength=bins)
+    return float(np.abs(gap).sum() / rows)
+
+
+def brier_score(probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray, " B"]) -> float | None:
+    """Return the mean over rows of ``Σ_k (p_k − y_k)²``, in [0, 2]; ``None`` for zero rows.
+
+    Args:
+        probabilities: Each row sums to 1.
+        target: True class, 0 … K-1.
+    """
+    if target.shape[0] == 0:
+        return None
+    wanted = np.eye(probabilities.shape[1])[target]  # (B, K)
+    return float(np.square(probabilities - wanted).sum(axis=1).mean())
+
+
+def entropy_nats(probabilities: Float[np.ndarray, "B K"]) -> Float[np.ndarray, " B"]:
+    """Return the entropy ``−Σ_k p_k ln p_k`` of each row, with ``0 ln 0 = 0``.
+
+    Args:
+        probabilities: Each row sums to 1.
+    """
+    p = probabilities.astype(np.float64)
+    logarithm = np.log(np.where(p > 0.0, p, 1.0))
+    return np.asarray(-(p * logarithm).sum(axis=1))
+
+
+def area_under_risk_coverage(uncertainty: Float[np.ndarray, " B"], correct: Bool[np.ndarray, " B"]) -> float | None:
+    """Return the mean over ``i = 1 … B`` of the error rate among the ``i`` least uncertain rows.
+
+    Rows of equal uncertainty have no order: each takes its group's error rate, which is the expected value over all
+    orders of the group, so a file sorted by class gives no other figure than a shuffled one.
+
+    Args:
+        uncertainty: Higher is less certain; any scale.
+        correct: Whether the shown class was right.
+
+    Returns:
+        The area in [0, 1], or ``None`` for zero rows.
+    """
+    if correct.shape[0] == 0:
+        return None
+    _, group = np.unique(uncertainty, return_inverse=True)  # numbered in ascending order of uncertainty
+    group_error = np.bincount(group, weights=~correct) / np.bincount(group)
+    errors = group_error[np.sort(group)]  # (B,)
+    return float((np.cumsum(errors) / np.arange(1, errors.shape[0] + 1)).mean())
+
+
+def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, float | int | None]:
+    """Summarise balanced accuracy over sites, each site counting once whatever its size.
+
+    Args:
+        sites: Site name to its figures (``site_metrics``). A site without a balanced accuracy is left out and counted.
+
+    Returns:
+        ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p15_balanced_accuracy`` (15th percentile,
+        numpy's linear interpolation), and ``sites_without_figures``.
+    """
+    found = [sites[name]["balanced_accuracy"] for name in sorted(sites)]
+    values = np.array([value for value in found if isinstance(value, float)], dtype=np.float64)
+    some = values.size > 0
+    return {
+        "mean_balanced_accuracy": float(values.mean()) if some else None,
+        "std_balanced_accuracy": float(values.std(ddof=1)) if values.size > 1 else None,
+        "worst_balanced_accuracy": float(values.min()) if some else None,
+        "p15_balanced_accuracy": float(np.percentile(values, 15)) if some else None,
+        "sites_without_figures": len(found) - values.size,
+    }
