@@ -1,12 +1,12 @@
 """Figures for one site's reported rows, and their summary over a federation.
 
 Guarantees: every figure is a finite float or ``None`` (undefined), never NaN; no figure depends on the order of the
-rows; no warning leaves this module. Definitions: docs/methods.md, "evaluation". Sources: balanced accuracy and the class
-rule, FLamby ``fed_isic2019/metric.py``; expected calibration error, Guo et al. 2017 (arXiv:1706.04599, eq. 3); Brier 1950,
-summed over classes; area under the risk-coverage curve, Geifman et al. 2019 (arXiv:1805.08206, eq. 2).
+rows; no warning leaves this module. Definitions: docs/methods.md, "evaluation". Sources: balanced accuracy and the
+class rule, FLamby ``fed_isic2019/metric.py``; expected calibration error, Guo et al. 2017 (arXiv:1706.04599); Brier
+1950, summed over classes; area under the risk-coverage curve, Geifman et al. 2019 (arXiv:1805.08206).
 
-Abstention: a predicted class of -1 means "no prediction". It counts as a wrong answer in balanced accuracy, accuracy, F1,
-ECE and AURC; as no one's prediction it is neither a hit nor a false alarm, so it lowers no class's precision or specificity.
+Abstention: a predicted class of -1 means "no prediction". It counts as a wrong answer in balanced accuracy, accuracy,
+F1, ECE and AURC; being no prediction it is no false alarm either, so it lowers no class's precision or specificity.
 """
 
 from collections.abc import Mapping
@@ -135,7 +135,7 @@ def _confusion_figures(
 def auroc(
     probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray, " B"], counted: Bool[np.ndarray, " K"]
 ) -> float | None:
-    """Return the area under the ROC curve: of class 1 for two classes, else the mean over counted classes against the rest.
+    """Return the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
 
     Args:
         probabilities: Each row sums to 1.
@@ -228,8 +228,8 @@ def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, f
         sites: Site name to its figures (``site_metrics``). A site without a balanced accuracy is left out and counted.
 
     Returns:
-        ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p15_balanced_accuracy`` (15th percentile,
-        numpy's linear interpolation), and ``sites_without_figures``.
+        ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p15_balanced_accuracy`` (15th
+        percentile, numpy's linear interpolation), and ``sites_without_figures``.
     """
     found = [sites[name]["balanced_accuracy"] for name in sorted(sites)]
     values = np.array([value for value in found if isinstance(value, float)], dtype=np.float64)

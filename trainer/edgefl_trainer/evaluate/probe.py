@@ -1,8 +1,9 @@
 """Linear probe of a frozen network's features, which chooses between its two readouts.
 
-A probe is a class-balanced logistic regression fitted on a site's ``train`` rows and judged on its ``tune`` rows: it says
-how much of the answer the features already hold, before any prompt is trained. The readout (class token or mean of the
-patch tokens) with the higher mean over sites is taken and recorded (docs/methods.md, "readout"). Reported rows play no part.
+A probe is a class-balanced logistic regression fitted on a site's ``train`` rows and judged on its ``tune`` rows: it
+says how much of the answer the features already hold, before any prompt is trained. The readout (class token or mean of
+the patch tokens) with the higher mean over sites is taken and recorded (docs/methods.md, "readout"). Reported rows play
+no part.
 """
 
 from collections.abc import Mapping
