@@ -1,7 +1,7 @@
 """Payload: the content of a broadcast or a reply; named arrays plus a small flat dict of numbers and strings.
 
 Guarantees: nothing but finite arrays of twelve plain types, integers, finite floats and text can be in it; equal
-content has equal bytes; decoding is bounded and raises `PayloadError` and nothing else. Layout: `tensors` (safetensors),
+content has equal bytes; decoding is bounded and raises `PayloadError` and nothing else. Layout: safetensors (`tensors`),
 scalars in its metadata as text with one letter for the type (`i:7`, `f:0.5`, `s:warm`).
 
 Digests: SHA-256 over PAE(name, type, shape, little-endian bytes, …) of the arrays in name order.
@@ -102,7 +102,7 @@ def digest(arrays: Mapping[str, Array]) -> str:
             hasher.update(struct.pack("<Q", len(part)))
             hasher.update(part)
         hasher.update(struct.pack("<Q", array.nbytes))
-        hasher.update(array.reshape(-1).view(np.uint8))
+        hasher.update(array.reshape(-1).view(np.uint8).data)
     return hasher.hexdigest()
 
 
