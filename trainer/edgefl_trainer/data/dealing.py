@@ -1,0 +1,148 @@
+"""Who gets which lesion: test, tune, limits, iid sites and images of no site.
+
+Guarantees: every choice is by lesion, a pure function of the seed, the purpose and the lesions' names (never of row
+order or of a random generator's version), stratified by class. Source: DESIGN 5 (Rows), METHODS 1.6 and 7.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.rows import UNDEALT, Row
+
+TEST_SHARE = 0.25  # METHODS 1.6: "per client 75/25 split"
+TUNE_SHARE = 0.15  # DESIGN 5: of each site's training lesions
+
+
+def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:
+    """Lesions in an order whose every prefix holds the classes in about equal shares of each.
+
+    Inside a class the order is that of SHA-256(seed, purpose, lesion); lesion i of the n of a class stands at
+    (i + ½)/n, and the classes are merged by that position.
+
+    Args:
+        classes_by_lesion: Lesion → class name (any stratum).
+        purpose: Keeps the choices for different purposes independent.
+        seed: Any integer.
+
+    Returns:
+        All lesions, once each.
+    """
+    strata: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for lesion, label in classes_by_lesion.items():
+        rank = hashlib.sha256(f"{seed}\0{purpose}\0{lesion}".encode()).hexdigest()
+        strata[label].append((rank, lesion))
+    placed = [
+        ((i + 0.5) / len(members), rank, lesion)
+        for members in strata.values()
+        for i, (rank, lesion) in enumerate(sorted(members))
+    ]
+    return [lesion for _, _, lesion in sorted(placed)]
+
+
+def choose_share(classes_by_lesion: Mapping[str, str], share: float, purpose: str, seed: int) -> set[str]:
+    """`round(share · n)` of the lesions, stratified by class; never the only lesions there are."""
+    order = lesion_order(classes_by_lesion, purpose, seed)
+    return set(order[: min(round(share * len(order)), max(len(order) - 1, 0))])
+
+
+def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purpose: str, seed: int) -> set[str]:
+    """Lesions whose images together are at most `limit`, stratified by class.
+
+    Args:
+        lesions: Lesion of each image.
+        labels: Class of each image.
+        limit: Most images.
+        purpose: See `lesion_order`.
+        seed: See `lesion_order`.
+
+    Returns:
+        The chosen lesions, filled up greedily: one that no longer fits is passed over.
+    """
+    sizes: dict[str, int] = defaultdict(int)
+    classes: dict[str, str] = {}
+    for lesion, label in zip(lesions, labels, strict=True):
+        sizes[lesion] += 1
+        classes.setdefault(lesion, label)
+    chosen: set[str] = set()
+    total = 0
+    for lesion in lesion_order(classes, purpose, seed):
+        if total + sizes[lesion] <= limit:
+            chosen.add(lesion)
+            total += sizes[lesion]
+    return chosen
+
+
+def deal_test(rows: Sequence[Row], seed: int) -> list[Row]:
+    """Give rows whose source names no split `train` or `test`, `TEST_SHARE` of each site's lesions.
+
+    A lesion that stands in two sites is dealt once, with the first of them in name order.
+
+    Returns:
+        The rows in order; rows without label become `unlabelled`.
+    """
+    site_of: dict[str, str] = {}
+    class_of: dict[str, str] = {}
+    for row in sorted((r for r in rows if r.split == UNDEALT and r.label is not None), key=_row_key):
+        site_of.setdefault(row.lesion, row.site or "")
+        class_of.setdefault(row.lesion, row.label or "")
+    by_site: dict[str, dict[str, str]] = defaultdict(dict)
+    for lesion, site in site_of.items():
+        by_site[site][lesion] = class_of[lesion]
+    test = {lesion for members in by_site.values() for lesion in choose_share(members, TEST_SHARE, "test", seed)}
+
+    def dealt(row: Row) -> Row:
+        if row.split != UNDEALT:
+            return row
+        if row.label is None:
+            return replace(row, split="unlabelled")
+        return replace(row, split="test" if row.lesion in test else "train")
+
+    return [dealt(row) for row in rows]
+
+
+def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
+    """Deal all rows to `sites` new sites `iid-1` … by lesion, stratified by class and split.
+
+    Raises:
+        DataError: There are fewer lesions than sites.
+    """
+    strata = {row.lesion: f"{row.split}\0{row.label}" for row in sorted(rows, key=_row_key, reverse=True)}
+    if len(strata) < sites:
+        raise DataError(f"@split=iid:{sites} asks for {sites} sites, but the data holds only {len(strata)} lesions.")
+    width = len(str(sites))
+    order = sorted(lesion_order(strata, "iid", seed), key=lambda lesion: strata[lesion])
+    site_of = {lesion: f"iid-{i % sites + 1:0{width}d}" for i, lesion in enumerate(order)}
+    return [replace(row, site=site_of[row.lesion]) for row in rows]
+
+
+def spread(lesions: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[str | None]:
+    """Deal images of no site to the sites in proportion to their size, whole lesions at a time.
+
+    Args:
+        lesions: Lesion of each image.
+        sizes: Site → number of its training images.
+        seed: Any integer.
+
+    Returns:
+        The site of each image; None for all where no site has training images.
+    """
+    if not sizes:
+        return [None] * len(lesions)
+    counts: dict[str, int] = defaultdict(int)
+    for lesion in lesions:
+        counts[lesion] += 1
+    total = sum(sizes.values())
+    open_places = {site: len(lesions) * sizes[site] / total for site in sorted(sizes)}
+    site_of: dict[str, str] = {}
+    for lesion in lesion_order(dict.fromkeys(counts, ""), "spread", seed):
+        site = max(open_places, key=lambda name: open_places[name])
+        site_of[lesion] = site
+        open_places[site] -= counts[lesion]
+    return [site_of[lesion] for lesion in lesions]
+
+
+def _row_key(row: Row) -> tuple[str, str]:
+    return (row.site or "", row.image)

@@ -1,0 +1,286 @@
+"""`load_federation`: from SPECs to pictures, labels and the rows of each site.
+
+Guarantees: no lesion of a site stands in two of its train, tune, val and test rows unless the source's own split says
+so; every choice is by lesion and seed; the rows of a site do not depend on which other sites are selected.
+Source: DESIGN 5 (Data SPECs, Rows, --task, --unlabelled), METHODS 7.
+"""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from edgefl_protocol.imaging import Fit
+from numpy.typing import NDArray
+
+from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
+from edgefl_trainer.data.dealing import TUNE_SHARE, choose_limit, choose_share, deal_iid, deal_test, spread
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.specs import Spec, parse_spec, read_spec
+
+Unlabelled = Literal["none", "site", "spread"]
+Indices = NDArray[np.int64]  # row numbers of a Federation, ascending
+
+NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
+ROW_KINDS = ("train", "tune", "val", "test", "unlabelled")
+
+
+@dataclass(frozen=True, slots=True)
+class SiteRows:
+    """Row numbers of one site.
+
+    Attributes:
+        name: The site.
+        train: Rows that learn.
+        tune: 15 % of the training lesions: select, stop, calibrate.
+        val: Rows that only report.
+        test: Rows that only report; used instead of `val` where there are any.
+        unlabelled: Rows for self-supervised learning only.
+    """
+
+    name: str
+    train: Indices
+    tune: Indices
+    val: Indices
+    test: Indices
+    unlabelled: Indices
+
+    def rows(self, kind: str) -> Indices:
+        """The rows of one of `ROW_KINDS`."""
+        found: Indices = getattr(self, kind)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Federation:
+    """Pictures and rows of all sites.
+
+    Attributes:
+        classes: Class names; a label is an index into them.
+        images: uint8 (n, px, px, 3), memory-mapped.
+        labels: int64 (n,), −1 where there is none.
+        lesions: Lesion of each row.
+        names: Image name of each row.
+        sites: Site name → its rows, in name order.
+        partition_sha256: Digest over site → rows → image names and labels.
+        masks: uint8 (n, px, px), 0 = skin, 255 = lesion, for drawn lesions; else None.
+    """
+
+    classes: tuple[str, ...]
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    lesions: tuple[str, ...]
+    names: tuple[str, ...]
+    sites: dict[str, SiteRows]
+    partition_sha256: str
+    masks: NDArray[np.uint8] | None = None
+
+    def counts(self, rows: Indices) -> NDArray[np.int64]:
+        """Images of each class among `rows`, (K,)."""
+        labels = self.labels[rows]
+        return np.bincount(labels[labels >= 0], minlength=len(self.classes)).astype(np.int64)
+
+    @property
+    def report_split(self) -> str:
+        """`test` where the data has any test rows, else `val`: the rows that results are reported on."""
+        return "test" if any(len(site.test) for site in self.sites.values()) else "val"
+
+
+def load_federation(
+    specs: Sequence[str],
+    *,
+    image_px: int,
+    task: str = "all",
+    classes: Sequence[str] | None = None,
+    seed: int = 0,
+    unlabelled: Unlabelled = "none",
+    limit: int | None = None,
+    fit: Fit = "squash",
+    cache_dir: Path | None = None,
+) -> Federation:
+    """Read the data of a federation and deal its rows.
+
+    Args:
+        specs: One or more data SPECs.
+        image_px: Side of the pictures, pixels.
+        task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`.
+        classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.
+        seed: Of every choice of rows.
+        unlabelled: `none`; `site`: the unlabelled images of a site; `spread`: also images of no site, dealt to the
+            sites in proportion to their training images.
+        limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
+        fit: How a picture becomes square, `squash` or `crop`.
+        cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
+
+    Returns:
+        The federation; with `@site=NAME` only that site, with the same rows it has beside the others.
+
+    Raises:
+        DataError: One sentence about what in the data cannot be used.
+    """
+    if not specs:
+        raise DataError("No data was named; give at least one data SPEC.")
+    parsed = [parse_spec(text) for text in specs]
+    tables = [_dealt(spec, read_spec(spec, seed), seed) for spec in parsed]
+    rows = [row for table in tables for row in table.rows]
+    names, labels = label_rows(rows, task, classes)
+    rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread")
+    rows = _select(rows, [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)])
+    _check_names(rows)
+    sites = _deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit)
+    pictures = cached_pictures(tables, image_px, fit, cache_dir or default_cache_dir())
+    return Federation(
+        classes=names,
+        images=pictures.images,
+        labels=labels,
+        lesions=tuple(row.lesion for row in rows),
+        names=tuple(row.image for row in rows),
+        sites=sites,
+        partition_sha256=_partition_digest(sites, rows, names, labels),
+        masks=pictures.masks,
+    )
+
+
+def label_rows(
+    rows: Sequence[Row], task: str, classes: Sequence[str] | None
+) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """Class names and the label of each row, −1 for rows without a label or of a class that is left out.
+
+    Raises:
+        DataError: A class is not in the data, the task is not known, or no nevus class is there.
+    """
+    present = sorted({row.label for row in rows if row.label is not None})
+    wanted = tuple(classes) if classes is not None else tuple(present)
+    unknown = [name for name in wanted if name not in present]
+    if unknown or len(set(wanted)) != len(wanted):
+        raise DataError(f"Class {(unknown or wanted)[0]!r} is not in the data or named twice; it has {_list(present)}.")
+    if task == "all":
+        index = {name: i for i, name in enumerate(wanted)}
+        names = wanted
+    elif task == "nevus":
+        names = ("nevus", "other")
+        index = {name: 0 if name.lower() in NEVUS_NAMES else 1 for name in wanted}
+        if 0 not in index.values():
+            raise DataError(f"Task nevus needs a class named NV or nevus; the data has {_list(present)}.")
+    else:
+        raise DataError(f"Task {task!r} is not known; allowed are all and nevus.")
+    labels = np.array([-1 if row.label is None else index.get(row.label, -1) for row in rows], dtype=np.int64)
+    return names, labels
+
+
+def _dealt(spec: Spec, table: Table, seed: int) -> Table:
+    """Complete sites and splits of one table; the order of rows stays."""
+    rows = list(table.rows)
+    if spec.site is not None and all(row.site is None for row in rows):
+        rows = [replace(row, site=spec.site) for row in rows]
+    elif spec.site is not None and spec.site not in {row.site for row in rows}:
+        found = _list(sorted({row.site for row in rows if row.site}))
+        raise DataError(f"{spec.text!r} asks for the site {spec.site}; the sites of the data are {found}.")
+    if spec.iid_sites is not None:
+        rows = deal_iid(rows, spec.iid_sites, seed)
+    if all(row.site is None for row in rows):
+        raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N.")
+    return replace(table, rows=tuple(deal_test(rows, seed)))
+
+
+def _place(
+    rows: Sequence[Row], labels: NDArray[np.int64], seed: int, *, spread_unplaced: bool
+) -> tuple[list[Row], NDArray[np.int64]]:
+    """Deal images of no site to the sites, as unlabelled ones; their labels, if any, are not used."""
+    placed = list(rows)
+    labels = labels.copy()
+    free = [i for i, row in enumerate(rows) if row.site is None]
+    labels[free] = -1
+    if spread_unplaced:
+        free = [i for i in free if rows[i].split in ("train", "unlabelled")]
+        sizes = Counter(row.site for i, row in enumerate(rows) if row.site and row.split == "train" and labels[i] >= 0)
+        known = {site: n for site, n in sizes.items() if site is not None}
+        for i, site in zip(free, spread([rows[i].lesion for i in free], known, seed), strict=True):
+            placed[i] = replace(rows[i], site=site, split="unlabelled")
+    return placed, labels
+
+
+def _select(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]]) -> list[Row]:
+    """Leave out (site None) the rows of the sites that `@site=NAME` did not ask for."""
+    chosen: list[Row] = []
+    for spec, length in spans:
+        part = rows[len(chosen) : len(chosen) + length]
+        chosen.extend(row if spec.site in (None, row.site) else replace(row, site=None) for row in part)
+    return chosen
+
+
+def _check_names(rows: Sequence[Row]) -> None:
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        if row.site is not None:
+            if (row.site, row.image) in seen:
+                raise DataError(f"Site {row.site} has the image {row.image!r} twice; name each data source once.")
+            seen.add((row.site, row.image))
+
+
+def _deal_sites(
+    rows: Sequence[Row], labels: NDArray[np.int64], *, seed: int, keep_unlabelled: bool, limit: int | None
+) -> dict[str, SiteRows]:
+    groups: dict[str, dict[str, list[int]]] = {}
+    for i, row in enumerate(rows):
+        if row.site is None:
+            continue
+        group = groups.setdefault(row.site, defaultdict(list))
+        if row.split == "unlabelled":
+            if keep_unlabelled:
+                group["unlabelled"].append(i)
+        elif labels[i] >= 0:
+            group[row.split].append(i)
+    for name in sorted(groups):
+        if not any(groups[name].values()):
+            raise DataError(f"Site {name} has no image of the chosen classes; leave the site out or choose others.")
+    return {name: _deal_site(name, groups[name], rows, seed, limit) for name in sorted(groups)}
+
+
+def _deal_site(
+    name: str, group: Mapping[str, list[int]], rows: Sequence[Row], seed: int, limit: int | None
+) -> SiteRows:
+    learning = sorted(group.get("train", []), key=lambda i: rows[i].image)
+    class_of = {rows[i].lesion: str(rows[i].label) for i in reversed(learning)}
+    tune = choose_share(class_of, TUNE_SHARE, f"tune:{name}", seed)
+    train = [i for i in learning if rows[i].lesion not in tune]
+    if limit is not None:
+        lesions = [rows[i].lesion for i in train]
+        kept = choose_limit(lesions, [class_of[lesion] for lesion in lesions], limit, f"limit:{name}", seed)
+        train = [i for i in train if rows[i].lesion in kept]
+    return SiteRows(
+        name=name,
+        train=_indices(train),
+        tune=_indices([i for i in learning if rows[i].lesion in tune]),
+        val=_indices(group.get("val", [])),
+        test=_indices(group.get("test", [])),
+        unlabelled=_indices(group.get("unlabelled", [])),
+    )
+
+
+def _indices(rows: Sequence[int]) -> Indices:
+    return np.array(sorted(rows), dtype=np.int64)
+
+
+def _partition_digest(
+    sites: Mapping[str, SiteRows], rows: Sequence[Row], classes: Sequence[str], labels: NDArray[np.int64]
+) -> str:
+    def entry(i: int) -> tuple[str, str | None]:
+        label = int(labels[i])
+        return rows[i].image, classes[label] if label >= 0 else None
+
+    content = {
+        name: {kind: sorted(entry(int(i)) for i in site.rows(kind)) for kind in ROW_KINDS}
+        for name, site in sites.items()
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:20]) or "none"
+    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

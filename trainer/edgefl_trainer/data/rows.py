@@ -1,0 +1,87 @@
+"""What every data SPEC turns into: rows, and a way to get their pixels.
+
+Guarantees: a row is plain values; its split is one of `SPLITS`; image names are unique inside one table.
+Source: DESIGN 5 (Data SPECs, Rows).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from edgefl_protocol.imaging import Fit
+from numpy.typing import NDArray
+
+from edgefl_trainer.data.errors import DataError
+
+Pixels = NDArray[np.uint8]  # (px, px, 3) image or (px, px) mask, 0..255
+
+UNDEALT = ""
+"""Split of a row whose source names none: `splits.deal_test` gives it `train` or `test`."""
+
+SPLITS = ("train", "val", "test", "unlabelled", UNDEALT)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One image of a data source.
+
+    Attributes:
+        image: Name, unique inside its table.
+        source: Where its pixels lie inside the table's pixel source (a path relative to the folder or zip).
+        label: Class name, or None.
+        site: Federation site, or None for an image of no site.
+        lesion: Images of one lesion share this and never stand in two splits.
+        split: `train`, `val`, `test`, `unlabelled`, or empty where the source names none.
+        extra: Further columns, as read.
+    """
+
+    image: str
+    source: str
+    label: str | None
+    site: str | None
+    lesion: str
+    split: str
+    extra: tuple[tuple[str, str], ...] = ()
+
+
+class PixelSource(Protocol):
+    """Where the rows of one table take their pixels from."""
+
+    @property
+    def identity(self) -> str:
+        """Digest of the pixels behind the rows: equal identity and rows mean equal pictures."""
+        ...
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether `load` yields a lesion mask with each image."""
+        ...
+
+    def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, Pixels | None]]:
+        """Yield, in the order of `rows`, image (px, px, 3) and, with masks, mask (px, px) 0 = skin, 255 = lesion."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The rows of one SPEC and where their pixels come from.
+
+    Attributes:
+        name: The SPEC without its suffixes, for messages.
+        rows: In the order of the source.
+        pixels: Where the pixels come from.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    pixels: PixelSource = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.rows:
+            raise DataError(f"{self.name} holds no rows; a federation needs at least one image.")
+        seen: set[str] = set()
+        for row in self.rows:
+            if row.image in seen:
+                raise DataError(f"{self.name} names image {row.image!r} twice; image names must be unique.")
+            seen.add(row.image)

@@ -1,0 +1,114 @@
+"""Data SPECs: `KIND:BODY[,option=value…][@site=NAME|@split=iid:N]` → a table of rows.
+
+Kinds stand in `READERS`; the suffix is kept with the table because it acts after all SPECs were read.
+Source: DESIGN 5 (Data SPECs).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.manifest import read_manifest
+from edgefl_trainer.data.rows import Table
+
+_SUFFIX = re.compile(r"@(site|split)=([^@]*)$")
+_SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+MAX_SITES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One parsed SPEC.
+
+    Attributes:
+        text: As written.
+        kind: A key of `READERS`.
+        body: What follows the colon, without options and suffix.
+        options: `name=value` pairs after the body.
+        site: NAME of `@site=NAME`, or None.
+        iid_sites: N of `@split=iid:N`, or None.
+    """
+
+    text: str
+    kind: str
+    body: str
+    options: Mapping[str, str]
+    site: str | None = None
+    iid_sites: int | None = None
+
+
+def parse_spec(text: str) -> Spec:
+    """Parse one SPEC.
+
+    Raises:
+        DataError: The kind, an option or the suffix is not known.
+    """
+    suffix = _SUFFIX.search(text)
+    site, iid_sites = _parse_suffix(text, suffix) if suffix else (None, None)
+    rest = text[: suffix.start()] if suffix else text
+    kind, colon, after = rest.partition(":")
+    if not colon or kind not in READERS:
+        raise DataError(f"{text!r} is not a data SPEC; it starts with one of {', '.join(k + ':' for k in READERS)}.")
+    body, options = _split_options(after)
+    return Spec(text, kind, body, options, site, iid_sites)
+
+
+def read_spec(spec: Spec, seed: int) -> Table:
+    """Read the rows of one SPEC; `seed` is the run's, for kinds that draw a split.
+
+    Raises:
+        DataError: The data cannot be used.
+    """
+    return READERS[spec.kind](spec, seed)
+
+
+def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
+    """The options of a SPEC over their defaults.
+
+    Raises:
+        DataError: An option is not known.
+    """
+    for name in spec.options:
+        if name not in allowed:
+            known = ", ".join(allowed) or "none"
+            raise DataError(f"{spec.text!r} has the option {name}; {spec.kind}: knows {known}.")
+    return {**allowed, **spec.options}
+
+
+def _parse_suffix(text: str, suffix: re.Match[str]) -> tuple[str | None, int | None]:
+    value = suffix.group(2)
+    if suffix.group(1) == "site":
+        if not _SITE_NAME.fullmatch(value):
+            raise DataError(f"{text!r} names the site {value!r}; use letters, digits, '_', '.' and '-'.")
+        return value, None
+    scheme, _, number = value.partition(":")
+    if scheme != "iid" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SITES:
+        raise DataError(f"{text!r} ends in @split={value}; allowed is @split=iid:N with N from 1 to {MAX_SITES}.")
+    return None, int(number)
+
+
+def _split_options(after: str) -> tuple[str, dict[str, str]]:
+    """Cut trailing `,name=value` off; a path may hold commas and equal signs elsewhere."""
+    body, options = after, {}
+    while found := re.search(r"(?:^|,)([a-z_]+)=([^,]*)$", body):
+        options[found.group(1)] = found.group(2)
+        body = body[: found.start()]
+    return body, dict(reversed(options.items()))
+
+
+def _path(spec: Spec) -> Path:
+    if not spec.body:
+        raise DataError(f"{spec.text!r} names no path; write {spec.kind}:PATH.")
+    return Path(spec.body).expanduser()
+
+
+def _manifest(spec: Spec, seed: int) -> Table:
+    take_options(spec, {})
+    return read_manifest(_path(spec))
+
+
+READERS: dict[str, Callable[[Spec, int], Table]] = {
+    "manifest": _manifest,
+}

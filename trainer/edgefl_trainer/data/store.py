@@ -1,0 +1,156 @@
+"""Read files of a folder or a zip, by relative name and never outside it.
+
+Guarantees: a name with `..`, a drive, a leading slash, a backslash or a NUL is refused before anything is opened; a
+link that leaves the folder is refused; no read is larger than `MAX_FILE_BYTES`; nothing is ever extracted to disk.
+"""
+
+import hashlib
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from edgefl_trainer.data.errors import DataError
+
+MAX_FILE_BYTES = 20_000_000  # one image; the image path refuses larger ones too
+MAX_TABLE_BYTES = 200_000_000  # one CSV
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+class FileStore(Protocol):
+    """Files by relative name."""
+
+    name: str
+
+    def names(self) -> Sequence[str]:
+        """All file names, relative, with `/`, in name order."""
+        ...
+
+    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """The bytes of one file.
+
+        Raises:
+            DataError: The name leaves the store, no such file is there, or it is larger than `max_bytes`.
+        """
+        ...
+
+    def identity(self, names: Sequence[str]) -> str:
+        """Digest that changes when one of these files changes."""
+        ...
+
+
+def open_store(path: Path) -> FileStore:
+    """Open a folder or a zip file.
+
+    Raises:
+        DataError: Neither is there.
+    """
+    if path.is_dir():
+        return FolderStore(path)
+    if path.is_file():
+        return ZipStore(path)
+    raise DataError(f"No folder or zip file at {path}; check the path in the data SPEC.")
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file name ends like an image we read and is not a hidden file."""
+    pure = PurePosixPath(name)
+    return pure.suffix.lower() in IMAGE_SUFFIXES and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
+
+
+def check_relative(name: str, where: str) -> None:
+    """Refuse a name that could point outside its folder or zip.
+
+    Raises:
+        DataError: The name is absolute, empty, or has a part that climbs.
+    """
+    pure = PurePosixPath(name)
+    bad = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or ":" in name
+    if bad:
+        raise DataError(f"{where} names the file {name!r}, which may lie outside it; use a plain relative path.")
+
+
+class FolderStore:
+    """The files of one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)
+        self._root = root.resolve()
+
+    def names(self) -> list[str]:
+        """All file names below the folder."""
+        return sorted(p.relative_to(self._root).as_posix() for p in self._root.rglob("*") if p.is_file())
+
+    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """The bytes of one file (see `FileStore.read`)."""
+        path = self._path(name)
+        try:
+            with path.open("rb") as stream:
+                data = stream.read(max_bytes + 1)
+        except OSError as error:
+            raise DataError(f"{name} in {self.name} cannot be read: {error.strerror}.") from error
+        if len(data) > max_bytes:
+            raise DataError(f"{name} in {self.name} is larger than the {max_bytes} bytes allowed.")
+        return data
+
+    def identity(self, names: Sequence[str]) -> str:
+        """Digest over names, sizes and modification times: reading every picture again would cost what it saves."""
+        digest = hashlib.sha256(str(self._root).encode())
+        for name in names:
+            try:
+                stat = self._path(name).stat()
+            except OSError as error:
+                raise DataError(f"{name} is not in {self.name}: {error.strerror}.") from error
+            digest.update(f"\0{name}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+        return digest.hexdigest()
+
+    def _path(self, name: str) -> Path:
+        check_relative(name, self.name)
+        path = (self._root / name).resolve()
+        if not path.is_relative_to(self._root):
+            raise DataError(f"{name} in {self.name} is a link that leaves the folder; copy the file into it.")
+        return path
+
+
+class ZipStore:
+    """The members of one zip file, read in place."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        try:
+            self._zip = zipfile.ZipFile(path)
+        except (zipfile.BadZipFile, OSError) as error:
+            raise DataError(f"{path} is not a readable zip file: {error}.") from error
+        self._members = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
+
+    def names(self) -> list[str]:
+        """All member names."""
+        return sorted(self._members)
+
+    def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        """The bytes of one member (see `FileStore.read`); the bound holds for the unpacked size."""
+        info = self._info(name)
+        if info.file_size > max_bytes:
+            raise DataError(f"{name} in {self.name} unpacks to more than the {max_bytes} bytes allowed.")
+        try:
+            with self._zip.open(info) as stream:
+                data = stream.read(max_bytes + 1)
+        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+            raise DataError(f"{name} in {self.name} cannot be unpacked: {error}.") from error
+        if len(data) > max_bytes:
+            raise DataError(f"{name} in {self.name} unpacks to more than the {max_bytes} bytes allowed.")
+        return data
+
+    def identity(self, names: Sequence[str]) -> str:
+        """Digest over names, sizes and CRC-32 of the members, which the zip's directory states without unpacking."""
+        digest = hashlib.sha256(b"zip")
+        for name in names:
+            info = self._info(name)
+            digest.update(f"\0{name}\0{info.file_size}\0{info.CRC}".encode())
+        return digest.hexdigest()
+
+    def _info(self, name: str) -> zipfile.ZipInfo:
+        check_relative(name, self.name)
+        if name not in self._members:
+            raise DataError(f"{name} is not in {self.name}; the index names a file that is missing.")
+        return self._members[name]
