@@ -1,0 +1,482 @@
+"""The image path against numpy and torch oracles, and against files that are damaged, hostile or merely unusual."""
+
+import io
+import json
+import random
+import struct
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from os import environ
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edgefl_protocol import imaging
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+
+CODES = {"too_large", "unsupported_format", "truncated", "unreadable", "animated"}
+
+
+def photograph(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
+    """A smooth picture with noise: like skin, and with every quadrant different."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    base = np.stack([120 + 2 * x, 60 + 3 * y, 200 - x - y], axis=-1)
+    return np.clip(base + rng.normal(0, 4, base.shape), 0, 255).astype(np.uint8)
+
+
+def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
+    stream = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(header: bytes, *chunks: bytes) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def bicubic_antialias(image: np.ndarray, size: int) -> np.ndarray:
+    """Keys' cubic with a = -0.5, its support widened by the shrinking factor, weights normalised; in float64."""
+
+    def weights(length: int) -> np.ndarray:
+        scale = length / size
+        widen = max(scale, 1.0)
+        distance = np.abs((np.arange(length) + 0.5) - (np.arange(size)[:, None] + 0.5) * scale) / widen
+        near = (1.5 * distance - 2.5) * distance**2 + 1
+        far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+        w = np.where(distance < 1, near, np.where(distance < 2, far, 0.0))
+        return w / w.sum(axis=1, keepdims=True)
+
+    rows, columns = weights(image.shape[0]), weights(image.shape[1])
+    return np.clip(np.moveaxis(rows @ np.moveaxis(image.astype(float), 2, 0) @ columns.T, 0, 2), 0, 255)
+
+
+@pytest.mark.parametrize(("height", "width", "size"), [(150, 200, 84), (48, 64, 84), (84, 84, 28), (31, 300, 32)])
+def test_resize_is_bicubic_with_antialias(height: int, width: int, size: int) -> None:
+    """DESIGN 7, preprocess.json: bicubic, antialias. Oracle: the filter written out in numpy, in float64."""
+    image = photograph(height, width)
+    difference = np.abs(resize(image, size).astype(float) - bicubic_antialias(image, size))
+    assert difference.max() <= 1.5  # Pillow rounds after each of the two passes
+    assert difference.mean() <= 0.5
+
+
+def test_resize_agrees_with_torch() -> None:
+    """The trainers of the papers resize with torch's antialiased bicubic: no pixel differs by more than rounding."""
+    torch = pytest.importorskip("torch", reason="torch not installed: needs edgefl[trainer]")
+    image = photograph(150, 200)
+    planes = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None]
+    theirs = torch.nn.functional.interpolate(planes, (84, 84), mode="bicubic", antialias=True)[0].permute(1, 2, 0)
+    assert np.abs(resize(image, 84).astype(float) - theirs.clamp(0, 255).numpy()).max() <= 1.5
+
+
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+def test_four_to_three_photograph(fit: str) -> None:
+    """A 4:3 ramp I(x) = x keeps its place: squash shows all of it, crop the centred square, both within one level."""
+    height, width, size = 150, 200, 50
+    ramp = np.repeat(np.tile(np.arange(width, dtype=np.uint8), (height, 1))[:, :, None], 3, axis=2)
+    side, left = (width, 0.0) if fit == "squash" else (height, (width - height) / 2)
+    expected = left + (np.arange(size) + 0.5) * side / size - 0.5
+    got = resize(ramp, size, fit)[:, 2:-2, 0]  # type: ignore[arg-type]  # the outermost columns lack one neighbour
+    assert np.abs(got - expected[2:-2]).max() <= 1.0
+
+
+def test_crop_equals_resizing_the_shorter_side_then_cutting() -> None:
+    """`crop` = resize the shorter side, then centre crop, where no rounding of the longer side enters (4:3 to 60)."""
+    image = photograph(150, 200)
+    longer = np.asarray(Image.fromarray(image).resize((80, 60), Image.Resampling.BICUBIC))
+    assert np.abs(resize(image, 60, "crop").astype(int) - longer[:, 10:70].astype(int)).max() <= 1
+
+
+def test_extreme_aspect_ratio_is_cheap() -> None:
+    """docs/security.md check 35: a 1 x 40,000,000 picture must not be blown up by `crop`."""
+    started = time.monotonic()
+    assert resize(np.zeros((1, 40_000_000, 3), np.uint8), 224, "crop").shape == (224, 224, 3)
+    assert time.monotonic() - started < 1.0
+
+
+ORIENTED = {  # EXIF 2.32, 4.6.5.1.6: where row 0 and column 0 of the stored picture lie
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: a[::-1].transpose(1, 0, 2),
+    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda a: a[:, ::-1].transpose(1, 0, 2),
+}
+
+
+def exif(orientation: int, order: str = "<", kind: int = 3) -> bytes:
+    start = b"II*\x00" if order == "<" else b"MM\x00*"
+    entry = struct.pack(order + "HHIHH", 0x0112, kind, 1, orientation, 0)
+    return b"Exif\x00\x00" + start + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("orientation", sorted(ORIENTED))
+def test_exif_orientation(orientation: int, order: str) -> None:
+    """EXIF 2.32: all eight orientations in both byte orders, PNG (exact) and JPEG; oracle: numpy flips."""
+    image = photograph()
+    upright = ORIENTED[orientation](image)
+    np.testing.assert_array_equal(decode(encoded(image, exif=exif(orientation, order))), upright)
+    plain, turned = (encoded(image, "JPEG", quality=95, exif=exif(o, order)) for o in (1, orientation))
+    np.testing.assert_array_equal(decode(turned), ORIENTED[orientation](decode(plain)))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"Exif\x00\x00",
+        exif(0),
+        exif(9),
+        exif(6, kind=4),
+        exif(6)[:20],
+        exif(6).replace(b"*\x00\x08", b"*\x00\xff"),
+    ],
+)
+def test_damaged_exif_means_upright(damaged: bytes) -> None:
+    """Check (8): damaged EXIF neither refuses a photograph nor turns it."""
+    image = photograph()
+    options = {"exif": damaged} if damaged else {}
+    np.testing.assert_array_equal(decode(encoded(image, **options)), image)
+
+
+@given(arrays(np.uint8, st.tuples(st.integers(1, 12), st.integers(1, 12), st.just(3))))
+def test_png_pixels_are_exact(image: np.ndarray) -> None:
+    """PNG is lossless, so decode must give back what was stored."""
+    np.testing.assert_array_equal(decode(encoded(image)), image)
+
+
+def test_metadata_changes_nothing() -> None:
+    """docs/security.md check 36: text, GPS and profile next to the pixels leave no trace in the array."""
+    from PIL.PngImagePlugin import PngInfo
+
+    text = PngInfo()
+    text.add_text("Patient", "CANARY-4711")
+    image = photograph()
+    planted = encoded(image, pnginfo=text, icc_profile=b"CANARY-4711" * 20)
+    assert b"CANARY-4711" in planted
+    np.testing.assert_array_equal(decode(planted), decode(encoded(image)))
+
+
+def test_pixel_modes() -> None:
+    """Check (9): each mode of the two formats against the value a viewer on white shows."""
+    grey = photograph()[:, :, 0]
+    three = np.repeat(grey[:, :, None], 3, axis=2)
+    np.testing.assert_array_equal(decode(encoded(grey)), three)
+    bits = grey > 128
+    np.testing.assert_array_equal(decode(encoded(Image.fromarray(bits)))[:, :, 1], bits * np.uint8(255))
+    deep = grey.astype(np.uint16) * 256 + 255  # the high byte is kept, not clipped at 255
+    np.testing.assert_array_equal(decode(encoded(deep)), three)
+    palette = Image.fromarray(photograph()).quantize(16)
+    np.testing.assert_array_equal(decode(encoded(palette)), np.asarray(palette.convert("RGB")))
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))  # full magenta and yellow: red
+    assert np.abs(decode(encoded(cmyk, "JPEG", quality=100)).astype(int) - [255, 0, 0]).max() <= 3
+    jpeg = encoded(grey, "JPEG", quality=100)
+    assert np.abs(decode(jpeg).astype(int) - three).max() <= 3
+
+
+def test_sixteen_bit_colour_keeps_the_high_byte() -> None:
+    """Check (9): a 16-bit RGB PNG made by hand from the PNG specification, 11.2.1."""
+    samples = (np.arange(2 * 3 * 3).reshape(2, 3, 3) * 3_500).astype(">u2")
+    rows = b"".join(b"\x00" + row.tobytes() for row in samples)
+    made = png(struct.pack(">IIBBBBB", 3, 2, 16, 2, 0, 0, 0), chunk(b"IDAT", zlib.compress(rows)))
+    np.testing.assert_array_equal(decode(made), (samples >> 8).astype(np.uint8))
+
+
+def test_transparency_is_laid_on_white() -> None:
+    """Check (9): c * alpha + 255 * (1 - alpha); hidden colours do not show, in RGBA, LA and palettes."""
+    colour = photograph(16, 16)
+    alpha = np.tile(np.linspace(0, 255, 16).astype(np.uint8), (16, 1))
+    expected = colour * (alpha[:, :, None] / 255) + 255 * (1 - alpha[:, :, None] / 255)
+    assert np.abs(decode(encoded(np.dstack([colour, alpha]))) - expected).max() <= 1
+    grey = np.dstack([colour[:, :, 0], alpha])
+    assert np.abs(decode(encoded(Image.fromarray(grey, "LA")))[:, :, 2] - expected[:, :, 0]).max() <= 1
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 200, 10, 10])
+    assert (decode(encoded(palette, transparency=1)) == 255).all()
+    assert (decode(encoded(palette, transparency=bytes([0, 255]))) == [200, 10, 10]).all()
+    assert (decode(encoded(Image.new("RGB", (4, 4), (1, 2, 3)), transparency=(1, 2, 3))) == 255).all()
+
+
+def test_main_picture_of_a_multi_picture_jpeg() -> None:
+    """Module text: phones add gain maps; the first picture counts, the rest is ignored."""
+    first, second = photograph(), photograph(20, 20, seed=1)
+    many = encoded(Image.fromarray(first), "MPO", save_all=True, append_images=[Image.fromarray(second)])
+    assert decode(many).shape == first.shape
+
+
+def test_from_pillow_equals_decode() -> None:
+    """DESIGN 2, one image path: an opened image and its file give the same array."""
+    data = encoded(photograph(), "JPEG", exif=exif(6))
+    np.testing.assert_array_equal(from_pillow(Image.open(io.BytesIO(data))), decode(data))
+
+
+def test_shades_of_grey_formula() -> None:
+    """docs/methods.md 7.3: e = mean(I^6)^(1/6), unit length, I / (e sqrt 3), clipped instead of wrapped."""
+    image = photograph()
+    image[0, 0] = (255, 255, 10)  # a highlight that the gain pushes above 255
+    light = (image.astype(float) ** 6).mean(axis=(0, 1)) ** (1 / 6)
+    light /= np.linalg.norm(light)
+    expected = np.minimum(image / (light * np.sqrt(3)), 255)
+    got = shades_of_grey(image).astype(float)
+    assert ((expected - got > -1e-6) & (expected - got < 1 + 1e-6)).all()  # truncated to whole numbers
+    assert expected.max() == 255  # the clip is exercised
+    assert (shades_of_grey(np.zeros((4, 4, 3), np.uint8)) == 0).all()
+    grey = np.full((4, 4, 3), 77, np.uint8)
+    assert np.abs(shades_of_grey(grey).astype(int) - 77).max() <= 1  # grey light: nothing to correct
+
+
+def test_prepare_is_the_composition() -> None:
+    """Bytes and the decoded array give the same input; colour comes after resizing (docs/methods.md 7.3)."""
+    image = photograph()
+    for fit in ("squash", "crop"):
+        plain = Preprocess(size=32, fit=fit)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(prepare(encoded(image), plain), resize(image, 32, fit))  # type: ignore[arg-type]
+        grey = Preprocess(size=32, fit=fit, colour="shades_of_grey_6")  # type: ignore[arg-type]
+        np.testing.assert_array_equal(prepare(image, grey), shades_of_grey(prepare(image, plain)))
+
+
+def test_prepare_leaves_its_input_alone() -> None:
+    image = photograph()
+    before = image.copy()
+    prepare(image, Preprocess(size=64, colour="shades_of_grey_6"))[:] = 0
+    np.testing.assert_array_equal(image, before)
+
+
+RECORD = {
+    "size": 84,
+    "fit": "squash",
+    "resample": "bicubic",
+    "antialias": True,
+    "colour": "none",
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.25, 0.25, 0.25],
+}
+
+
+def test_preprocess_record_round_trip() -> None:
+    """DESIGN 7: preprocess.json, through real JSON."""
+    read = Preprocess.from_json(json.loads(json.dumps(RECORD)))
+    assert read == Preprocess(size=84, std=(0.25, 0.25, 0.25))
+    assert read.to_json() == RECORD
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"size": 0},
+        {"size": True},
+        {"size": 84.0},
+        {"size": 10**6},
+        {"fit": "stretch"},
+        {"resample": "nearest"},
+        {"antialias": False},
+        {"antialias": 1},
+        {"colour": "grey_world"},
+        {"mean": [0.5, 0.5]},
+        {"mean": "abc"},
+        {"mean": [0.5, float("nan"), 0.5]},
+        {"mean": [True, 0.5, 0.5]},
+        {"std": [0.0, 1.0, 1.0]},
+        {"fit": ["squash"]},
+        {"extra": 1},
+        {"size": None},
+    ],
+)
+def test_preprocess_refuses(change: dict[str, object]) -> None:
+    """DESIGN 7: exact keys and known values, else the record is refused."""
+    with pytest.raises(ValueError, match=r"\w+ is|keys are"):
+        Preprocess.from_json({**RECORD, **change})
+
+
+def apng(frames: int) -> bytes:
+    header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+    pixel = chunk(b"IDAT", zlib.compress(b"\x00\x00"))
+    control = b"".join(chunk(b"fcTL", bytes(26)) for _ in range(frames))
+    return png(header, chunk(b"acTL", struct.pack(">II", frames, 0)), pixel, control)
+
+
+def one_bit_png(side: int) -> bytes:
+    packer = zlib.compressobj(9)
+    row = bytes(side // 8 + 1)
+    body = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
+    return png(struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0), chunk(b"IDAT", body))
+
+
+def pixel_png(*before: bytes) -> bytes:
+    return png(struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0), *before, chunk(b"IDAT", zlib.compress(b"\x00\x00")))
+
+
+def bombs() -> dict[str, tuple[bytes, str]]:
+    """Each hostile file with the code it must be refused with."""
+    spectral = encoded(photograph(1_000, 1_000), "JPEG", progressive=True)
+    scan = spectral[spectral.rindex(b"\xff\xda") : -2]
+    return {
+        "30,000 x 30,000 one-bit PNG": (one_bit_png(30_000), "too_large"),
+        "compressed text of 200 MB": (
+            pixel_png(chunk(b"zTXt", b"k\x00\x00" + zlib.compress(bytes(200_000_000), 9))),
+            "too_large",
+        ),
+        "plain text of 8 MB": (pixel_png(chunk(b"tEXt", b"k\x00" + bytes(8_000_000))), "too_large"),
+        "compressed profile of 200 MB": (
+            pixel_png(chunk(b"iCCP", b"k\x00\x00" + zlib.compress(bytes(200_000_000), 9))),
+            "too_large",
+        ),
+        "100,000-frame APNG": (apng(100_000), "animated"),
+        "1,000,000 empty chunks": (pixel_png(chunk(b"teXt", b"") * 1_000_000), "too_large"),
+        "20 MB and one byte": (encoded(photograph()).ljust(imaging.MAX_FILE_BYTES + 1, b"\x00"), "too_large"),
+        "700 progressive scans": (spectral[:-2] + scan * 700 + b"\xff\xd9", "too_large"),
+        "JPEG of 65,500 x 65,500": (
+            encoded(photograph(), "JPEG").replace(struct.pack(">HH", 48, 64), struct.pack(">HH", 65_500, 65_500)),
+            "too_large",
+        ),
+        "FITS as .jpg": (b"SIMPLE  =                    T".ljust(2_880), "unsupported_format"),
+        "EPS as .jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported_format"),
+        "PSD as .jpg": (b"8BPS\x00\x01" + bytes(64), "unsupported_format"),
+        "GIF as .jpg": (encoded(photograph(), "GIF"), "unsupported_format"),
+        "TIFF as .jpg": (encoded(photograph(), "TIFF"), "unsupported_format"),
+        "WebP as .jpg": (encoded(photograph(), "WEBP"), "unsupported_format"),
+        "nothing": (b"", "unsupported_format"),
+    }
+
+
+def test_bombs_are_refused_without_memory(tmp_path: Path) -> None:
+    """docs/security.md check 35: each refused with its code in under 1 s, memory growth under 100 MB in all.
+
+    Run in a process of its own, so that the peak of other tests does not hide growth here.
+    """
+    hostile = bombs()
+    for index, (data, _) in enumerate(hostile.values()):
+        (tmp_path / f"{index:03}").write_bytes(data)
+    script = """
+import json, resource, sys, time
+from pathlib import Path
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.imaging import decode
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # MB
+files = [p.read_bytes() for p in sorted(Path(sys.argv[1]).iterdir())]
+before, rows = peak(), []
+for data in files:
+    started = time.monotonic()
+    try:
+        decode(data)
+        code = "accepted"
+    except ImageError as error:
+        code = error.code
+    rows.append([code, time.monotonic() - started, peak() - before])
+print(json.dumps(rows))
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout)
+    assert len(rows) == len(hostile)
+    for (name, (_, expected)), (code, seconds, growth) in zip(hostile.items(), rows, strict=True):
+        assert (name, code) == (name, expected)
+        assert seconds < 1.0, name
+        assert growth < 100, f"{name}: {growth} MB"
+
+
+def mutated(data: bytes, rng: random.Random) -> bytes:
+    changed = bytearray(data)
+    kind = rng.randrange(5)
+    place = rng.randrange(len(changed))
+    if kind == 0:
+        for _ in range(rng.randrange(1, 6)):
+            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        changed[place] = rng.randrange(256)
+    elif kind == 2:
+        del changed[place:]
+    elif kind == 3:
+        del changed[place : place + rng.randrange(1, 40)]
+    else:
+        changed[place:place] = rng.randbytes(rng.randrange(1, 40))
+    return bytes(changed)
+
+
+def test_mutated_images() -> None:
+    """docs/security.md check 34: 1,000 damaged JPEG and PNG files, each an array or one ImageError of a known code."""
+    rng = random.Random(20_260_734)
+    image = photograph()
+    alpha = np.dstack([image, image[:, :, 0]])
+    seeds = [
+        encoded(image, "JPEG", exif=exif(6)),
+        encoded(image, "JPEG", progressive=True),
+        encoded(Image.fromarray(image).convert("CMYK"), "JPEG"),
+        encoded(image, exif=exif(3)),
+        encoded(alpha),
+        encoded(Image.fromarray(image).quantize(32)),
+        encoded(image[:, :, 0].astype(np.uint16) * 256),
+    ]
+    codes: dict[str, int] = {}
+    for index in range(1_000):
+        try:
+            got = decode(mutated(seeds[index % len(seeds)], rng))
+            assert got.dtype == np.uint8
+            assert got.ndim == 3
+            assert got.shape[2] == 3
+            codes["array"] = codes.get("array", 0) + 1
+        except ImageError as error:
+            codes[error.code] = codes.get(error.code, 0) + 1
+    assert set(codes) <= CODES | {"array"}, codes
+    assert codes["array"] > 50, codes  # the test would be blind if everything were refused
+    assert codes["truncated"] > 50, codes
+    assert codes["unreadable"] > 50, codes
+
+
+@settings(max_examples=200)
+@given(st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), st.binary(max_size=200))
+def test_arbitrary_bytes(start: bytes, rest: bytes) -> None:
+    """docs/security.md check 34: bytes that only begin like an image end in one ImageError."""
+    with pytest.raises(ImageError) as caught:
+        decode(start + rest)
+    assert caught.value.code in CODES
+
+
+def test_png_damage_is_seen() -> None:
+    """Check (3): every single flipped byte of the picture's own chunks is refused by the checksum, none scored."""
+    data = encoded(photograph(6, 6))
+    for place in range(8, len(data) - 12):
+        with pytest.raises(ImageError):
+            decode(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)])
+def test_arrays_of_other_forms_are_refused(wrong: np.ndarray) -> None:
+    with pytest.raises(ImageError, match="uint8 of"):
+        prepare(wrong, Preprocess(size=8))
+
+
+def test_too_many_pixels_from_pillow() -> None:
+    """Check (5) holds for an opened image too."""
+    with pytest.raises(ImageError) as caught:
+        from_pillow(Image.new("1", (8_000, 5_001)))
+    assert caught.value.code == "too_large"
+
+
+@pytest.mark.data
+def test_real_photographs_against_the_oracle() -> None:
+    """Real 4:3 dermoscopic JPEGs: the same pixels as Pillow's plain decoder, resized as the numpy oracle says."""
+    if "EDGEFL_DATA" not in environ:
+        pytest.skip("EDGEFL_DATA is not set: no real images here")
+    with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / "ham10000_msk_200x150.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))[::1_500]
+        assert names
+        for name in names:
+            data = archive.read(name)
+            plain = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+            np.testing.assert_array_equal(decode(data), plain)
+            assert np.abs(prepare(data, Preprocess(size=84)) - bicubic_antialias(plain, 84)).max() <= 1.5
