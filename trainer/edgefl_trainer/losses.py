@@ -1,0 +1,201 @@
+"""Losses of the federated methods, as pure functions of tensors.
+
+Guarantees: the skewed Dirichlet prior sums to K; the evidential loss keeps the dtype of its input and evaluates lnΓ and
+ψ in float64; distillation against a buffer of rollout maps costs the same whatever the number of maps.
+
+Sources: FedEvPrompt (arXiv 2411.10071) section 3.1 and eq. 2 and 7; FedCLF (arXiv 2208.11278) eq. 6; docs/methods.md,
+prior and distillation.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+from numpy.typing import NDArray
+from torch import Tensor
+
+Counts = Shaped[Tensor, " K"] | NDArray[np.generic] | Sequence[int] | Sequence[float]
+MapStack = Float[Tensor, "M N"] | NDArray[np.floating]
+
+
+def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
+    """Skewed Dirichlet prior W of a site: frequent classes get little prior mass.
+
+    W_k = K/(K−1)·(1 − N_k/N), raised to `floor`, then rescaled to sum K, so that vacuity is 1 at zero evidence. After
+    the rescaling the smallest entry may lie a little below the floor. Source: FedEvPrompt section 3.1.
+
+    Args:
+        counts: number of training rows of each class, (K,).
+        floor: smallest value before rescaling; a site with one class only would otherwise have W_k = 0.
+
+    Returns:
+        The prior in float64, (K,).
+
+    Raises:
+        ValueError: fewer than two classes, a negative or not finite count, or no rows at all.
+    """
+    values = torch.as_tensor(counts).detach().to(dtype=torch.float64)
+    if values.ndim != 1 or values.shape[0] < 2:
+        raise ValueError(
+            f"class counts have shape {tuple(values.shape)}; a prior needs one count for each of two classes or more"
+        )
+    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
+        raise ValueError(f"class counts are {values.tolist()}; they must be finite and not negative")
+    total = values.sum()
+    if float(total) == 0:
+        raise ValueError("all class counts are zero; a prior needs at least one labelled training row")
+    classes = values.shape[0]
+    prior = (classes / (classes - 1) * (1 - values / total)).clamp(min=floor)
+    return prior * (classes / prior.sum())
+
+
+def dirichlet_kl(alpha: Float[Tensor, "B K"], prior: Float[Tensor, " K"]) -> Float[Tensor, " B"]:
+    """KL(Dir(alpha) ‖ Dir(prior)) of each row.
+
+    Args:
+        alpha: concentrations above zero, (B, K).
+        prior: concentrations above zero, (K,).
+
+    Returns:
+        Divergences in nats, (B,).
+    """
+    strength = alpha.sum(dim=-1)
+    log_norm = torch.lgamma(strength) - torch.lgamma(prior.sum())
+    log_norm = log_norm + (torch.lgamma(prior) - torch.lgamma(alpha)).sum(dim=-1)
+    mean_log = torch.digamma(alpha) - torch.digamma(strength)[:, None]  # (B, K)
+    return log_norm + ((alpha - prior) * mean_log).sum(dim=-1)
+
+
+def evidential_loss(
+    evidence: Float[Tensor, "B K"],
+    target: Int[Tensor, " B"],
+    prior: Float[Tensor, " K"],
+    kl_weight: float | Float[Tensor, ""],
+) -> Float[Tensor, ""]:
+    """Expected squared error under the Dirichlet plus a penalty on evidence for wrong classes.
+
+    L_mse = Σ_k (y_k − p_k)² + α_k(S − α_k)/(S²(S+1)) with α = e + W, p = α/S; the penalty is KL(Dir(α̃)‖Dir(W)) with
+    α̃ = y·W + (1−y)·α. Source: FedEvPrompt section 3.1; the annealing min(1, t/10) is the caller's `kl_weight`.
+
+    Args:
+        evidence: not negative, (B, K).
+        target: class index of each row, (B,).
+        prior: W, (K,).
+        kl_weight: weight of the penalty.
+
+    Returns:
+        Mean over the batch, in the dtype of `evidence`.
+    """
+    # lnΓ of a large S keeps no digit of a small divergence in float32, and the tensors here are tiny.
+    weight = prior.to(device=evidence.device, dtype=torch.float64)
+    alpha = evidence.to(torch.float64) + weight
+    truth = torch.nn.functional.one_hot(target.long(), alpha.shape[-1]).to(torch.float64)
+    strength = alpha.sum(dim=-1, keepdim=True)  # (B, 1)
+    bias = (truth - alpha / strength).square()
+    variance = alpha * (strength - alpha) / (strength.square() * (strength + 1))
+    squared_error = (bias + variance).sum(dim=-1)
+    misleading = truth * weight + (1 - truth) * alpha
+    loss = squared_error + kl_weight * dirichlet_kl(misleading, weight)
+    return loss.mean().to(evidence.dtype)
+
+
+def distillation_targets(
+    maps_by_peer: Mapping[Hashable, Mapping[int, MapStack]], classes: int | None = None, tokens: int | None = None
+) -> tuple[Float[Tensor, "K _"], Float[Tensor, " K"]]:
+    """Fold the peers' buffered rollout maps into one mean map and one peer count per class.
+
+    Averaging each peer first gives every peer the weight 1/m_i of its own number of maps, as FedEvPrompt eq. 7 with
+    M = m_i asks. A peer without maps of a class does not count for it.
+
+    Args:
+        maps_by_peer: {peer: {class index: (m, N) max-normalised maps}}.
+        classes: K; by default one more than the highest class index found.
+        tokens: N; by default that of the maps, and 0 when there are none.
+
+    Returns:
+        Mean over peers of the peer's mean map, (K, N), zero where no peer holds the class; number of such peers, (K,).
+        float64 if any map is float64, else float32.
+
+    Raises:
+        ValueError: maps of different lengths, or a class index outside `classes`.
+    """
+    by_class: dict[int, list[Tensor]] = {}
+    wide = False
+    for stacks in maps_by_peer.values():
+        for index, stack in stacks.items():
+            maps = torch.as_tensor(stack)
+            if maps.shape[0] == 0:
+                continue
+            wide = wide or maps.dtype == torch.float64
+            by_class.setdefault(int(index), []).append(maps.detach().to(torch.float64).mean(dim=0))
+    total = max(by_class, default=-1) + 1 if classes is None else classes
+    lengths = {mean.shape[0] for means in by_class.values() for mean in means} | (
+        {tokens} if tokens is not None else set()
+    )
+    if len(lengths) > 1:
+        raise ValueError(f"rollout maps of {sorted(lengths)} tokens were mixed; all peers must share one grid")
+    if any(not 0 <= index < total for index in by_class):
+        raise ValueError(f"rollout maps name the classes {sorted(by_class)}; allowed are 0 to {total - 1}")
+    dtype = torch.float64 if wide else torch.float32
+    peer_means = torch.zeros((total, lengths.pop() if lengths else 0), dtype=dtype)
+    peer_counts = torch.zeros(total, dtype=dtype)
+    for index, means in by_class.items():
+        peer_means[index] = torch.stack(means).mean(dim=0).to(dtype)
+        peer_counts[index] = len(means)
+    return peer_means, peer_counts
+
+
+def rollout_distillation(
+    maps: Float[Tensor, "B N"],
+    target: Int[Tensor, " B"],
+    peer_means: Float[Tensor, "K _"],
+    peer_counts: Shaped[Tensor, " K"],
+    gram: Float[Tensor, "N N"],
+) -> Float[Tensor, ""]:
+    """Squared distance of each image's rollout map to the peers' maps of its class, at the upsampled size.
+
+    The value is mean_b n·(a−ā)ᵀG(a−ā), n = `peer_counts[y_b]`, ā = `peer_means[y_b]`: FedEvPrompt eq. 7 without the
+    spread of the buffer around ā, which has no gradient. A class that no peer holds contributes 0.
+
+    Args:
+        maps: max-normalised rollout maps, (B, N).
+        target: class index of each row, (B,).
+        peer_means: see `distillation_targets`, (K, N); rows above the highest class any peer holds may be missing.
+        peer_counts: number of peers holding each class (or the weight in its place), (K,).
+        gram: UᵀU of the upsampling U, (N, N); see `edgefl_trainer.rollout.bilinear_gram`.
+
+    Returns:
+        Mean over the batch, before the weight λ.
+    """
+    rows = peer_counts.shape[0]
+    if rows == 0:
+        return maps.sum() * 0
+    held = target < rows
+    index = torch.where(held, target, torch.zeros_like(target))
+    counts = peer_counts.to(maps)[index] * held  # (B,)
+    difference = maps - peer_means.to(maps)[index]  # (B, N)
+    distance = ((difference @ gram.to(maps)) * difference).sum(dim=-1)  # (B,)
+    return (counts * distance).mean()
+
+
+def contrastive_loss(
+    q: Float[Tensor, "B D"], k: Float[Tensor, "B D"], negatives: Float[Tensor, "Q D"], temperature: float
+) -> Float[Tensor, ""]:
+    """Contrast each query with its own key against a bank of negatives.
+
+    −log( exp(q·k/τ) / (exp(q·k/τ) + Σ_n exp(q·n/τ)) ), mean over the batch. Source: FedCLF eq. 6. The vectors are used
+    as given: the caller normalises them and stops the gradient of keys and negatives.
+
+    Args:
+        q: queries of unit length, (B, D).
+        k: positive key of each query, (B, D).
+        negatives: bank of features, (Q, D).
+        temperature: τ above zero.
+
+    Returns:
+        Mean over the batch, in nats.
+    """
+    positive = (q * k).sum(dim=-1, keepdim=True)  # (B, 1)
+    logits = torch.cat([positive, q @ negatives.T], dim=-1) / temperature  # (B, 1+Q)
+    return (torch.logsumexp(logits, dim=-1) - logits[:, 0]).mean()

@@ -1,0 +1,291 @@
+"""A frozen timm vision transformer with prefix prompts after the key and value projections.
+
+Guarantees: no weight of the network ever learns or leaves evaluation mode; without prompts the outputs are timm's own;
+the token count and the residual stream do not change with prompts; rollout factors are float32 and differentiable.
+
+Sources: FedEvPrompt (arXiv 2411.10071) eq. 1; the place of the prefix is DualPrompt's (arXiv 2204.04799): head space,
+before the image tokens, after any key norm. docs/methods.md, prefix prompts and rollout.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from timm.layers import Attention
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from edgefl_trainer.rollout import PrefixMode
+
+PromptInit = Literal["uniform", "normal"]
+"""`uniform`: everything U(−1, 1), as DualPrompt; `normal`: keys N(0, 0.02), values zero."""
+
+Readout = Literal["cls", "mean"]
+"""`cls`: class token after the final norm; `mean`: mean of the patch tokens after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneSpec:
+    """What a backbone is, beside its weights.
+
+    Attributes:
+        name: the argument that names it on the command line.
+        image_px: side of the square input in pixels.
+        patch: side of a patch in pixels.
+        depth: number of blocks L.
+        heads: attention heads h.
+        width: token width D.
+        mean: channel means in [0, 1] subtracted from the image.
+        std: channel deviations the image is divided by.
+        self_supervised: learned without labels, so that features need standardising.
+        sha256: digest of the weights in hexadecimal.
+    """
+
+    name: str
+    image_px: int
+    patch: int
+    depth: int
+    heads: int
+    width: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    self_supervised: bool
+    sha256: str
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side."""
+        return self.image_px // self.patch
+
+    @property
+    def tokens(self) -> int:
+        """Number N of patch tokens."""
+        return self.grid**2
+
+    @property
+    def head_width(self) -> int:
+        """Width d_h of one attention head."""
+        return self.width // self.heads
+
+
+class ViTOutput(NamedTuple):
+    """Outputs of `FrozenViT`.
+
+    `cls` and `patch_mean` are the two readouts after the final norm, (B, D); `factors` holds one head-averaged
+    attention over the image columns for each block, (B, 1+N, 1+N), float32, and is empty when none was asked for.
+    """
+
+    cls: Tensor
+    patch_mean: Tensor
+    factors: tuple[Tensor, ...]
+
+    def readout(self, name: Readout) -> Tensor:
+        """The feature that the head reads, (B, D)."""
+        return self.cls if name == "cls" else self.patch_mean
+
+
+def prefix_length(tokens: int) -> int:
+    """Prefix length P for N patch tokens: 50 for 14 × 14, in proportion otherwise, at least 1.
+
+    Args:
+        tokens: N.
+
+    Returns:
+        P = round(50·N/196).
+    """
+    return max(1, round(50 * tokens / 196))
+
+
+def init_prompts(
+    spec: BackboneSpec, blocks: int, length: int, init: PromptInit, generator: torch.Generator
+) -> Float[Tensor, "L two P H dh"]:
+    """Fresh prefix prompts of some consecutive blocks: keys at index 0 of the second axis, values at 1.
+
+    Args:
+        spec: backbone the prompts are for.
+        blocks: number of blocks they serve (l for b-prompts, L − l for t-prompts).
+        length: P.
+        init: distribution, see `PromptInit`.
+        generator: source of randomness.
+
+    Returns:
+        Float32 prompts, (blocks, 2, P, h, d_h).
+    """
+    prompts = torch.zeros((blocks, 2, length, spec.heads, spec.head_width))
+    if init == "uniform":
+        return prompts.uniform_(-1, 1, generator=generator)
+    prompts[:, 0].normal_(0, 0.02, generator=generator)
+    return prompts
+
+
+def _refusals(vit: nn.Module) -> list[str]:
+    """What keeps a network from being a plain vision transformer with a class token."""
+    if not isinstance(vit, VisionTransformer):
+        return [f"a timm VisionTransformer (found {type(vit).__name__})"]
+    blocks = list(vit.blocks)
+    checks = {
+        "a class token": vit.has_class_token,
+        "a token sequence without register tokens": not vit.num_reg_tokens,
+        "a token sequence without distillation token": getattr(vit, "dist_token", None) is None,
+        "token pooling instead of attention pooling": vit.attn_pool is None,
+        "plain pre-norm blocks": all(type(block) is Block for block in blocks),
+        "plain attention": all(
+            type(block.attn) is Attention and getattr(block.attn, "gate", None) is None
+            for block in blocks
+            if hasattr(block, "attn")
+        ),
+        "a fixed image size": not vit.dynamic_img_size,
+    }
+    return [name for name, met in checks.items() if not met]
+
+
+class FrozenViT(nn.Module):
+    """A plain timm vision transformer, frozen, that accepts prefix prompts and reports its attention."""
+
+    vit: Any  # timm carries no types
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(self, vit: nn.Module, spec: BackboneSpec) -> None:
+        """Freeze the network and check that it is what the specification says.
+
+        Args:
+            vit: a `timm.models.vision_transformer.VisionTransformer`; its classifier is not used.
+            spec: what it is.
+
+        Raises:
+            ValueError: the network lacks something this class needs, or differs from `spec`.
+        """
+        super().__init__()
+        missing = _refusals(vit)
+        if missing:
+            raise ValueError(f"backbone {spec.name} cannot take prefix prompts; it would need {', '.join(missing)}")
+        network: Any = vit.eval().requires_grad_(False)
+        self.vit = network
+        self.spec = spec
+        found = {
+            "image_px": tuple(network.patch_embed.img_size),
+            "patch": tuple(network.patch_embed.patch_size),
+            "depth": len(network.blocks),
+            "heads": network.blocks[0].attn.num_heads,
+            "width": network.embed_dim,
+        }
+        told = {"image_px": (spec.image_px,) * 2, "patch": (spec.patch,) * 2, "depth": spec.depth, "heads": spec.heads}
+        told["width"] = spec.width
+        differing = [f"{name} {found[name]} instead of {told[name]}" for name in found if found[name] != told[name]]
+        if differing:
+            raise ValueError(f"backbone {spec.name} differs from its description: {', '.join(differing)}")
+        self.register_buffer("pixel_mean", torch.tensor(spec.mean).view(1, 3, 1, 1) * 255, persistent=False)
+        self.register_buffer("pixel_std", torch.tensor(spec.std).view(1, 3, 1, 1) * 255, persistent=False)
+
+    @property
+    def tokens(self) -> int:
+        """Number N of patch tokens."""
+        return self.spec.tokens
+
+    def train(self, mode: bool = True) -> "FrozenViT":
+        """Set the flag of this module only: the network inside stays in evaluation mode."""
+        super().train(mode)
+        self.vit.eval()
+        return self
+
+    def normalise(self, image: UInt8[Tensor, "B S S 3"]) -> Float[Tensor, "B 3 S S"]:
+        """Turn 8-bit pixels into the network's float input.
+
+        Args:
+            image: pixels, channels last, (B, S, S, 3).
+
+        Returns:
+            Channels first, mean subtracted, divided by the deviation, float32, (B, 3, S, S).
+        """
+        planes = image.permute(0, 3, 1, 2).to(torch.float32)
+        return (planes - self.pixel_mean) / self.pixel_std
+
+    def forward(
+        self,
+        image: Float[Tensor, "B 3 S S"],
+        prompts: Float[Tensor, "L two P H dh"] | None = None,
+        *,
+        need_attention: bool = False,
+        prefix_mode: PrefixMode = "renormalise",
+    ) -> ViTOutput:
+        """Features of a batch, and the rollout factors when asked for.
+
+        Args:
+            image: output of `normalise`, (B, 3, S, S).
+            prompts: prefix of every block, (L, 2, P, h, d_h), keys first; None for the bare network.
+            need_attention: also return rollout factors; takes the explicit attention path, which stores the
+                probabilities of every block. Otherwise attention is fused.
+            prefix_mode: what the factors do with the prefix columns, see `edgefl_trainer.rollout.PrefixMode`.
+
+        Returns:
+            Both readouts and the factors.
+
+        Raises:
+            ValueError: prompts or image do not fit the backbone.
+        """
+        self._check(image, prompts)
+        tokens = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(image)))  # (B, 1+N, D)
+        factors: list[Tensor] = []
+        for index, block in enumerate(self.vit.blocks):
+            prefix = None if prompts is None else prompts[index]
+            mixed, factor = _attend(block.attn, block.norm1(tokens), prefix, prefix_mode if need_attention else None)
+            # Stochastic depth and dropout are the identity here: the network stays in evaluation mode.
+            tokens = tokens + block.ls1(mixed)
+            tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
+            if factor is not None:
+                factors.append(factor)
+        tokens = self.vit.norm(tokens)
+        # Networks trained with mean pooling keep their final norm behind the pooling; elsewhere it is the identity.
+        cls = self.vit.fc_norm(tokens[:, 0])
+        patch_mean = self.vit.fc_norm(tokens[:, 1:].mean(dim=1))
+        return ViTOutput(cls, patch_mean, tuple(factors))
+
+    def _check(self, image: Tensor, prompts: Tensor | None) -> None:
+        side = self.spec.image_px
+        if tuple(image.shape[1:]) != (3, side, side):
+            raise ValueError(
+                f"image batch has shape {tuple(image.shape)}; {self.spec.name} takes (B, 3, {side}, {side})"
+            )
+        if prompts is None:
+            return
+        wanted = (self.spec.depth, 2, prompts.shape[2], self.spec.heads, self.spec.head_width)
+        if tuple(prompts.shape) != wanted:
+            raise ValueError(
+                f"prompts have shape {tuple(prompts.shape)}; {self.spec.name} takes {wanted}:"
+                " blocks, keys and values, prefix length, heads, head width"
+            )
+
+
+def _attend(
+    attention: Any, tokens: Float[Tensor, "B T D"], prefix: Float[Tensor, "two P H dh"] | None, mode: PrefixMode | None
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T T"] | None]:
+    """Multi-head attention of one block with its prefix; the rollout factor too when a mode is given."""
+    batch, length, _ = tokens.shape
+    heads, width = attention.num_heads, attention.head_dim
+    packed = attention.qkv(tokens).reshape(batch, length, 3, heads, width).permute(2, 0, 3, 1, 4)
+    query, key, value = packed.unbind(0)  # (B, h, T, d_h)
+    query, key = attention.q_norm(query), attention.k_norm(key)
+    if prefix is not None:
+        pair = prefix.to(key.dtype).permute(0, 2, 1, 3).unsqueeze(1).expand(-1, batch, -1, -1, -1)  # (2, B, h, P, d_h)
+        key = torch.cat([pair[0], key], dim=2)  # (B, h, P+T, d_h)
+        value = torch.cat([pair[1], value], dim=2)
+    factor = None
+    if mode is None:
+        mixed = scaled_dot_product_attention(query, key, value)
+    else:
+        logits = (query / math.sqrt(width)) @ key.transpose(-2, -1)  # (B, h, T, P+T)
+        probabilities = logits.softmax(dim=-1, dtype=torch.float32)
+        mixed = probabilities.to(value.dtype) @ value
+        start = logits.shape[-1] - length
+        if mode == "renormalise" and start > 0:
+            # Equal to dropping the prefix columns and dividing by the rest, but exact when that rest underflows.
+            image = logits[..., start:].softmax(dim=-1, dtype=torch.float32)
+        else:
+            image = probabilities[..., start:]
+        factor = image.mean(dim=1)  # (B, T, T)
+    mixed = mixed.transpose(1, 2).reshape(batch, length, heads * width)  # (B, T, D)
+    return attention.proj(attention.norm(mixed)), factor

@@ -1,0 +1,125 @@
+"""Attention rollout of the class token over the patches, and distances between such maps.
+
+Guarantees: only the class-token row is carried, r ← r·(A+I)/2 from the last block to the first, so the cost is a
+vector times a matrix for each block; everything is differentiable; no prefix column enters a map.
+
+Sources: Abnar and Zuidema (arXiv 2005.00928) for the rollout; FedEvPrompt (arXiv 2411.10071) section 3.2 for its use;
+docs/methods.md, rollout, for the treatment of prefix columns (no paper names one).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+PrefixMode = Literal["renormalise", "sink"]
+"""`renormalise` divides each row by what is left without the prefix columns (the same as a softmax over the other
+logits); `sink` only drops them, so that mass given to prefixes is lost."""
+
+
+def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Tensor, "B N"]:
+    """Roll the class-token row through per-block factors.
+
+    Args:
+        factors: head-averaged attention over the T = 1+N class and patch tokens, first block first, (B, T, T).
+
+    Returns:
+        Attention of the class token over the N patches, (B, N), not normalised.
+
+    Raises:
+        ValueError: no factor was given.
+    """
+    if not factors:
+        raise ValueError("rollout needs the attention of at least one block; found none")
+    first = factors[-1]
+    row = torch.zeros_like(first[:, :1])  # (B, 1, T)
+    row[:, :, 0] = 1
+    for factor in reversed(factors):
+        row = (row + row @ factor) / 2  # r·(A + I)/2, I never built
+    return row[:, 0, 1:]  # (B, N)
+
+
+def attention_rollout(
+    attentions: Sequence[Float[Tensor, "B H T C"]], prefix_length: int, mode: PrefixMode = "renormalise"
+) -> Float[Tensor, "B N"]:
+    """Class-token rollout of recorded attention probabilities.
+
+    Args:
+        attentions: probabilities of each block, first block first, (B, heads, 1+N, P+1+N), prefix columns first.
+        prefix_length: P, the number of prefix columns to drop.
+        mode: what happens to the dropped mass, see `PrefixMode`.
+
+    Returns:
+        Maps before max-normalisation, (B, N).
+
+    Raises:
+        ValueError: the columns are not P+1+N.
+    """
+    factors = []
+    for attention in attentions:
+        rows, columns = attention.shape[-2:]
+        if columns != rows + prefix_length:
+            raise ValueError(
+                f"attention has {rows} rows and {columns} columns; a prefix of {prefix_length} was announced"
+            )
+        image = attention[..., prefix_length:]
+        if mode == "renormalise":
+            image = image / image.sum(dim=-1, keepdim=True)
+        factors.append(image.mean(dim=1))  # (B, T, T)
+    return rollout_from_factors(factors)
+
+
+def max_normalise(maps: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
+    """Divide each map by its largest value; a map of zeros stays zero.
+
+    Args:
+        maps: not negative, (B, N).
+
+    Returns:
+        Maps with maximum 1, (B, N).
+    """
+    return maps / maps.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
+
+
+def _interpolation(grid: int, out_px: int) -> Float[Tensor, "out grid"]:
+    """One axis of bilinear upsampling with half-pixel centres (align_corners off), edges repeated."""
+    position = ((torch.arange(out_px, dtype=torch.float64) + 0.5) * grid / out_px - 0.5).clamp(min=0)
+    low = position.floor().long().clamp(max=grid - 1)
+    high = (low + 1).clamp(max=grid - 1)
+    share = (position - low)[:, None]
+    eye = torch.eye(grid, dtype=torch.float64)
+    return (1 - share) * eye[low] + share * eye[high]
+
+
+def bilinear_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
+    """UᵀU of bilinear upsampling from grid × grid to out_px × out_px.
+
+    (a−b)ᵀ UᵀU (a−b) is the squared distance of the two upsampled maps, computed on the token grid. The reference size
+    stays 224 whatever the image size, so that the weight λ keeps its meaning.
+
+    Args:
+        grid: patches along one side, √N.
+        out_px: side of the upsampled map in pixels.
+
+    Returns:
+        Float64, (N, N), patches row by row.
+    """
+    axis = _interpolation(grid, out_px)  # (out, grid)
+    square = axis.T @ axis
+    return torch.kron(square, square)
+
+
+def nearest_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
+    """UᵀU of nearest-neighbour upsampling: how many pixels show each patch (256 each for 14 → 224).
+
+    Args:
+        grid: patches along one side, √N.
+        out_px: side of the upsampled map in pixels.
+
+    Returns:
+        Float64, diagonal, (N, N), patches row by row.
+    """
+    shown = torch.bincount(torch.arange(out_px) * grid // out_px, minlength=grid).to(torch.float64)
+    return torch.diag(torch.kron(shown, shown))
