@@ -1,0 +1,107 @@
+"""The evidential head: standardised features → logits → evidence → Dirichlet, and what is shown of it.
+
+Guarantees: evidence is never negative; belief and vacuity sum to 1; every function works row by row, in the dtype of
+its input, without randomness, and traces to plain ONNX operators.
+
+Sources: FedEvPrompt (arXiv 2411.10071) section 3.1; Jøsang, Cho and Chen, "Uncertainty characteristics of subjective
+opinions" (FUSION 2018) for dissonance; docs/methods.md, prior and shown quantities.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional
+
+EvidenceKind = Literal["softplus", "relu", "exp"]
+"""How logits become evidence; `exp` clips the logits to [−10, 10] first."""
+
+STD_FLOOR = 1e-6  # a feature that never varies must not be blown up
+
+
+def init_head(classes: int, width: int, generator: torch.Generator) -> tuple[Float[Tensor, "K D"], Float[Tensor, " K"]]:
+    """Fresh head: weights N(0, 0.02) and bias +1 for every class, so that ReLU evidence starts alive.
+
+    Args:
+        classes: K.
+        width: D.
+        generator: source of randomness.
+
+    Returns:
+        Weight (K, D) and bias (K,), float32.
+    """
+    return torch.zeros((classes, width)).normal_(0, 0.02, generator=generator), torch.ones(classes)
+
+
+def standardise(
+    features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], std: Float[Tensor, " D"]
+) -> Float[Tensor, "B D"]:
+    """Features in units of their spread over the training rows.
+
+    Args:
+        features: readout of the backbone, (B, D).
+        mean: per feature, (D,).
+        std: per feature, (D,); values below 1e-6 count as 1e-6.
+
+    Returns:
+        (features − mean) / std, (B, D).
+    """
+    return (features - mean) / std.clamp(min=STD_FLOOR)
+
+
+def evidence_of(logits: Float[Tensor, "B K"], kind: EvidenceKind) -> Float[Tensor, "B K"]:
+    """Evidence of each class.
+
+    Args:
+        logits: output of the head, already divided by the temperature, (B, K).
+        kind: evidence function.
+
+    Returns:
+        Not negative, (B, K).
+    """
+    if kind == "softplus":
+        return functional.softplus(logits)
+    if kind == "relu":
+        return functional.relu(logits)
+    return logits.clamp(min=-10, max=10).exp()
+
+
+def dirichlet_summary(
+    evidence: Float[Tensor, "B K"], prior: Float[Tensor, " K"]
+) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+    """Expected class probabilities and vacuity of Dir(e + W).
+
+    Args:
+        evidence: not negative, (B, K).
+        prior: W, sums to K, (K,).
+
+    Returns:
+        p = (e + W)/S (B, K), rows sum to 1; u = K/S (B,), 1 at zero evidence.
+    """
+    alpha = evidence + prior
+    strength = alpha.sum(dim=-1, keepdim=True)  # (B, 1)
+    return alpha / strength, evidence.shape[-1] / strength[:, 0]
+
+
+def dissonance(evidence: Float[Tensor, "B K"], vacuity: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Conflict between the beliefs in different classes.
+
+    Σ_k b_k · [Σ_{j≠k} b_j Bal(b_j, b_k)] / [Σ_{j≠k} b_j], Bal(x, y) = 1 − |x − y|/(x + y), 0 where a denominator is 0.
+    Source: Jøsang et al. 2018, eq. 10 and 11.
+
+    Args:
+        evidence: not negative, (B, K).
+        vacuity: u = K/S, (B,).
+
+    Returns:
+        In [0, 1 − u], (B,).
+    """
+    belief = evidence * (vacuity / evidence.shape[-1])[:, None]  # b = e/S, (B, K)
+    row, column = belief[:, :, None], belief[:, None, :]
+    total = row + column  # (B, K, K)
+    balance = torch.where(total > 0, 1 - (row - column).abs() / torch.where(total > 0, total, 1), 0)
+    others = 1 - torch.eye(evidence.shape[-1], dtype=evidence.dtype, device=evidence.device)
+    mass = (others * column).sum(dim=-1)  # Σ_{j≠k} b_j, (B, K)
+    weighted = (others * column * balance).sum(dim=-1)
+    return (belief * torch.where(mass > 0, weighted / torch.where(mass > 0, mass, 1), 0)).sum(dim=-1)

@@ -1,0 +1,147 @@
+"""The one definition of a score: 8-bit image and trainable tensors in, probabilities, evidence, uncertainty, map out.
+
+Guarantees: `edgefl-train predict` and `evaluate` run this module and the exported graph is traced from it, so a device
+scores as the trainer does; everything after the backbone is float32; the tensors are arguments, never constants.
+
+Sources: FedEvPrompt (arXiv 2411.10071) sections 3.1 and 3.2; docs/methods.md, prior, rollout and shown quantities.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+
+from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, dissonance, evidence_of, standardise
+from edgefl_trainer.models.vit import FrozenViT, Readout
+from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
+
+Output = Literal["evidential", "softmax"]
+"""`evidential`: a Dirichlet with evidence, vacuity and dissonance; `softmax`: probabilities only."""
+
+EVIDENTIAL_OUTPUTS = ("probabilities", "evidence", "vacuity", "dissonance", "map")
+SOFTMAX_OUTPUTS = ("probabilities", "map")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOptions:
+    """Choices that are fixed in a scoring module.
+
+    Attributes:
+        readout: feature the head reads.
+        output: evidential or softmax.
+        evidence: evidence function, unused by softmax.
+        head_norm: whether features are standardised by `features.mean` and `features.std` before the head.
+        prompts: names of the prompt tensors in block order; empty for the bare network.
+        prefix_mode: what the map does with the prefix columns.
+    """
+
+    readout: Readout = "cls"
+    output: Output = "evidential"
+    evidence: EvidenceKind = "softplus"
+    head_norm: Literal["standardise", "none"] = "none"
+    prompts: tuple[str, ...] = ("prompts.b", "prompts.t")
+    prefix_mode: PrefixMode = "renormalise"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of the tensors a score needs beside the image, in the order of the graph's inputs."""
+        normal = ("features.mean", "features.std") if self.head_norm == "standardise" else ()
+        prior = ("prior",) if self.output == "evidential" else ()
+        return (*self.prompts, "head.weight", "head.bias", *normal, *prior, "temperature")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what a score holds, in the order of the graph's outputs."""
+        return EVIDENTIAL_OUTPUTS if self.output == "evidential" else SOFTMAX_OUTPUTS
+
+
+class ScoreOutput(NamedTuple):
+    """A scored batch: `probabilities` (B, K), `evidence` (B, K), `vacuity` (B,), `dissonance` (B,), `map` (B, N).
+
+    The map is max-normalised, patches row by row. Evidence, vacuity and dissonance are None for softmax methods.
+    """
+
+    probabilities: Tensor
+    evidence: Tensor | None
+    vacuity: Tensor | None
+    dissonance: Tensor | None
+    map: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """The outputs that exist, by name, in the order of the graph's outputs."""
+        return {name: value for name, value in self._asdict().items() if value is not None}
+
+
+class ScoreModule(nn.Module):
+    """Scores 8-bit images with tensors given by their payload names."""
+
+    def __init__(self, vit: FrozenViT, options: ScoreOptions) -> None:
+        """Fix backbone and options.
+
+        Args:
+            vit: frozen backbone.
+            options: what the head reads and shows.
+        """
+        super().__init__()
+        self.vit = vit
+        self.options = options
+
+    def logits(self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor]) -> Float[Tensor, "B K"]:
+        """Head output before temperature and evidence.
+
+        Args:
+            features: readout of the backbone, (B, D).
+            tensors: at least the head, and the feature statistics where they are used.
+
+        Returns:
+            Logits in float32, (B, K).
+        """
+        features = features.to(torch.float32)
+        if self.options.head_norm == "standardise":
+            features = standardise(features, tensors["features.mean"], tensors["features.std"])
+        return features @ tensors["head.weight"].T + tensors["head.bias"]
+
+    def prompts(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, "L two P H dh"] | None:
+        """Prompts of all blocks, joined from the named parts; None for the bare network.
+
+        Args:
+            tensors: the parts by name.
+
+        Returns:
+            (L, 2, P, h, d_h), or None.
+        """
+        parts = [tensors[name] for name in self.options.prompts]
+        return torch.cat(parts) if parts else None
+
+    def forward(self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor]) -> ScoreOutput:
+        """Score a batch.
+
+        Args:
+            image: pixels, channels last, (B, S, S, 3).
+            tensors: float32 tensors named as `ScoreOptions.tensors` says; others are ignored.
+
+        Returns:
+            What is shown of each image.
+
+        Raises:
+            ValueError: a tensor is missing, or does not fit the backbone.
+        """
+        missing = [name for name in self.options.tensors if name not in tensors]
+        if missing:
+            raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
+        features = self.vit(
+            self.vit.normalise(image),
+            self.prompts(tensors),
+            need_attention=True,
+            prefix_mode=self.options.prefix_mode,
+        )
+        maps = max_normalise(rollout_from_factors(features.factors))
+        logits = self.logits(features.readout(self.options.readout), tensors) / tensors["temperature"]
+        if self.options.output == "softmax":
+            return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)
+        evidence = evidence_of(logits, self.options.evidence)
+        probabilities, vacuity = dirichlet_summary(evidence, tensors["prior"])
+        return ScoreOutput(probabilities, evidence, vacuity, dissonance(evidence, vacuity), maps)
