@@ -1,7 +1,8 @@
 """Who gets which lesion: test, tune, limits, iid sites and images of no site.
 
 Guarantees: every choice is by lesion, a pure function of the seed, the purpose and the lesions' names (never of row
-order or of a random generator's version), stratified by class. Source: DESIGN 5 (Rows), METHODS 1.6 and 7.
+order or of a random generator's version), stratified by class.
+Source: docs/design.md 5 (Rows), docs/methods.md 1.6 and 7.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from dataclasses import replace
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row
 
-TEST_SHARE = 0.25  # METHODS 1.6: "per client 75/25 split"
-TUNE_SHARE = 0.15  # DESIGN 5: of each site's training lesions
+TEST_SHARE = 0.25  # docs/methods.md 1.6: "per client 75/25 split"
+TUNE_SHARE = 0.15  # docs/design.md 5: of each site's training lesions
 
 
 def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:

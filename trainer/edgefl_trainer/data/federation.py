@@ -2,7 +2,7 @@
 
 Guarantees: no lesion of a site stands in two of its train, tune, val and test rows unless the source's own split says
 so; every choice is by lesion and seed; the rows of a site do not depend on which other sites are selected.
-Source: DESIGN 5 (Data SPECs, Rows, --task, --unlabelled), METHODS 7.
+Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.md 7.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, choose_limit, choose_share, deal_iid, deal_test, spread
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Row, Table
-from edgefl_trainer.data.specs import Spec, parse_spec, read_spec
+from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 
 Unlabelled = Literal["none", "site", "spread"]
 Indices = NDArray[np.int64]  # row numbers of a Federation, ascending
@@ -185,6 +185,8 @@ def _dealt(spec: Spec, table: Table, seed: int) -> Table:
         rows = deal_iid(rows, spec.iid_sites, seed)
     if all(row.site is None for row in rows):
         raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N.")
+    for name in sorted({row.site for row in rows if row.site is not None}):
+        check_site_name(name, spec.text)
     return replace(table, rows=tuple(deal_test(rows, seed)))
 
 

@@ -1,7 +1,7 @@
 """Pixels of rows whose images are files: decoded once, by the one image path of the project.
 
 Guarantees: every picture goes through `edgefl_protocol.imaging`; a picture that has the wanted size already is not
-resampled; an unreadable picture is named with its file and its image. Source: DESIGN 2 ("One image path").
+resampled; an unreadable picture is named with its file and its image. Source: docs/design.md 2 ("One image path").
 """
 
 from collections.abc import Iterator, Sequence

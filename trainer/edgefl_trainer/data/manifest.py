@@ -2,7 +2,7 @@
 
 Columns image, file, label, center, lesion_id, split; `image`, `label` at least; further columns are kept with the row.
 Guarantees: every file named lies inside the folder or zip; a zip holds no image that its index does not list.
-Source: DESIGN 5 (Data SPECs).
+Source: docs/design.md 5 (Data SPECs).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """What every data SPEC turns into: rows, and a way to get their pixels.
 
 Guarantees: a row is plain values; its split is one of `SPLITS`; image names are unique inside one table.
-Source: DESIGN 5 (Data SPECs, Rows).
+Source: docs/design.md 5 (Data SPECs, Rows).
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,7 @@
 """Data SPECs: `KIND:BODY[,option=value…][@site=NAME|@split=iid:N]` → a table of rows.
 
 Kinds stand in `READERS`; the suffix is kept with the table because it acts after all SPECs were read.
-Source: DESIGN 5 (Data SPECs).
+Source: docs/design.md 5 (Data SPECs).
 """
 
 import re
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.folder import read_folder
+from edgefl_trainer.data.isic2019 import read_isic2019
 from edgefl_trainer.data.manifest import read_manifest
 from edgefl_trainer.data.rows import Table
 
@@ -77,11 +79,20 @@ def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
     return {**allowed, **spec.options}
 
 
+def check_site_name(name: str, where: str) -> None:
+    """Refuse a site name that could not be a file name or a wire field everywhere.
+
+    Raises:
+        DataError: It is not 1 to 64 letters, digits, `_`, `.` and `-`, beginning with a letter or digit.
+    """
+    if not _SITE_NAME.fullmatch(name):
+        raise DataError(f"{where!r} names the site {name!r}; use up to 64 letters, digits, '_', '.' and '-'.")
+
+
 def _parse_suffix(text: str, suffix: re.Match[str]) -> tuple[str | None, int | None]:
     value = suffix.group(2)
     if suffix.group(1) == "site":
-        if not _SITE_NAME.fullmatch(value):
-            raise DataError(f"{text!r} names the site {value!r}; use letters, digits, '_', '.' and '-'.")
+        check_site_name(value, text)
         return value, None
     scheme, _, number = value.partition(":")
     if scheme != "iid" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SITES:
@@ -109,6 +120,18 @@ def _manifest(spec: Spec, seed: int) -> Table:
     return read_manifest(_path(spec))
 
 
+def _folder(spec: Spec, seed: int) -> Table:
+    take_options(spec, {})
+    return read_folder(_path(spec))
+
+
+def _isic2019(spec: Spec, seed: int) -> Table:
+    options = take_options(spec, {"split": "lesion"})
+    return read_isic2019(_path(spec), options["split"])
+
+
 READERS: dict[str, Callable[[Spec, int], Table]] = {
     "manifest": _manifest,
+    "isic2019": _isic2019,
+    "folder": _folder,
 }
