@@ -232,7 +232,7 @@ def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, f
         percentile, numpy's linear interpolation), and ``sites_without_figures``.
     """
     found = [sites[name]["balanced_accuracy"] for name in sorted(sites)]
-    values = np.array([value for value in found if isinstance(value, float)], dtype=np.float64)
+    values = np.array([value for value in found if isinstance(value, (int, float))], dtype=np.float64)
     some = values.size > 0
     return {
         "mean_balanced_accuracy": float(values.mean()) if some else None,

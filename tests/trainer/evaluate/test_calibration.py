@@ -1,0 +1,118 @@
+"""docs/methods.md, "temperature" and "referral"."""
+
+import numpy as np
+import pytest
+from edgefl_trainer.evaluate.calibration import (
+    TEMPERATURE_BOUNDS,
+    fit_temperature,
+    negative_log_likelihood,
+    refer_threshold,
+    relu_evidence,
+    softplus_evidence,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+
+
+def classes_drawn_from(probabilities, rng):
+    return (probabilities.cumsum(axis=1) < rng.random((probabilities.shape[0], 1))).sum(axis=1)
+
+
+@pytest.mark.parametrize("truth", [0.5, 1.0, 2.5])
+def test_softmax_temperature_is_recovered(truth):
+    """Labels drawn from softmax(z / T): the likelihood peaks at T (Guo et al. 2017, sec. 4.2)."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0.0, 2.0, (20_000, 4))
+    target = classes_drawn_from(softmax(logits / truth, axis=1), rng)
+    assert fit_temperature(logits, target, None, None) == pytest.approx(truth, rel=0.05)
+
+
+@pytest.mark.parametrize("truth", [0.4, 1.7])
+def test_evidential_temperature_is_recovered(truth):
+    """Labels drawn from the Dirichlet mean (softplus(z/T) + W) / S with a skewed prior."""
+    rng = np.random.default_rng(1)
+    prior = np.array([0.2, 0.8, 2.0])
+    logits = rng.normal(0.0, 6.0, (40_000, 3))
+    alpha = np.log1p(np.exp(logits / truth)) + prior
+    target = classes_drawn_from(alpha / alpha.sum(axis=1, keepdims=True), rng)
+    assert fit_temperature(logits, target, prior, softplus_evidence) == pytest.approx(truth, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "target"), [(19, np.arange(19) % 2), (40, np.zeros(40, dtype=np.int64)), (0, np.zeros(0, dtype=np.int64))]
+)
+def test_too_few_rows_or_one_class_give_one(rows, target):
+    logits = np.random.default_rng(2).normal(size=(rows, 2))
+    assert fit_temperature(logits, target, None, None) == 1.0
+
+
+def test_separable_rows_stop_at_the_bound():
+    """The likelihood of perfectly sorted rows grows for ever as T falls: the bound holds."""
+    target = np.arange(40) % 2
+    logits = np.where(np.eye(2)[target] > 0, 5.0, -5.0) * 0.1
+    assert fit_temperature(logits, target, None, None) == pytest.approx(TEMPERATURE_BOUNDS[0], rel=1e-3)
+
+
+@given(seed=st.integers(0, 1000), evidence=st.sampled_from([None, softplus_evidence, relu_evidence]))
+@settings(max_examples=30, deadline=None)
+def test_the_fit_never_loses_to_no_temperature(seed, evidence):
+    rng = np.random.default_rng(seed)
+    logits, target = rng.normal(0.0, rng.uniform(0.1, 8.0), (60, 3)), rng.integers(0, 3, 60)
+    prior = np.array([0.3, 1.2, 1.5])
+    found = fit_temperature(logits, target, prior, evidence)
+    low, high = TEMPERATURE_BOUNDS
+    assert low * 0.999 <= found <= high * 1.001
+    assert negative_log_likelihood(logits, target, prior, evidence, found) <= negative_log_likelihood(
+        logits, target, prior, evidence, 1.0
+    )
+
+
+def test_likelihood_by_hand():
+    """relu((2, -1)/0.5) = (4, 0); W = (0.5, 1.5): p = (4.5, 1.5)/6."""
+    logits, prior = np.array([[2.0, -1.0]]), np.array([0.5, 1.5])
+    assert negative_log_likelihood(logits, np.array([0]), prior, relu_evidence, 0.5) == pytest.approx(-np.log(0.75))
+    assert negative_log_likelihood(logits, np.array([1]), prior, relu_evidence, 0.5) == pytest.approx(-np.log(0.25))
+
+
+def test_threshold_is_the_largest_vacuity_that_keeps_the_error_rate():
+    """100 rows in order of vacuity, the 80 most certain right, then every second one wrong: found by enumeration."""
+    vacuity = np.arange(100) / 100
+    correct = (np.arange(100) < 80) | (np.arange(100) % 2 == 0)
+    kept = [i for i in range(100) if np.mean(~correct[: i + 1]) <= 0.08]
+    assert refer_threshold(vacuity, correct, target_error=0.08) == vacuity[max(kept)]
+
+
+def test_a_model_without_tune_errors_refers_what_is_less_certain_than_all_of_them():
+    vacuity = np.linspace(0.1, 0.6, 50)
+    assert refer_threshold(vacuity, np.ones(50, dtype=bool)) == pytest.approx(0.6)
+
+
+def test_a_weak_model_still_answers_for_half_of_its_rows():
+    vacuity = np.linspace(0.1, 0.9, 40)
+    found = refer_threshold(vacuity, np.zeros(40, dtype=bool))
+    assert np.mean(vacuity > found) == 0.5
+
+
+def test_few_rows_refer_only_where_there_is_no_evidence():
+    assert refer_threshold(np.full(19, 0.5), np.ones(19, dtype=bool)) == 0.999
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    rows=st.integers(20, 80),
+    target_error=st.floats(0.0, 0.5),
+    max_referred=st.floats(0.0, 0.9),
+)
+@settings(max_examples=60, deadline=None)
+def test_threshold_keeps_its_bounds_for_any_rows(seed, rows, target_error, max_referred):
+    rng = np.random.default_rng(seed)
+    vacuity = rng.random(rows).round(1)  # ties
+    correct = rng.random(rows) < 0.8
+    found = refer_threshold(vacuity, correct, target_error=target_error, max_referred=max_referred)
+    assert 0.0 <= found <= 0.999
+    assert np.mean(np.minimum(vacuity, 0.999) > found) <= max_referred + 1e-12
+    order = rng.permutation(rows)
+    assert found == refer_threshold(
+        vacuity[order], correct[order], target_error=target_error, max_referred=max_referred
+    )

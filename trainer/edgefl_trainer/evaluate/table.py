@@ -1,0 +1,230 @@
+"""The comparison table: methods down, sites across, then mean ± spread, worst site and bytes per round.
+
+Guarantees: the same summaries give the same text; nothing is rounded in ``csv`` and ``json``; the caption says over
+what the spread runs. Runs that differ in nothing but their seed share a row. Spread is the sample standard deviation
+(ddof=1): over seeds where a row has several, else over sites (docs/methods.md, "evaluation").
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+Summary = Mapping[str, Any]
+"""The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``rows`` (``val`` or ``test``)."""
+
+FORMATS = ("md", "csv", "json", "latex")
+UNDEFINED = "–"
+LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
+    letter: "\\" + letter for letter in "_%&#${}"
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A mean and its sample standard deviation; ``None`` where undefined."""
+
+    mean: float | None
+    std: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableRow:
+    """One method under one setting."""
+
+    method: str
+    preset: str | None
+    rounds: int | None
+    seeds: tuple[int, ...]
+    sites: dict[str, Figure]  # balanced accuracy; the spread of a site is over seeds
+    mean: Figure  # over sites
+    spread_over: str  # "seeds" or "sites": what the spread of ``mean`` runs over
+    worst: float | None
+    bytes_up_per_round: float | None
+    bytes_down_per_round: float | None
+
+
+def table_rows(summaries: Sequence[Summary]) -> list[TableRow]:
+    """Gather summaries into rows, in the order in which a setting first appears.
+
+    Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``.
+
+    Args:
+        summaries: Of the runs to compare.
+
+    Raises:
+        ValueError: There is no run, or the runs are of different tasks.
+    """
+    if not summaries:
+        raise ValueError("there is no run to show; give at least one run folder")
+    tasks = sorted({str(summary.get("task")) for summary in summaries})
+    if len(tasks) > 1:
+        raise ValueError(f"the runs are of {len(tasks)} tasks ({', '.join(tasks)}); a table compares runs of one task")
+    groups: list[tuple[tuple[object, ...], list[Summary]]] = []
+    for summary in summaries:
+        key = tuple(summary.get(name) for name in ("label", "method", "preset", "rounds", "rows"))
+        for known, runs in groups:
+            if known == key and all(run.get("seed") != summary.get("seed") for run in runs):
+                runs.append(summary)
+                break
+        else:
+            groups.append((key, [summary]))
+    return _numbered([_row(runs) for _, runs in groups])
+
+
+def _numbered(rows: list[TableRow]) -> list[TableRow]:
+    seen: dict[tuple[object, ...], int] = {}
+    numbered = []
+    for row in rows:
+        key = (row.method, row.preset, row.rounds)
+        seen[key] = seen.get(key, 0) + 1
+        numbered.append(row if seen[key] == 1 else replace(row, method=f"{row.method} #{seen[key]}"))
+    return numbered
+
+
+def _row(runs: Sequence[Summary]) -> TableRow:
+    first = runs[0]
+    several = len(runs) > 1
+    means = [run["mean_balanced_accuracy"] for run in runs]
+    names = sorted({name for run in runs for name in run["sites"]})
+    per_site = {name: [run["sites"].get(name, {}).get("balanced_accuracy") for run in runs] for name in names}
+    return TableRow(
+        method=str(first.get("label") or first["method"]),
+        preset=first.get("preset"),
+        rounds=first.get("rounds"),
+        seeds=tuple(sorted(int(run["seed"]) for run in runs if run.get("seed") is not None)),
+        sites={name: _figure(values) for name, values in per_site.items()},
+        mean=_figure(means) if several else Figure(mean=_figure(means).mean, std=first.get("std_balanced_accuracy")),
+        spread_over="seeds" if several else "sites",
+        worst=_figure([run.get("worst_balanced_accuracy") for run in runs]).mean,
+        bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
+        bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
+    )
+
+
+def _figure(values: Sequence[int | float | None]) -> Figure:
+    known = [float(value) for value in values if value is not None]
+    if not known:
+        return Figure(mean=None)
+    return Figure(mean=float(np.mean(known)), std=float(np.std(known, ddof=1)) if len(known) > 1 else None)
+
+
+def caption(summaries: Sequence[Summary], machine: str | None = None) -> str:
+    """Return what a reader must know to judge the figures: rows reported, presets, seeds, spread, machine.
+
+    Args:
+        summaries: Of the runs shown.
+        machine: What they ran on, in words; left out when unknown.
+    """
+    rows = table_rows(summaries)
+    reported = sorted({str(summary["rows"]) for summary in summaries if summary.get("rows")})
+    seeds = sorted({seed for row in rows for seed in row.seeds})
+    kinds = sorted({row.spread_over for row in rows})
+    over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
+    parts = [
+        "Balanced accuracy per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
+        f"task {summaries[0].get('task')}",
+        f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
+        f"± is the sample standard deviation (ddof=1) over {over}",
+    ]
+    return "; ".join(parts + ([machine] if machine else [])) + "."
+
+
+def render_table(summaries: Sequence[Summary], style: str = "md", *, machine: str | None = None) -> str:
+    """Return the table as text.
+
+    Args:
+        summaries: Of the runs to compare.
+        style: One of ``FORMATS``.
+        machine: For the caption; see ``caption``.
+
+    Raises:
+        ValueError: The style is unknown, there is no run, or the runs are of different tasks.
+    """
+    if style not in FORMATS:
+        raise ValueError(f"table format {style!r} is unknown; {', '.join(FORMATS)} are known")
+    rows = table_rows(summaries)
+    text = caption(summaries, machine)
+    if style == "json":
+        return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
+    names = sorted({name for row in rows for name in row.sites})
+    if style == "csv":
+        return _csv(rows, names)
+    head = ["method", *names, "mean ± std", "worst", "up / round", "down / round"]
+    alike = len({(row.preset, row.rounds) for row in rows}) == 1
+    body = [_cells(row, names, alike) for row in rows]
+    return _markdown(head, body, text) if style == "md" else _latex(head, body, text)
+
+
+def _cells(row: TableRow, names: Sequence[str], alike: bool) -> list[str]:
+    name = row.method if alike else f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)"
+    sites = [_shown(row.sites.get(site, Figure(mean=None))) for site in names]
+    traffic = [_bytes(row.bytes_up_per_round), _bytes(row.bytes_down_per_round)]
+    return [name, *sites, _shown(row.mean), _shown(Figure(mean=row.worst)), *traffic]
+
+
+def _shown(figure: Figure) -> str:
+    if figure.mean is None:
+        return UNDEFINED
+    return f"{figure.mean:.3f}" + ("" if figure.std is None else f" ± {figure.std:.3f}")
+
+
+def _bytes(count: float | None) -> str:
+    if count is None:
+        return UNDEFINED
+    for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
+    end = ["mean", "std", "std_over", "worst", "bytes_up_per_round", "bytes_down_per_round"]
+    writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
+    for row in rows:
+        figures = [row.sites.get(name, Figure(mean=None)) for name in names]
+        sites = [value for figure in figures for value in (figure.mean, figure.std)]
+        start = [row.method, row.preset, row.rounds, " ".join(map(str, row.seeds))]
+        finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst]
+        writer.writerow([*start, *sites, *finish, row.bytes_up_per_round, row.bytes_down_per_round])
+    return out.getvalue()
+
+
+def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
+    return (
+        "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+        + f"\n\n{text}\n"
+    )
+
+
+def _latex(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+    def escaped(cell: str) -> str:
+        return "".join(LATEX.get(letter, letter) for letter in cell)
+
+    lines = [" & ".join(escaped(cell) for cell in line) + r" \\" for line in (head, *body)]
+    plain = escaped(text.replace("`", ""))
+    columns = "l" + "r" * (len(head) - 1)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{plain}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
