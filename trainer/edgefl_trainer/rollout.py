@@ -33,10 +33,10 @@ def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Ten
     """
     if not factors:
         raise ValueError("rollout needs the attention of at least one block; found none")
-    first = factors[-1]
-    row = torch.zeros_like(first[:, :1])  # (B, 1, T)
-    row[:, :, 0] = 1
-    for factor in reversed(factors):
+    last = factors[-1]
+    class_token = torch.eye(1, last.shape[-1], dtype=last.dtype, device=last.device)
+    row = (class_token + last[:, :1]) / 2  # (B, 1, T)
+    for factor in reversed(factors[:-1]):
         row = (row + row @ factor) / 2  # r·(A + I)/2, I never built
     return row[:, 0, 1:]  # (B, N)
 

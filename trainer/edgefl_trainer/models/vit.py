@@ -266,8 +266,8 @@ def _attend(
     """Multi-head attention of one block with its prefix; the rollout factor too when a mode is given."""
     batch, length, _ = tokens.shape
     heads, width = attention.num_heads, attention.head_dim
-    packed = attention.qkv(tokens).reshape(batch, length, 3, heads, width).permute(2, 0, 3, 1, 4)
-    query, key, value = packed.unbind(0)  # (B, h, T, d_h)
+    parts = attention.qkv(tokens).split(heads * width, dim=-1)
+    query, key, value = (part.reshape(batch, length, heads, width).transpose(1, 2) for part in parts)  # (B, h, T, d_h)
     query, key = attention.q_norm(query), attention.k_norm(key)
     if prefix is not None:
         pair = prefix.to(key.dtype).permute(0, 2, 1, 3).unsqueeze(1).expand(-1, batch, -1, -1, -1)  # (2, B, h, P, d_h)
