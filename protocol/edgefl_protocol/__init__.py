@@ -38,10 +38,8 @@ from edgefl_protocol.envelope import (
     Opened,
     Tolerance,
     envelope_sha256,
-    expected_reply,
     open_enrolment,
     open_envelope,
-    reply_fields,
     seal,
     unverified_header,
 )
@@ -59,6 +57,7 @@ from edgefl_protocol.keys import (
 )
 from edgefl_protocol.payload import Payload, digest, state_digest
 from edgefl_protocol.replay import JudgedByCaller, ReplayWindow, judge
+from edgefl_protocol.replies import expected_reply, reply_fields
 
 __all__ = [
     "EdgeflError",

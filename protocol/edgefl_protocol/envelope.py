@@ -247,39 +247,6 @@ def envelope_sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def expected_reply(request: bytes) -> Expected:
-    """Return what the reply to our own request must show.
-
-    Args:
-        request: the envelope that we sealed and sent.
-    """
-    header = unverified_header(request)  # our own bytes
-    return Expected(
-        mth=header.mth,
-        pth=header.pth,
-        fed=header.fed,
-        typ="reply",
-        cty=header.cty,
-        irt=envelope_sha256(request),
-        seq=header.seq,
-    )
-
-
-def reply_fields(request: Opened, *, sts: int, now_ms: int, lifetime_ms: int = MAX_LIFETIME_MS) -> dict[str, object]:
-    """Return the header fields of the reply to a request that we opened.
-
-    Args:
-        request: the opened request.
-        sts: HTTP status.
-        now_ms: the clock, Unix ms.
-        lifetime_ms: how long the reply is valid.
-    """
-    header = request.header
-    route = {"mth": header.mth, "pth": header.pth, "fed": header.fed, "cty": header.cty, "rnd": header.rnd}
-    binding = {"typ": "reply", "seq": header.seq, "irt": request.envelope_sha256, "sts": sts}
-    return {**route, **binding, "iat": now_ms, "exp": now_ms + lifetime_ms}
-
-
 @dataclass(frozen=True)
 class _Incoming:
     """An envelope whose outside was checked and whose inside is still sealed."""

@@ -1,8 +1,8 @@
 """Payload: the content of a broadcast or a reply; named arrays plus a small flat dict of numbers and strings.
 
 Guarantees: nothing but finite arrays of twelve plain types, integers, finite floats and text can be in it; equal
-content has equal bytes; decoding is bounded and raises `PayloadError` and nothing else. Layout: safetensors (`tensors`),
-scalars in its metadata as text with one letter for the type (`i:7`, `f:0.5`, `s:warm`).
+content has equal bytes; decoding is bounded and raises `PayloadError` and nothing else. Layout: that of `tensors`; the
+scalars lie in its metadata as text with one letter for the type (`i:7`, `f:0.5`, `s:warm`).
 
 Digests: SHA-256 over PAE(name, type, shape, little-endian bytes, …) of the arrays in name order.
 """

@@ -14,11 +14,12 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol import strict_json
 from edgefl_protocol.errors import PayloadError
 
 Array = NDArray[Any]
@@ -177,35 +178,12 @@ def _read_header(data: bytes, max_header: int) -> tuple[dict[str, Any], int]:
     if length > len(data) - 8:
         raise PayloadError("the header ends behind the end of the file", "truncated")
     try:
-        header = json.loads(
-            data[8 : 8 + length].decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_float=_refuse_number,
-            parse_constant=_refuse_number,
-            parse_int=_read_int,
-        )
-    except (ValueError, RecursionError):
-        raise PayloadError("the tensor header is not JSON", "bad_header") from None
+        header = strict_json.loads(data[8 : 8 + length].decode("utf-8"))
+    except ValueError:
+        raise PayloadError("the tensor header is not strict JSON", "bad_header") from None
     if type(header) is not dict:
         raise PayloadError("the tensor header is not a JSON object", "bad_header")
     return header, 8 + length
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise PayloadError("the tensor header names something twice", "bad_header")
-    return result
-
-
-def _refuse_number(text: str) -> NoReturn:
-    raise PayloadError("the tensor header holds a number that is not an integer", "bad_header")
-
-
-def _read_int(text: str) -> int:
-    if len(text) > 16:
-        raise PayloadError("the tensor header holds an integer of more than 16 digits", "bad_offsets")
-    return int(text)
 
 
 def _read_metadata(value: object) -> dict[str, str]:
