@@ -111,7 +111,10 @@ def test_curves_are_picked_by_site_and_round():
     assert found == {"a": {2: 0.7, 1: 0.9}, "b": {2: 0.7, 1: 0.6}}
 
 
-@pytest.mark.parametrize("runs", [{"one": LINES}, {"one": LINES, "two": LINES, "empty": []}])
+ABOVE = [{"round": r, "site": "b", "balanced_accuracy": 0.7 + 0.1 * r} for r in (1, 2)]
+
+
+@pytest.mark.parametrize("runs", [{"one": [*LINES, *ABOVE]}, {"one": LINES, "two": ABOVE, "empty": []}])
 def test_the_picture_is_a_drawn_png(runs):
     data = plot_rounds(runs, title="rounds")
     picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))

@@ -1,0 +1,54 @@
+"""benchmarks/colour_baseline.py on a drawn manifest: the command of the results page runs and its keys are stable."""
+
+import json
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "colour_baseline.py"
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Two sites of 60 images whose classes differ in colour, the opposite way round at the second."""
+    rng = np.random.default_rng(0)
+    (tmp_path / "images").mkdir()
+    lines = ["image,file,label,center,lesion_id,split"]
+    for i in range(120):
+        site, nevus = ("a", "b")[i % 2], rng.random() < 0.5
+        pixels = rng.integers(0, 80, (8, 8, 3)) + (120 if nevus == (site == "a") else 30)
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "images" / f"{i}.png")
+        split = "val" if i % 6 < 2 else "train"
+        lines.append(f"{i},images/{i}.png,{'NV' if nevus else 'MEL'},{site},lesion{i},{split}")
+    (tmp_path / "index.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def command(*arguments):
+    return CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], arguments)
+
+
+def test_json_has_the_keys_of_a_summary(manifest, tmp_path):
+    data = ("--data", f"manifest:{manifest}", "--task", "nevus", "--image-px", "8", "--cache-dir", str(tmp_path / "c"))
+    run = command(*data, "--json")
+    assert run.exit_code == 0, run.output
+    result = json.loads(run.stdout)
+    assert list(result["sites"]) == ["a", "b"]
+    assert [site["n_train"] for site in result["sites"].values()] == [40, 40]
+    assert [site["n_test"] for site in result["sites"].values()] == [20, 20]
+    assert result["mean_balanced_accuracy"] > 0.9
+    assert result["pooled"]["mean_balanced_accuracy"] < 0.8  # one model cannot follow both
+    assert result["rows"] == "val"
+    assert "mean of sites" in command(*data).stdout
+
+
+def test_missing_data_is_one_sentence(tmp_path):
+    run = command("--data", f"manifest:{tmp_path / 'nothing.zip'}")
+    assert run.exit_code == 1
+    assert run.stdout == ""
+    assert "nothing.zip" in run.stderr
+    assert "Traceback" not in run.stderr
