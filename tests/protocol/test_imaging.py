@@ -65,7 +65,7 @@ def bicubic_antialias(image: np.ndarray, size: int) -> np.ndarray:
 
 @pytest.mark.parametrize(("height", "width", "size"), [(150, 200, 84), (48, 64, 84), (84, 84, 28), (31, 300, 32)])
 def test_resize_is_bicubic_with_antialias(height: int, width: int, size: int) -> None:
-    """DESIGN 7, preprocess.json: bicubic, antialias. Oracle: the filter written out in numpy, in float64."""
+    """The bundle format, preprocess.json: bicubic, antialias. Oracle: the filter written out in numpy, in float64."""
     image = photograph(height, width)
     difference = np.abs(resize(image, size).astype(float) - bicubic_antialias(image, size))
     assert difference.max() <= 1.5  # Pillow rounds after each of the two passes
@@ -220,7 +220,7 @@ def test_main_picture_of_a_multi_picture_jpeg() -> None:
 
 
 def test_from_pillow_equals_decode() -> None:
-    """DESIGN 2, one image path: an opened image and its file give the same array."""
+    """One image path: an opened image and its file give the same array."""
     data = encoded(photograph(), "JPEG", exif=exif(6))
     np.testing.assert_array_equal(from_pillow(Image.open(io.BytesIO(data))), decode(data))
 
@@ -269,7 +269,7 @@ RECORD = {
 
 
 def test_preprocess_record_round_trip() -> None:
-    """DESIGN 7: preprocess.json, through real JSON."""
+    """The bundle format, preprocess.json, through real JSON."""
     read = Preprocess.from_json(json.loads(json.dumps(RECORD)))
     assert read == Preprocess(size=84, std=(0.25, 0.25, 0.25))
     assert read.to_json() == RECORD
@@ -298,7 +298,7 @@ def test_preprocess_record_round_trip() -> None:
     ],
 )
 def test_preprocess_refuses(change: dict[str, object]) -> None:
-    """DESIGN 7: exact keys and known values, else the record is refused."""
+    """The bundle format: exact keys and known values, else the record is refused."""
     with pytest.raises(ValueError, match=r"\w+ is|keys are"):
         Preprocess.from_json({**RECORD, **change})
 

@@ -1,0 +1,149 @@
+"""The zip around a bundle: stored, in one canonical form, held in memory.
+
+There is exactly one archive for a sequence of (name, bytes) pairs, and the reader accepts nothing else: it rebuilds
+each header from what it claims and compares. So compression, encryption, comments, extra fields, data descriptors,
+zip64, links and devices, hidden bytes between members, overlaps and trailing data cannot occur, and no path is ever
+written anywhere. Any unzip tool can read the result.
+
+    (1) the end record closes the file, and counts and places the central directory right
+    (2) each directory entry equals the canonical one for its name, size, checksum and place; names are plain and unique
+    (3) members stand back to back from byte 0, each behind its canonical local header, CRC-32 right
+    (4) the directory starts where the last member ends
+
+Source: PKWARE APPNOTE 6.3.10, 4.3.7, 4.3.12 and 4.3.16; docs/security.md, attack list 10, check 28.
+"""
+
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+
+from edgefl_protocol.errors import BundleError
+
+MAX_ARCHIVE_BYTES = 1 << 30
+MAX_MEMBERS = 16
+
+_NAME = re.compile(r"[a-z0-9_]{1,40}(\.[a-z0-9_]{1,20}){1,2}")
+_VERSION = 20  # needed to extract; 2.0
+_MADE_BY = (3 << 8) | _VERSION  # 3: Unix, so that the attributes below are a file mode
+_DATE = (1 << 5) | 1  # 1 January 1980, the earliest a zip can say
+_REGULAR_FILE = 0o100644 << 16
+_ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")  # central directory, 46 bytes before the name
+_END = struct.Struct("<4sHHHHIIH")  # 22 bytes
+
+
+def write_archive(members: Mapping[str, bytes]) -> bytes:
+    """Write the canonical archive of these members, in this order.
+
+    Args:
+        members: name to content; names like `score.onnx`.
+
+    Raises:
+        BundleError: too many members, too many bytes or a name of another form (`bad_archive`).
+    """
+    if len(members) > MAX_MEMBERS:
+        raise _refused(f"{len(members)} members; allowed are {MAX_MEMBERS}")
+    parts: list[bytes] = []
+    directory: list[bytes] = []
+    place = 0
+    for name, content in members.items():
+        if not _NAME.fullmatch(name):
+            raise _refused(f"a member is named {name[:80]!r}")
+        checksum = zlib.crc32(content)
+        header = _local_header(name.encode(), len(content), checksum)
+        directory.append(_entry(name.encode(), len(content), checksum, place))
+        parts += [header, content]
+        place += len(header) + len(content)
+    tail = b"".join(directory)
+    if place + len(tail) + _END.size > MAX_ARCHIVE_BYTES:
+        raise _refused(f"more than {MAX_ARCHIVE_BYTES:,} bytes in all")
+    return b"".join([*parts, tail, _end(len(members), len(tail), place)])
+
+
+def read_archive(data: bytes) -> dict[str, bytes]:
+    """Read a canonical archive.
+
+    Args:
+        data: the whole file.
+
+    Returns:
+        Name to content, in the order of the file.
+
+    Raises:
+        BundleError: `too_large`, `truncated` or `bad_archive`.
+    """
+    if len(data) > MAX_ARCHIVE_BYTES:
+        raise BundleError(f"the bundle has {len(data):,} bytes; allowed are {MAX_ARCHIVE_BYTES:,}", "too_large")
+    # (1)
+    if not data.startswith(b"PK\x03\x04"):
+        raise _refused("it does not begin like one")
+    if len(data) < _END.size or data[-_END.size : -_END.size + 4] != b"PK\x05\x06":
+        raise BundleError("the bundle does not end where an archive must; fetch the file again", "truncated")
+    count, length, start = struct.unpack_from("<HII", data, len(data) - _END.size + 10)
+    if count > MAX_MEMBERS:
+        raise _refused(f"{count:,} members; allowed are {MAX_MEMBERS}")
+    if data[-_END.size :] != _end(count, length, start) or start + length + _END.size != len(data):
+        raise _refused("its end record does not fit")
+    # (2)
+    claims = _read_directory(data[start : start + length], count)
+    # (3)
+    members: dict[str, bytes] = {}
+    place = 0
+    for name, size, checksum, claimed in claims:
+        header = _local_header(name.encode(), size, checksum)
+        begin = place + len(header)
+        if claimed != place or data[place:begin] != header or begin + size > start:
+            raise _refused(f"{name} does not stand where and as the directory says")
+        content = data[begin : begin + size]
+        if zlib.crc32(content) != checksum:
+            raise _refused(f"the checksum of {name} is wrong: the file is damaged")
+        members[name] = content
+        place = begin + size
+    # (4)
+    if place != start:
+        raise _refused(f"{start - place:,} bytes belong to no member")
+    return members
+
+
+def _read_directory(directory: bytes, count: int) -> list[tuple[str, int, int, int]]:
+    """Read name, size, CRC-32 and place of each member."""
+    claims: list[tuple[str, int, int, int]] = []
+    position = 0
+    for _ in range(count):
+        if position + _ENTRY.size > len(directory):
+            raise _refused("its directory is too short")
+        fields = _ENTRY.unpack_from(directory, position)
+        checksum, size, name_length, place = fields[7], fields[9], fields[10], fields[16]
+        end = position + _ENTRY.size + name_length
+        raw = directory[position + _ENTRY.size : end]
+        if directory[position:end] != _entry(raw, size, checksum, place):
+            raise _refused("a member is compressed, encrypted, a link, or carries extra fields")
+        name = raw.decode("ascii", "replace")
+        if not _NAME.fullmatch(name) or any(name == other for other, *_ in claims):
+            raise _refused(f"a member is named {name[:80]!r}, or stands twice")
+        claims.append((name, size, checksum, place))
+        position = end
+    if position != len(directory):
+        raise _refused("its directory is longer than its members")
+    return claims
+
+
+def _local_header(name: bytes, size: int, checksum: int) -> bytes:
+    return (
+        struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", _VERSION, 0, 0, 0, _DATE, checksum, size, size, len(name), 0) + name
+    )
+
+
+def _entry(name: bytes, size: int, checksum: int, place: int) -> bytes:
+    fixed = (b"PK\x01\x02", _MADE_BY, _VERSION, 0, 0, 0, _DATE, checksum, size, size, len(name), 0, 0, 0, 0)
+    return _ENTRY.pack(*fixed, _REGULAR_FILE, place) + name
+
+
+def _end(count: int, length: int, start: int) -> bytes:
+    return _END.pack(b"PK\x05\x06", 0, 0, count, count, length, start, 0)
+
+
+def _refused(found: str) -> BundleError:
+    return BundleError(
+        f"the bundle is not an archive as edgefl-export writes it: {found}; fetch it again", "bad_archive"
+    )

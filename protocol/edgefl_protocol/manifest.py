@@ -1,0 +1,280 @@
+"""What a bundle's signer vouches for: release, validity and the hash of every member; and the signatures themselves.
+
+Guarantees: a `Manifest` that exists satisfies every form below. The reader takes exactly the documented keys.
+
+    manifest.json    {"format": 1, "federation": name|null, "line", "task", "version": int >= 1, "min_client",
+                      "min_runtime", "created": ms, "expires": ms|null, "members": [{"name", "size", "sha256"}]},
+                     members in name order
+    signatures.json  [{"keyid": 64 hex, "alg": "ed25519", "sig": hex}] over PAE("eflb1/manifest", manifest bytes)
+
+Times are milliseconds since 1970 (UTC). Other values of `alg` are room for a second, quantum-safe signature; they are
+never counted. Source: DESIGN 7 of the formats in docs/design.md; docs/security.md 2.8.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
+from edgefl_protocol.errors import BundleError
+
+FORMAT = 1
+SIGNING_LABEL = "eflb1/manifest"
+CLIENT_VERSION = "0.1.0"  # what `min_client` is compared with; a test keeps it equal to the distribution's
+MAX_SIGNATURES = 16
+
+REQUIRED_MEMBERS = frozenset({"score.onnx", "weights.safetensors", "preprocess.json", "labels.json", "card.json"})
+OPTIONAL_MEMBERS = frozenset({"train_step.onnx", "encode.onnx", "tokenizer.json", "answers.json"})
+
+_KEYS = {
+    "format",
+    "federation",
+    "line",
+    "task",
+    "version",
+    "min_client",
+    "min_runtime",
+    "created",
+    "expires",
+    "members",
+}
+_WORD = re.compile(r"[a-z0-9-]{1,32}")
+_RELEASE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,2}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_SIGNATURE = re.compile(r"([0-9a-f]{2}){1,8192}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleFields:
+    """What the publisher of a bundle decides.
+
+    Attributes:
+        federation: `[a-z0-9-]{1,32}`, or None for a model of no federation.
+        line: product line within the federation; versions are counted per (federation, line, task).
+        task: what is told apart, such as `all` or `nevus`.
+        version: 1 or more, higher than every published one of the same (federation, line, task).
+        created_ms: time of publication.
+        expires_ms: the device refuses the bundle from then on; None for never.
+        min_client: oldest edgefl that can read it, such as `0.1.0`.
+        min_runtime: oldest onnxruntime that can run it, such as `1.23`.
+    """
+
+    federation: str | None
+    line: str
+    task: str
+    version: int
+    created_ms: int
+    expires_ms: int | None = None
+    min_client: str = CLIENT_VERSION
+    min_runtime: str = "1.23"
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file inside a bundle: name, size in bytes, SHA-256 in hex."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The signed record of a bundle; the attributes of `BundleFields` and the members.
+
+    Raises:
+        BundleError: a value is not of the documented form (`bad_manifest`).
+    """
+
+    federation: str | None
+    line: str
+    task: str
+    version: int
+    created_ms: int
+    expires_ms: int | None
+    min_client: str
+    min_runtime: str
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        for name, word in (("federation", self.federation), ("line", self.line), ("task", self.task)):
+            if name != "federation" or word is not None:
+                _expect(isinstance(word, str) and _WORD.fullmatch(word), f"{name} is not 1 to 32 of a-z, 0-9 and -")
+        _expect(_whole(self.version, 1, 2**31), "version is not a whole number from 1 to 2^31")
+        _expect(_whole(self.created_ms, 0, MAX_INT), "created is not a time in milliseconds")
+        _expect(self.expires_ms is None or _whole(self.expires_ms, 0, MAX_INT), "expires is not a time or null")
+        for name, release in (("min_client", self.min_client), ("min_runtime", self.min_runtime)):
+            _expect(isinstance(release, str) and _RELEASE.fullmatch(release), f"{name} is not a version like 1.23.0")
+        names = [member.name for member in self.members]
+        _expect(names == sorted(set(names)), "members are not in name order, or one stands twice")
+        for member in self.members:
+            _expect(_whole(member.size, 0, MAX_INT), "a member's size is not a whole number")
+            _expect(isinstance(member.sha256, str) and _HASH.fullmatch(member.sha256), "a sha256 is not 64 hex digits")
+
+    @property
+    def line_key(self) -> tuple[str | None, str, str]:
+        """(federation, line, task): versions are counted and compared within this."""
+        return self.federation, self.line, self.task
+
+    def to_bytes(self) -> bytes:
+        """Write `manifest.json`; equal manifests give equal bytes."""
+        members = [{"name": m.name, "size": m.size, "sha256": m.sha256} for m in self.members]
+        return write_json(
+            {
+                "format": FORMAT,
+                "federation": self.federation,
+                "line": self.line,
+                "task": self.task,
+                "version": self.version,
+                "min_client": self.min_client,
+                "min_runtime": self.min_runtime,
+                "created": self.created_ms,
+                "expires": self.expires_ms,
+                "members": members,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One signature over the manifest; `sig` in bytes, `keyid` in hex."""
+
+    keyid: str
+    alg: str
+    sig: bytes
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Read `manifest.json`.
+
+    Raises:
+        BundleError: `unknown_format` for another format number, else `bad_manifest`.
+    """
+    record = _parse(data, "manifest.json", "bad_manifest")
+    if isinstance(record, dict) and "format" in record and (type(record["format"]), record["format"]) != (int, FORMAT):
+        raise BundleError(
+            f"the bundle is not of format {FORMAT}, the one this version reads; update edgefl", "unknown_format"
+        )
+    if not isinstance(record, dict) or set(record) != _KEYS or not isinstance(record["members"], list):
+        raise _bad(f"its keys are not exactly {', '.join(sorted(_KEYS))}")
+    members = []
+    for entry in record["members"]:
+        if (
+            not isinstance(entry, dict)
+            or set(entry) != {"name", "size", "sha256"}
+            or not isinstance(entry["name"], str)
+        ):
+            raise _bad("a member is not {name, size, sha256}")
+        members.append(Member(entry["name"], entry["size"], entry["sha256"]))
+    return Manifest(
+        federation=record["federation"],
+        line=record["line"],
+        task=record["task"],
+        version=record["version"],
+        created_ms=record["created"],
+        expires_ms=record["expires"],
+        min_client=record["min_client"],
+        min_runtime=record["min_runtime"],
+        members=tuple(members),
+    )
+
+
+def parse_signatures(data: bytes) -> tuple[Signature, ...]:
+    """Read `signatures.json`.
+
+    Raises:
+        BundleError: not the documented list (`bad_signatures`).
+    """
+    record = _parse(data, "signatures.json", "bad_signatures")
+    problem = BundleError(
+        "signatures.json is not a list of 1 to 16 {keyid, alg, sig}; fetch it again", "bad_signatures"
+    )
+    if not isinstance(record, list) or not 1 <= len(record) <= MAX_SIGNATURES:
+        raise problem
+    found: list[Signature] = []
+    for entry in record:
+        if not isinstance(entry, dict) or set(entry) != {"keyid", "alg", "sig"}:
+            raise problem
+        forms = (("keyid", _HASH), ("alg", _WORD), ("sig", _SIGNATURE))
+        if not all(isinstance(entry[key], str) and form.fullmatch(entry[key]) for key, form in forms):
+            raise problem
+        found.append(Signature(entry["keyid"], entry["alg"], bytes.fromhex(entry["sig"])))
+    if len({(s.keyid, s.alg) for s in found}) != len(found) or data != write_signatures(found):
+        raise problem  # one way to write it, so that no byte of a bundle can change unseen
+    return tuple(found)
+
+
+def write_signatures(signatures: Sequence[Signature]) -> bytes:
+    """Write `signatures.json`."""
+    return write_json([{"keyid": s.keyid, "alg": s.alg, "sig": s.sig.hex()} for s in signatures])
+
+
+def check_validity(
+    manifest: Manifest, now_ms: int, last_seen: Mapping[tuple[str | None, str, str], int] | None
+) -> None:
+    """Refuse a bundle that is past its time, needs a newer client, or is older than one seen before.
+
+    Raises:
+        BundleError: `expired`, `client_too_old` or `rolled_back`.
+    """
+    if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
+        days = (now_ms - manifest.expires_ms) // 86_400_000
+        raise BundleError(f"the bundle expired {days} days ago; fetch a newer one, or check this clock", "expired")
+    if release(manifest.min_client) > release(CLIENT_VERSION):
+        raise BundleError(
+            f"the bundle needs edgefl {manifest.min_client}, this is {CLIENT_VERSION}; update edgefl", "client_too_old"
+        )
+    seen = (last_seen or {}).get(manifest.line_key, 0)
+    if manifest.version < seen:
+        raise BundleError(
+            f"the bundle is version {manifest.version}, version {seen} was seen before; use that or a newer one",
+            "rolled_back",
+        )
+
+
+def check_update(current: Manifest, new: Manifest) -> None:
+    """Refuse a bundle that may not replace the current one: other federation, line or task, or not a higher version.
+
+    Raises:
+        BundleError: `other_line` or `rolled_back`.
+    """
+    if new.line_key != current.line_key:
+        raise BundleError(
+            f"the bundle is for {_spoken(new)}, this device runs {_spoken(current)}; ask for one of that line",
+            "other_line",
+        )
+    if new.version <= current.version:
+        raise BundleError(
+            f"the bundle is version {new.version}, this device runs {current.version}; fetch a higher one",
+            "rolled_back",
+        )
+
+
+def release(version: str) -> tuple[int, ...]:
+    """Turn `1.23` into (1, 23, 0), which compares as versions do."""
+    numbers = tuple(int(part) for part in version.split("."))
+    return numbers + (0,) * (3 - len(numbers))
+
+
+def _spoken(manifest: Manifest) -> str:
+    return "/".join((manifest.federation or "no federation", manifest.line, manifest.task))
+
+
+def _parse(data: bytes, name: str, code: str) -> object:
+    try:
+        return parse_json(data)
+    except ValueError as error:
+        raise BundleError(f"{name} is not strict JSON: {error}; fetch the bundle again", code) from error
+
+
+def _whole(value: object, low: int, high: int) -> bool:
+    return type(value) is int and low <= value <= high
+
+
+def _expect(holds: object, found: str) -> None:
+    if not holds:
+        raise _bad(found)
+
+
+def _bad(found: str) -> BundleError:
+    return BundleError(f"manifest.json is refused: {found}; ask the publisher for a correct bundle", "bad_manifest")
