@@ -9,7 +9,7 @@ the engine can count bytes, save, resume and compare digests without knowing the
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -55,6 +55,7 @@ class Task:
     rounds: int  # train rounds R
     epochs: int  # local epochs E of one round
     seed: int
+    initial: Arrays = field(default_factory=dict)  # weights to learn on, by the backbone's own names; empty: fresh
 
 
 @dataclass(frozen=True)
@@ -171,3 +172,11 @@ class Method(Protocol):
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The model this site would score with now; None where the method makes none."""
+
+
+@runtime_checkable
+class LearnsBackbone(Protocol):
+    """What a self-supervised method adds: the encoder it learned."""
+
+    def backbone(self, state: State) -> Arrays:
+        """The encoder's weights by timm's names, without fixed position tables."""

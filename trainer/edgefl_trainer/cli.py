@@ -1,0 +1,114 @@
+"""`edgefl-train`: run, evaluate, predict with and compare federated methods. Results on stdout, the rest on stderr.
+
+Exit status: 0 done, 1 failed, 2 usage or missing extra, 3 refused. A known failure is one sentence, never a traceback.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+from edgefl_protocol.errors import EdgeflError
+
+USAGE_CODES = frozenset({"run", "backbone", "data"})  # what the command line asked for cannot be had
+
+
+def main() -> None:
+    """Console entry point."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        click.echo("stopped; go on with --resume", err=True)
+        sys.exit(1)
+    except EdgeflError as error:
+        click.echo(f"edgefl-train: {error}", err=True)
+        sys.exit(1)
+
+
+def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Say in one sentence that the extra is missing, instead of failing at an import."""
+
+    def checked(*args: Any, **options: Any) -> Any:
+        if find_spec("torch") is None or find_spec("timm") is None:
+            raise click.UsageError("this command needs edgefl[trainer]: pip install 'edgefl[trainer]'")
+        return command(*args, **options)
+
+    checked.__name__, checked.__doc__ = command.__name__, command.__doc__
+    return checked
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="edgefl")
+def cli() -> None:
+    """Train federations of sites on skin images that never leave them."""
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON list instead of text.")
+@needs_trainer
+def methods(as_json: bool) -> None:
+    """List the federated methods, what travels in each, and whether it needs labels."""
+    from edgefl_trainer.methods import METHODS
+
+    facts = [
+        {
+            "name": name,
+            "family": kind.family,
+            "paper": kind.paper,
+            "travels": list(kind.travels),
+            "needs_labels": kind.needs_labels,
+        }
+        for name, kind in sorted(METHODS.items())
+    ]
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    for fact in facts:
+        labels = "labelled images" if fact["needs_labels"] else "no labels"
+        click.echo(f"{fact['name']:<14}{', '.join(fact['travels']) or 'nothing'} travels; {labels}; {fact['paper']}")
+
+
+@cli.command()
+@click.argument("method")
+@click.option("--data", multiple=True, metavar="SPEC", help="Data of the federation; repeatable. See docs/data.md.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+@click.option("--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]")
+@click.option("--classes", metavar="A,B,…", help="Keep only these classes.")
+@click.option("--backbone", metavar="NAME", help="run:DIR, file:PATH, timm:NAME, vit:WIDTHxDEPTH/PATCH or tiny.")
+@click.option("--image-px", type=int, metavar="PX", help="Side of the images.  [default: the backbone's own]")
+@click.option("--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]")
+@click.option("--unlabelled", type=click.Choice(["none", "site", "spread"]), help="Use of images without a label.")
+@click.option("--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]")
+@click.option("--rounds", type=int, metavar="N", help="Train rounds.  [default: the preset's]")
+@click.option("--epochs", type=int, metavar="N", help="Local epochs of a round.  [default: the preset's]")
+@click.option("--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all.")
+@click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: 0]")
+@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: bench84]")
+@click.option("--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE", help="TOML file of settings.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter of the method; repeatable.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+@click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision; auto is bf16 on CUDA.  [default: auto]")
+@click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
+@needs_trainer
+def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
+    """Run METHOD over the sites of the data and leave model, metrics and summary in DIR."""
+    from edgefl_trainer.engine.run import run as run_federation
+    from edgefl_trainer.engine.settings import resolve
+    from edgefl_trainer.engine.text import summary_text
+
+    assignments, config = options.pop("assignments"), options.pop("config")
+    if options["classes"] is not None:
+        options["classes"] = tuple(options["classes"].split(","))
+    options["data"] = options["data"] or None
+    settings = resolve(method, options, config, assignments)
+    summary = run_federation(settings, out, resume=resume)
+    click.echo(json.dumps(summary) if as_json else summary_text(summary))

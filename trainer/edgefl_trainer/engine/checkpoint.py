@@ -1,0 +1,126 @@
+"""Durable progress of a run: every finished site of a phase, and every finished phase, survives a kill.
+
+    checkpoints/latest.json                  which phase is finished and where each state lies; replaced atomically
+    checkpoints/phase-0003/server.safetensors
+    checkpoints/phase-0003/NAME.state.safetensors    a site's state after the phase
+    checkpoints/phase-0003/NAME.reply.safetensors    its reply, kept until the phase is finished
+
+A state is named arrays plus plain values: safetensors with the values in the metadata. The line of metrics of a
+finished site lies beside its reply, so a resumed run prints and logs what the undisturbed run would.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import EdgeflError
+
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.methods.contract import Scalar, State
+
+MAX_STATE_BYTES = 4 * 1024**3
+MAX_JSON_BYTES = 16 * 1024**2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: `phases` finished, and the files of the states as they then were."""
+
+    phases: int = 0
+    server: str = ""
+    sites: Mapping[str, str] | None = None  # site → file
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """What one site left behind in one phase."""
+
+    state: State
+    reply: Payload
+    metrics: Mapping[str, Scalar]
+
+
+class Checkpoints:
+    """The `checkpoints/` folder of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def progress(self) -> Progress:
+        """What `latest.json` says; nothing finished where there is none.
+
+        Raises:
+            RunError: the file is not ours.
+        """
+        path = self._folder / "latest.json"
+        if not path.exists():
+            return Progress()
+        try:
+            found = json.loads(read_bounded(path, MAX_JSON_BYTES))
+            return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.") from error
+
+    def load_state(self, file: str) -> State:
+        """A state by the file name that `Progress` holds.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
+        try:
+            payload = Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
+        except EdgeflError as error:
+            raise RunError(f"checkpoint {file} cannot be read: {error}") from error
+        return State(payload.arrays, payload.scalars)
+
+    def load_site(self, phase: int, name: str) -> SiteResult | None:
+        """A site's work of an unfinished phase; None where it has to be done (again)."""
+        stem = self._phase(phase) / name
+        marker = stem.with_name(f"{name}.metrics.json")
+        if not marker.exists():  # written last: state and reply are whole
+            return None
+        state = self.load_state(f"{self._phase(phase).name}/{name}.state.safetensors")
+        reply = read_bounded(stem.with_name(f"{name}.reply.safetensors"), MAX_STATE_BYTES)
+        metrics = json.loads(read_bounded(marker, MAX_JSON_BYTES))
+        return SiteResult(state, Payload.from_bytes(reply, MAX_STATE_BYTES), metrics)
+
+    def save_site(self, phase: int, name: str, result: SiteResult) -> None:
+        """Keep a site's work of a phase that goes on."""
+        folder = self._phase(phase)
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / f"{name}.state.safetensors", _state_bytes(result.state))
+        write_atomic(folder / f"{name}.reply.safetensors", result.reply.to_bytes())
+        write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
+
+    def finish_phase(self, phase: int, server: State, sites: Mapping[str, SiteResult]) -> None:
+        """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more."""
+        folder = self._phase(phase)
+        folder.mkdir(exist_ok=True)
+        write_atomic(folder / "server.safetensors", _state_bytes(server))
+        before = self.progress()
+        files = dict(before.sites or {})
+        files.update({name: f"{folder.name}/{name}.state.safetensors" for name in sites})
+        latest = replace(before, phases=phase + 1, server=f"{folder.name}/server.safetensors", sites=files)
+        text = json.dumps({"phases": latest.phases, "server": latest.server, "sites": files}, indent=2, sort_keys=True)
+        write_atomic(self._folder / "latest.json", text.encode())
+        self._sweep({latest.server, *files.values()})
+
+    def _phase(self, phase: int) -> Path:
+        return self._folder / f"phase-{phase:04d}"
+
+    def _sweep(self, kept: set[str]) -> None:
+        for folder in self._folder.glob("phase-*"):
+            for file in folder.iterdir():
+                if f"{folder.name}/{file.name}" not in kept:
+                    file.unlink()
+            if not any(folder.iterdir()):
+                shutil.rmtree(folder)
+
+
+def _state_bytes(state: State) -> bytes:
+    return Payload(state.arrays, state.values).to_bytes()

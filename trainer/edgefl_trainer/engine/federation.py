@@ -1,0 +1,158 @@
+"""The local engine: runs every phase of a method over sites in this process, resumable after each site.
+
+Guarantees: sites work in name order and the server sums in name order, so the same seed gives the same digest; a run
+killed at any moment resumes to the digest of an undisturbed one, because every random draw depends on seed, site and
+round only and every finished site is on disk before the next begins.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from edgefl_protocol import Payload, state_digest
+from edgefl_protocol.durable import write_atomic
+
+from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.methods.contract import Method, Phase, Scalar, Site, State, Task
+
+
+class SiteRunner(Protocol):
+    """Anything that can do a site's share of a phase: in this process, or behind a network."""
+
+    def local_round(self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]) -> SiteResult:
+        """Work on one broadcast."""
+
+
+class RunObserver(Protocol):
+    """Who watches a run: a progress display, or nobody."""
+
+    def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
+        """A phase begins with these sites."""
+
+    def site_started(self, site: str) -> None:
+        """A site begins."""
+
+    def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
+        """A training step, or another event inside a site."""
+
+    def site_finished(self, site: str, metrics: Mapping[str, Scalar]) -> None:
+        """A site is done and on disk."""
+
+
+@dataclass(frozen=True)
+class InProcessSite:
+    """A site of the local engine."""
+
+    method: Method
+    site: Site
+
+    def local_round(self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]) -> SiteResult:
+        """Run the method's site half here; the reply carries the digest of the site's new state."""
+        started = time.perf_counter()
+        new, reply = self.method.local_round(replace(self.site, report=report), state, broadcast)
+        signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": new.digest()})
+        seconds = round(time.perf_counter() - started, 3)
+        numbers = {name: value for name, value in signed.scalars.items() if isinstance(value, int | float)}
+        return SiteResult(new, signed, {**numbers, "seconds": seconds})
+
+
+@dataclass(frozen=True)
+class FederationState:
+    """A federation between two phases."""
+
+    server: State
+    sites: Mapping[str, State]
+
+    def digest(self) -> str:
+        """`state_sha256`: the server's digest and each site's, in name order."""
+        return state_digest(self.server.digest(), {name: state.digest() for name, state in self.sites.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalEngine:
+    """Runs a method over its sites and keeps the books in a run directory."""
+
+    method: Method
+    task: Task
+    sites: Mapping[str, SiteRunner]
+    folder: Path
+    observer: RunObserver
+    participation: float = 1.0
+
+    def run(self) -> FederationState:
+        """Run what is left of all phases; returns the federation after the last one."""
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        progress = checkpoints.progress()
+        names = sorted(self.sites)
+        files = progress.sites or {}
+        server = checkpoints.load_state(progress.server) if progress.server else self.method.start(self.task, names)
+        states = {name: checkpoints.load_state(files[name]) if name in files else State() for name in names}
+        self._keep_metrics_of(progress.phases)
+        for index, phase in enumerate(self.method.phases(self.task.rounds)):
+            if index < progress.phases:
+                continue
+            results = self._phase(checkpoints, index, phase, server, states)
+            server = self.method.aggregate(server, phase, {name: result.reply for name, result in results.items()})
+            states.update({name: result.state for name, result in results.items()})
+            self._append_metrics(index, results)
+            checkpoints.finish_phase(index, server, results)
+        return FederationState(server, states)
+
+    def _phase(
+        self, checkpoints: Checkpoints, index: int, phase: Phase, server: State, states: Mapping[str, State]
+    ) -> dict[str, SiteResult]:
+        taking_part = participants(sorted(self.sites), self.participation, self.task.seed, phase)
+        self.observer.phase_started(phase, self.task.rounds, taking_part)
+        broadcasts = self.method.broadcast(server, phase, taking_part)
+        results: dict[str, SiteResult] = {}
+        for name in taking_part:
+            self.observer.site_started(name)
+            result = checkpoints.load_site(index, name)
+            if result is None:
+                broadcast = stamped(broadcasts[name], phase, self.task.rounds)
+                result = self.sites[name].local_round(
+                    states[name], broadcast, lambda facts, site=name: self.observer.site_reported(site, facts)
+                )
+                sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
+                where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": name}
+                result = replace(result, metrics={**where, **sizes, **result.metrics})
+                checkpoints.save_site(index, name, result)
+            self.observer.site_finished(name, result.metrics)
+            results[name] = result
+        return results
+
+    def _append_metrics(self, index: int, results: Mapping[str, SiteResult]) -> None:
+        lines = [json.dumps(dict(results[name].metrics), sort_keys=True) for name in sorted(results)]
+        path = self.folder / "metrics.jsonl"
+        before = path.read_text() if path.exists() else ""
+        write_atomic(path, (before + "".join(f"{line}\n" for line in lines)).encode())
+
+    def _keep_metrics_of(self, phases: int) -> None:
+        """Drop lines of a phase whose end a kill hid, so that none appears twice."""
+        kept = [line for line in read_metrics(self.folder) if int(line["phase_index"]) < phases]
+        text = "".join(f"{json.dumps(line, sort_keys=True)}\n" for line in kept)
+        write_atomic(self.folder / "metrics.jsonl", text.encode())
+
+
+def read_metrics(folder: Path) -> list[dict[str, Scalar]]:
+    """The lines of `metrics.jsonl`: one for each phase and site."""
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def stamped(payload: Payload, phase: Phase, rounds: int) -> Payload:
+    """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`."""
+    return Payload(payload.arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
+
+
+def participants(names: Sequence[str], share: float, seed: int, phase: Phase) -> list[str]:
+    """The sites of one phase: all of them in `warm` and `final`, else a seeded share, at least one; in name order."""
+    if phase.kind != "train" or share >= 1:
+        return sorted(names)
+    count = max(1, round(share * len(names)))
+    rng = np.random.default_rng([seed, phase.round])
+    return sorted(rng.choice(sorted(names), size=count, replace=False).tolist())

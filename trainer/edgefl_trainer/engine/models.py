@@ -1,0 +1,163 @@
+"""What a finished run scores with: one file of tensors for each site, beside the backbone they belong to.
+
+`DIR/models/NAME.safetensors` holds the tensors by their payload names; its scalars hold the scoring options and the
+classes the site has seen. Reading it back needs neither the data nor the method.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.imaging import Preprocess
+from numpy.typing import NDArray
+
+from edgefl_trainer.engine.settings import RunSettings, from_toml
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.methods.contract import Prediction, Predictor
+from edgefl_trainer.models.backbones import BACKBONE_FILE, load_backbone
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+from edgefl_trainer.models.vit import FrozenViT
+
+IGNORANT = 0.999  # vacuity from which nothing is predicted (docs/methods.md, shown quantities)
+MAX_MODEL_BYTES = 1 << 30
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run directory, opened for evaluation, prediction and export."""
+
+    folder: Path
+    settings: RunSettings
+    summary: Mapping[str, Any]
+    calibration: Mapping[str, Any]
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Sites that have a model."""
+        return tuple(sorted(path.stem for path in (self.folder / "models").glob("*.safetensors")))
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names; a class index counts in them."""
+        return tuple(self.summary["classes"])
+
+    @cached_property
+    def backbone(self) -> FrozenViT:
+        """The frozen network of the run."""
+        name = self.settings.backbone
+        if not name.startswith("timm:"):
+            name = f"file:{self.folder / BACKBONE_FILE}"
+        return load_backbone(name, image_px=self.settings.image_px or None, seed=self.settings.seed)
+
+    @property
+    def preprocess(self) -> Preprocess:
+        """How a photo becomes the network's input."""
+        spec = self.backbone.spec
+        return Preprocess(size=spec.image_px, mean=spec.mean, std=spec.std)
+
+    def predictor(self, site: str) -> Predictor:
+        """What a site scores with.
+
+        Raises:
+            RunError: no such site, or a damaged file.
+        """
+        if site not in self.sites:
+            raise RunError(f"the run in {self.folder} has no model of site {site!r}; it has {', '.join(self.sites)}.")
+        return load_predictor(self.folder / "models" / f"{site}.safetensors", self.backbone)
+
+
+def open_run(folder: Path) -> FinishedRun:
+    """Open a finished run.
+
+    Raises:
+        RunError: not a run directory, or the run is not finished.
+    """
+    files = {name: folder / name for name in ("config.toml", "summary.json", "calibration.json")}
+    if not files["config.toml"].exists():
+        raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
+    if not files["summary.json"].exists():
+        raise RunError(f"the run in {folder} is not finished: go on with it with --resume.")
+    settings = RunSettings(**from_toml(files["config.toml"].read_text(), str(files["config.toml"])))
+    try:
+        summary = json.loads(files["summary.json"].read_text())
+        calibration = json.loads(files["calibration.json"].read_text()) if files["calibration.json"].exists() else {}
+    except ValueError as error:
+        raise RunError(f"the results in {folder} are damaged ({error}): run it again with --resume.") from error
+    return FinishedRun(folder, settings, summary, calibration)
+
+
+def save_predictor(path: Path, predictor: Predictor) -> None:
+    """Write a site's scoring tensors, options and seen classes."""
+    options = json.dumps(asdict(predictor.module.options), sort_keys=True)
+    scalars = {"options": options, "seen": json.dumps(list(predictor.seen))}
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, Payload(predictor.tensors, scalars).to_bytes())
+
+
+def load_predictor(path: Path, backbone: FrozenViT) -> Predictor:
+    """Read what `save_predictor` wrote.
+
+    Raises:
+        RunError: missing or damaged.
+    """
+    try:
+        payload = Payload.from_bytes(read_bounded(path, MAX_MODEL_BYTES), MAX_MODEL_BYTES)
+        found = json.loads(str(payload.scalars["options"]))
+        options = ScoreOptions(**{**found, "prompts": tuple(found["prompts"])})
+        seen = tuple(bool(value) for value in json.loads(str(payload.scalars["seen"])))
+    except (EdgeflError, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"the model {path} cannot be read ({error}): run `edgefl-train run` again.") from error
+    return Predictor(ScoreModule(backbone, options), {k: np.asarray(v, np.float32) for k, v in payload.arrays.items()}, seen)
+
+
+def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.device | None = None) -> Prediction:
+    """Score prepared images in batches.
+
+    Args:
+        predictor: module and tensors.
+        images: (B, px, px, 3), prepared by `edgefl_protocol.imaging`.
+        device: where to compute; the CPU by default.
+
+    Returns:
+        The scores, in order.
+    """
+    where = device or torch.device("cpu")
+    module = predictor.module.to(where).eval()
+    tensors = {name: torch.from_numpy(np.array(value)).to(where) for name, value in predictor.tensors.items()}
+    parts = []
+    with torch.inference_mode():
+        for start in range(0, len(images), BATCH):
+            batch = torch.from_numpy(np.ascontiguousarray(images[start : start + BATCH])).to(where)
+            parts.append({name: value.cpu().numpy() for name, value in module(batch, tensors).named().items()})
+    if not parts:
+        raise RunError("there is no image to score: name at least one.")
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    vacuity = joined.get("vacuity")
+    return Prediction(
+        probabilities=joined["probabilities"],
+        predicted=predicted_classes(joined["probabilities"], vacuity, predictor.seen),
+        evidence=joined.get("evidence"),
+        vacuity=vacuity,
+        dissonance=joined.get("dissonance"),
+        maps=joined.get("map"),
+    )
+
+
+def predicted_classes(
+    probabilities: NDArray[np.floating[Any]], vacuity: NDArray[np.floating[Any]] | None, seen: tuple[bool, ...]
+) -> NDArray[np.int64]:
+    """The most probable class among those the site has seen in training; −1 where the model knows nothing.
+
+    Source: docs/methods.md, prior: with little evidence the largest alpha is the prior of a class that is absent.
+    """
+    best = np.where(np.array(seen), probabilities, -1.0).argmax(axis=1)
+    return best if vacuity is None else np.where(vacuity >= IGNORANT, -1, best)

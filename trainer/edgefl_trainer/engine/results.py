@@ -1,0 +1,156 @@
+"""The results of a finished federation: calibrated models and their figures, or a learned backbone and its probe."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from edgefl_protocol.durable import write_atomic
+from numpy.typing import NDArray
+
+from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.federation import FederationState, stamped
+from edgefl_trainer.engine.models import predict, save_predictor
+from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.evaluate.calibration import fit_temperature, refer_threshold, relu_evidence, softplus_evidence
+from edgefl_trainer.evaluate.metrics import federation_summary, site_metrics
+from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
+from edgefl_trainer.methods.contract import Examples, LearnsBackbone, Method, Phase, Predictor, Site, Task
+from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, architecture_of, backbone_bytes, load_backbone
+from edgefl_trainer.models.vit import FrozenViT
+
+FEATURE_BATCH = 256
+EVIDENCE = {"softplus": softplus_evidence, "relu": relu_evidence, "exp": lambda logits: np.exp(np.clip(logits, -10, 10))}
+
+
+def predictor_results(
+    folder: Path, method: Method, task: Task, final: FederationState, federation: Federation, sites: Mapping[str, Site]
+) -> dict[str, Any]:
+    """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report."""
+    broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
+    figures: dict[str, dict[str, Any]] = {}
+    calibration: dict[str, dict[str, float]] = {}
+    for name in sorted(sites):
+        site = sites[name]
+        broadcast = stamped(broadcasts[name], Phase("final", task.rounds + 1), task.rounds)
+        predictor = method.predictor(site, final.sites[name], broadcast)
+        if predictor is None:
+            raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
+        predictor, calibration[name] = calibrate(predictor, site)
+        save_predictor(folder / "models" / f"{name}.safetensors", predictor)
+        figures[name] = {"n_train": len(site.train), **judge(predictor, report_rows(federation, name), site.device)}
+    write_atomic(folder / "calibration.json", json.dumps(_with_means(calibration), indent=2).encode())
+    return {
+        "classes": list(federation.classes),
+        "reported_rows": federation.report_split,
+        "sites": figures,
+        **federation_summary(figures),
+    }
+
+
+def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
+    """Fit temperature, then the referral threshold, on a site's tune rows."""
+    tune = site.tune
+    if len(tune) == 0:
+        return predictor, {"temperature": 1.0, "refer_above": 0.999}
+    options = predictor.module.options
+    logits = tune_logits(predictor, tune, site.device)
+    evidence = EVIDENCE[options.evidence] if options.output == "evidential" else None
+    prior = predictor.tensors.get("prior")
+    temperature = fit_temperature(logits, tune.targets, prior, evidence)
+    tensors = {**predictor.tensors, "temperature": np.asarray(temperature, dtype=np.float32)}
+    calibrated = replace(predictor, tensors=tensors)
+    scores = predict(calibrated, tune.images[tune.rows], site.device)
+    uncertainty = scores.vacuity if scores.vacuity is not None else 1 - scores.probabilities.max(axis=1)
+    threshold = refer_threshold(uncertainty, scores.predicted == tune.targets)
+    return calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}
+
+
+def judge(predictor: Predictor, rows: Examples, device: torch.device) -> dict[str, Any]:
+    """A site's figures on reported rows; all null where it has none."""
+    if len(rows) == 0:
+        classes = len(predictor.seen)
+        empty = np.zeros((0, classes), dtype=np.float32)
+        return dict(site_metrics(empty, np.zeros(0, dtype=np.int64), predicted=np.zeros(0, dtype=np.int64)))
+    scores = predict(predictor, rows.images[rows.rows], device)
+    return dict(
+        site_metrics(scores.probabilities, rows.targets, predicted=scores.predicted, vacuity=scores.vacuity)
+    )
+
+
+def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> NDArray[np.float64]:
+    """(B, K) logits of some rows before temperature and evidence."""
+    module = predictor.module.to(device)
+    tensors = {name: torch.from_numpy(np.array(value)).to(device) for name, value in predictor.tensors.items()}
+    parts = []
+    with torch.inference_mode():
+        for images, _ in rows.in_order(FEATURE_BATCH):
+            features = module.vit(module.vit.normalise(images.to(device)), module.prompts(tensors))
+            parts.append(module.logits(features.readout(module.options.readout), tensors).double().cpu().numpy())
+    return np.concatenate(parts)
+
+
+def learned_backbone_results(
+    folder: Path, method: LearnsBackbone, final: FederationState, federation: Federation, sites: Mapping[str, Site]
+) -> dict[str, Any]:
+    """Write the backbone and probe both of its readouts on the tune rows of every site that has labels."""
+    site = next(iter(sites.values()))
+    architecture = architecture_of(site.task.backbone)
+    write_backbone(folder / BACKBONE_FILE, architecture, method, final)
+    backbone = load_backbone(f"run:{folder}").to(site.device)
+    figures = {name: {"n_train": len(site.unlabelled), "n_test": 0} for name, site in sites.items()}
+    return {
+        "classes": list(federation.classes),
+        "backbone_sha256": backbone.spec.sha256,
+        "sites": figures,
+        **federation_summary({}),
+        "probe": probe_backbone(backbone, sites),
+    }
+
+
+def write_backbone(path: Path, architecture: Architecture, method: LearnsBackbone, final: FederationState) -> None:
+    """The encoder as a backbone file."""
+    write_atomic(path, backbone_bytes(architecture, method.backbone(final.server), self_supervised=True))
+
+
+def probe_backbone(backbone: FrozenViT, sites: Mapping[str, Site]) -> dict[str, Any] | None:
+    """Class-balanced linear probe of both readouts, per site and pooled; None where no site has labelled rows."""
+    labelled = {name: site for name, site in sites.items() if len(site.train) and len(site.tune)}
+    if not labelled:
+        return None
+    train = {name: features_of(backbone, site.train, site.device) for name, site in labelled.items()}
+    tune = {name: features_of(backbone, site.tune, site.device) for name, site in labelled.items()}
+    report: dict[str, Any] = {}
+    for readout in ("cls", "mean"):
+        rows = {
+            name: ProbeRows(
+                features_train=train[name][readout],
+                target_train=site.train.targets,
+                features_tune=tune[name][readout],
+                target_tune=site.tune.targets,
+            )
+            for name, site in labelled.items()
+        }
+        found = probe_sites(rows)
+        report[readout] = {"mean": found.mean, "pooled": found.pooled, "sites": found.sites}
+    return report
+
+
+def features_of(backbone: FrozenViT, rows: Examples, device: torch.device) -> dict[str, NDArray[np.float32]]:
+    """Both readouts of the bare network, (rows, D) each."""
+    parts: dict[str, list[NDArray[np.float32]]] = {"cls": [], "mean": []}
+    with torch.inference_mode():
+        for images, _ in rows.in_order(FEATURE_BATCH):
+            output = backbone(backbone.normalise(images.to(device)))
+            parts["cls"].append(output.cls.float().cpu().numpy())
+            parts["mean"].append(output.patch_mean.float().cpu().numpy())
+    return {name: np.concatenate(batches) for name, batches in parts.items()}
+
+
+def _with_means(sites: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The federation's mean values on top, each site's own below."""
+    means = {key: float(np.mean([site[key] for site in sites.values()])) for key in ("temperature", "refer_above")}
+    return {**means, "sites": sites}

@@ -1,0 +1,73 @@
+"""From a federation's rows to the sites that a method sees."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from edgefl_trainer.data import Federation
+from edgefl_trainer.data.federation import SiteRows
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.methods.contract import Examples, Site, Task
+from edgefl_trainer.models.vit import FrozenViT
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` takes CUDA where there is one.
+
+    Raises:
+        TrainingError: CUDA was asked for and there is none.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise TrainingError("this machine has no CUDA device: use --device cpu or auto.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """Type of the backbone's matrix products; the head, evidence, loss and rollout stay float32."""
+    wanted = device.type == "cuda" if name == "auto" else name == "bf16"
+    return torch.bfloat16 if wanted else None
+
+
+def build_sites(
+    federation: Federation, task: Task, backbone: FrozenViT, settings: RunSettings, *, needs_labels: bool
+) -> Mapping[str, Site]:
+    """One `Site` for each member of the federation.
+
+    Raises:
+        TrainingError: a site has no row to learn from.
+    """
+    device = choose_device(settings.device)
+    network = backbone.to(device)
+    sites = {}
+    for name, rows in federation.sites.items():
+        site = Site(
+            name=name,
+            task=task,
+            backbone=network,
+            train=_examples(federation, rows.train),
+            tune=_examples(federation, rows.tune),
+            unlabelled=_examples(federation, _all_images(rows)),
+            balance=settings.balance,
+            device=device,
+            autocast=autocast_dtype(settings.autocast, device),
+        )
+        if not len(site.train if needs_labels else site.unlabelled):
+            raise TrainingError(f"site {name} has no {'labelled ' * needs_labels}image to train on: add some or leave it out.")
+        sites[name] = site
+    return sites
+
+
+def report_rows(federation: Federation, name: str) -> Examples:
+    """The rows that results are reported on: `test` where the data has any, else `val`."""
+    return _examples(federation, federation.sites[name].rows(federation.report_split))
+
+
+def _all_images(rows: SiteRows) -> np.ndarray:
+    """What a method without labels may learn from: training rows and the site's unlabelled images, never tune rows."""
+    return np.sort(np.concatenate([rows.train, rows.unlabelled]))
+
+
+def _examples(federation: Federation, rows: np.ndarray) -> Examples:
+    return Examples(federation.images, federation.labels, rows.astype(np.int64))

@@ -1,0 +1,27 @@
+"""Results as a person reads them in a terminal."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """The figures of `summary.json`, a line for each site."""
+    lines = [f"{summary['method']} · task {summary['task']} · seed {summary['seed']} · {summary['seconds']:.0f} s"]
+    if summary.get("probe"):
+        lines += [
+            f"linear probe on tune rows, readout {name}: {_pct(found['mean'])} mean of sites, {_pct(found['pooled'])} pooled"
+            for name, found in summary["probe"].items()
+        ]
+    elif summary["mean_balanced_accuracy"] is not None:
+        lines.append(f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy")
+        for name, site in summary["sites"].items():
+            lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}")
+        spread = _pct(summary["std_balanced_accuracy"])
+        lines.append(f"mean {_pct(summary['mean_balanced_accuracy'])} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
+    lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
+    return "\n".join(lines)
+
+
+def _pct(value: float | None) -> str:
+    return "undefined" if value is None else f"{100 * value:.1f} %"

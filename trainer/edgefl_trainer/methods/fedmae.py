@@ -1,0 +1,143 @@
+"""FedMAE. "Federated Self-supervised Learning for Skin Lesions", arXiv 2208.11278, section IV, after MAE (arXiv 2111.06377).
+
+    server sends all weights but the class token to every site        broadcast
+    site c: E epochs of masked autoencoding, its own class token       local_round
+            z_cls stays at the site through all rounds
+    server: theta = sum_c n_c/n theta_c                                aggregate
+    at the end: z_cls = sum_c n_c/n z_cls,c, once                      the two `final` phases
+
+Differs from the paper: the loss counts hidden patches only (its eq. 7 sums over the image, its text follows MAE);
+crops are also turned and mirrored; optimiser moments start afresh each round while the schedule goes on; rounds and
+warm-up are not printed there (defaults: 10 % of all epochs, at most 40).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from edgefl_protocol import Payload
+
+from edgefl_trainer.augment import random_crops, to_float
+from edgefl_trainer.methods import steps
+from edgefl_trainer.methods.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.models.backbones import architecture_of
+from edgefl_trainer.models.mae import MaskedAutoencoder
+
+CLASS_TOKEN = "backbone.cls_token"  # z_cls
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMAE:
+    """Federated masked autoencoding with a class token that stays at home until the end."""
+
+    family: ClassVar[str] = "self-supervised"
+    paper: ClassVar[str] = "arXiv 2208.11278"
+    travels: ClassVar[tuple[str, ...]] = ("weights",)
+    needs_labels: ClassVar[bool] = False
+
+    mask_ratio: float = 0.75  # share of hidden patches
+    norm_pix: bool = True  # standardise each target patch
+    lr: float = 1.5e-4  # peak rate
+    weight_decay: float = 0.05  # none on one-dimensional tensors
+    batch: int = 256
+    warmup: float = 0.1  # share of all epochs, at most 40 epochs
+    smallest_crop: float = 0.2  # smallest share of the area a view shows
+    decoder_width: int = 512
+    decoder_depth: int = 8
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """R rounds, then one exchange that collects the class tokens and one that hands out their mean."""
+        train = [Phase("train", r) for r in range(1, rounds + 1)]
+        return [*train, Phase("final", rounds + 1), Phase("final", rounds + 2)]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """Weights of a fresh network, or of the backbone to learn on."""
+        model = self._model(task)
+        model.initialise(task.seed)
+        arrays = steps.as_arrays({**dict(model.named_parameters())})
+        arrays.update({f"backbone.{name}": value for name, value in task.initial.items()})
+        return State({name: value for name, value in arrays.items() if _travels(name)})
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """The averaged weights; in the `final` phases nothing, then the averaged class token."""
+        if phase.kind == "train":
+            return dict.fromkeys(sites, Payload(state.arrays, {}))
+        token = {name: value for name, value in state.arrays.items() if name == CLASS_TOKEN}
+        return dict.fromkeys(sites, Payload(token, {}))
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """E epochs from the averaged weights and the site's own class token; at the end the token itself."""
+        n_train = len(site.unlabelled)
+        if broadcast.scalars["phase"] == "final":
+            averaged = {name: value for name, value in broadcast.arrays.items() if name == CLASS_TOKEN}
+            return (State(averaged), Payload({}, {})) if averaged else (state, Payload(state.arrays, {"n_train": n_train}))
+        model = self._model(site.task).to(site.device)
+        model.initialise(site.task.seed)  # class tokens start equal; everything else is overwritten
+        model.load_state_dict(steps.as_tensors({**broadcast.arrays, **state.arrays}, site.device), strict=False)
+        loss = self._train(model, site, int(broadcast.scalars["round"]))
+        arrays = steps.as_arrays(dict(model.named_parameters()))
+        shared = {name: value for name, value in arrays.items() if _travels(name)}
+        return State({CLASS_TOKEN: arrays[CLASS_TOKEN]}), Payload(shared, {"n_train": n_train, "loss": loss})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """Mean weighted by the sites' numbers of images."""
+        if phase.kind == "final" and CLASS_TOKEN in state.arrays:
+            return state
+        mean = steps.weighted_mean(replies, steps.sample_weights(replies))
+        return State({**state.arrays, **mean})
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """None: an autoencoder names no class."""
+        return None
+
+    def backbone(self, state: State) -> Arrays:
+        """The learned encoder by timm's names; the decoder is dropped."""
+        return {name.removeprefix("backbone."): value for name, value in state.arrays.items() if name.startswith("backbone.")}
+
+    def _model(self, task: Task) -> MaskedAutoencoder:
+        return MaskedAutoencoder(
+            architecture_of(task.backbone), decoder_width=self.decoder_width, decoder_depth=self.decoder_depth
+        )
+
+    def _train(self, model: MaskedAutoencoder, site: Site, round_: int) -> float:
+        """E epochs; returns the mean loss of the last one."""
+        examples, epochs = site.unlabelled, site.task.epochs
+        optimizer = self._optimizer(model)
+        per_epoch = -(-len(examples) // self.batch)
+        total = site.task.rounds * epochs
+        losses: list[float] = []
+        for epoch in range(epochs):
+            rng, losses = site.rng("views", round_, epoch), []
+            for step, (images, _) in enumerate(site.batches(examples, self.batch, round_, epoch)):
+                done = (round_ - 1) * epochs + epoch + step / per_epoch  # fractional epochs over the whole run
+                rate = self.lr * steps.cosine_rate(done, total, min(40.0, self.warmup * total))
+                for group in optimizer.param_groups:
+                    group["lr"] = rate
+                loss = self._step(model, site, images, rng)
+                optimizer.zero_grad(set_to_none=True)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses.append(steps.check_finite(loss, site, round_, step))
+                site.report({"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": losses[-1], "images": len(images)})
+        return float(np.mean(losses))
+
+    def _step(self, model: MaskedAutoencoder, site: Site, images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        views = random_crops(images, rng, self.smallest_crop)
+        spec = site.task.backbone
+        noise = torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
+        with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+            return model(to_float(views, spec.mean, spec.std), noise, self.mask_ratio, self.norm_pix)  # type: ignore[no-any-return]
+
+    def _optimizer(self, model: MaskedAutoencoder) -> torch.optim.Optimizer:
+        learned = [value for value in model.parameters() if value.requires_grad]
+        plain = [value for value in learned if value.ndim <= 1]
+        decayed = [value for value in learned if value.ndim > 1]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=self.lr, betas=(0.9, 0.95), fused=True)
+
+
+def _travels(name: str) -> bool:
+    """Every learned tensor travels but the class token; the position tables are not learned."""
+    return name not in (CLASS_TOKEN, "backbone.pos_embed")

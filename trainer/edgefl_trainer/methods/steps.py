@@ -1,0 +1,73 @@
+"""Steps that several methods take, as plain functions. Sums run in float64 and in site-name order."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from edgefl_protocol import Payload
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.methods.contract import Arrays, Site
+
+
+def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) -> dict[str, NDArray[np.generic]]:
+    """FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, over every tensor of the replies.
+
+    Args:
+        replies: by site; all hold the same tensors.
+        weights: one non-negative number for each site, not all zero.
+
+    Returns:
+        The averaged tensors in their own dtypes.
+    """
+    names = sorted(replies)
+    total = math.fsum(weights[name] for name in names)
+    mean: dict[str, NDArray[np.generic]] = {}
+    for key in sorted(replies[names[0]].arrays):
+        first = replies[names[0]].arrays[key]
+        summed = np.zeros(first.shape, dtype=np.float64)
+        for name in names:  # one reply at a time, always in the same order
+            summed += weights[name] * replies[name].arrays[key].astype(np.float64)
+        mean[key] = (summed / total).astype(first.dtype)
+    return mean
+
+
+def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
+    """Weights of `weighting=samples`: each site's number of training images."""
+    return {name: float(reply.scalars["n_train"]) for name, reply in replies.items()}
+
+
+def cosine_rate(step: float, steps: float, warmup: float) -> float:
+    """Share of the peak learning rate at a fractional step: linear warm-up, then a cosine down to zero."""
+    if step < warmup:
+        return step / warmup
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1e-12, steps - warmup))))
+
+
+def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
+    """The loss as a number.
+
+    Raises:
+        TrainingError: it is NaN or infinite; names site, round and step.
+    """
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"the loss of site {site.name} is {value} in round {round_}, step {step}: "
+            "lower the learning rate; the last finished round is kept and --resume goes on from it."
+        )
+    return value
+
+
+def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.generic]]:
+    """Detached copies of tensors, as a payload or a state holds them."""
+    return {name: value.detach().cpu().numpy().copy() for name, value in tensors.items()}
+
+
+def as_tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
+    """Fresh tensors from a payload or a state."""
+    return {name: torch.from_numpy(np.array(value)).to(device) for name, value in arrays.items()}
