@@ -1,0 +1,50 @@
+"""What a reply's arrays may look like before anything is stored: names, types, shapes and values.
+
+Guarantees: a reply that passes holds only what the method shares, within the task's bounds. `Payload` has already
+refused NaN and infinities. Source: docs/security.md, payloads (check 37) and docs/methods.md, what travels.
+"""
+
+import re
+
+import numpy as np
+from edgefl_protocol import Payload
+
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.settings import TaskSettings
+
+_MAP = re.compile(r"maps\.(0|[1-9][0-9]{0,4})")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_HALF_STEP = 2**-11  # half the spacing of float16 just below 1
+
+
+def check_reply(payload: Payload, task: TaskSettings) -> str:
+    """Check a method's reply and return the site's digest in it.
+
+    Raises:
+        RefusedError: code `bad_contribution`; nothing was stored.
+    """
+    site_sha256 = payload.scalars.get("site_sha256")
+    if not isinstance(site_sha256, str) or _SHA256.fullmatch(site_sha256) is None:
+        raise _bad("the reply lacks the scalar site_sha256 (64 lower-case hexadecimal digits)")
+    if task.shares_maps:
+        for name, array in payload.arrays.items():
+            _check_map(name, array, task)
+    return site_sha256
+
+
+def _check_map(name: str, array: np.ndarray, task: TaskSettings) -> None:
+    """Check one class's rollout maps: float16 (m, N), m from 1 to M, each map within [0, 1] with maximum 1."""
+    found = _MAP.fullmatch(name)
+    if found is None or int(found.group(1)) >= len(task.classes):
+        raise _bad(f"the array {name[:40]} is not maps.<k> with k below {len(task.classes)}")
+    if array.dtype != np.float16 or array.ndim != 2:
+        raise _bad(f"{name} is not float16 with two axes (maps, tokens)")
+    count, tokens = array.shape
+    if not 1 <= count <= task.maps_per_class or tokens != task.tokens:
+        raise _bad(f"{name} has shape ({count}, {tokens}); (1 to {task.maps_per_class}, {task.tokens}) is allowed")
+    if float(array.min()) < 0 or float(array.max()) > 1 or bool((array.max(axis=1) < 1 - _HALF_STEP).any()):
+        raise _bad(f"{name} is not max-normalised: every map lies within 0 and 1 and reaches 1")
+
+
+def _bad(message: str) -> RefusedError:
+    return RefusedError("bad_contribution", message)

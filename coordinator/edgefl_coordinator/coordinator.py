@@ -1,0 +1,105 @@
+"""The coordinator as one object: its settings, store, keys and clock.
+
+Guarantees: built once at start; everything else takes it as an argument. Keys are read from files that only their owner
+can read. The clock is a field, so tests set it.
+"""
+
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgefl_protocol.durable import read_private
+from edgefl_protocol.errors import KeyMaterialError
+from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, sealing_key_from_pem, signing_key_from_pem
+from edgefl_protocol.keys import SealingKey, SigningKey
+from edgefl_protocol.pae import pae
+from edgefl_protocol.records import make_key_record
+
+from edgefl_coordinator.settings import Home, Settings, load_settings
+from edgefl_coordinator.store import Store, open_store
+
+KEY_RECORD_VALID_MS = 7 * 24 * 3600 * 1000
+INDEX_VALID_MS = 24 * 3600 * 1000
+SECRET_BYTES = 32
+
+
+def wall_clock_ms() -> int:
+    """Return Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The coordinator's own secrets.
+
+    Attributes:
+        signing: signs replies, records and the index.
+        sealing: members seal for it.
+        secret: 32 bytes from which nonces and peer orders are derived; never leaves this process.
+        number: of the key record.
+    """
+
+    signing: SigningKey
+    sealing: SealingKey
+    secret: bytes = field(repr=False)
+    number: int = 1
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Everything a request or a command needs."""
+
+    settings: Settings
+    store: Store
+    keys: Keys
+    clock: Callable[[], int] = wall_clock_ms
+
+    def derive(self, purpose: str, *parts: str) -> bytes:
+        """Return 32 bytes that only this coordinator can compute, the same each time for the same words."""
+        message = pae(purpose.encode(), *(part.encode() for part in parts))
+        return hmac.digest(self.keys.secret, message, "sha256")
+
+    def key_record(self) -> bytes:
+        """Return the signed record of the current keys."""
+        now_ms = self.clock()
+        return make_key_record(
+            self.keys.signing,
+            self.settings.federation,
+            self.keys.sealing.public_key,
+            self.keys.number,
+            now_ms,
+            now_ms + KEY_RECORD_VALID_MS,
+        )
+
+
+def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
+    """Read the keys of a home.
+
+    Raises:
+        StorageError: a file is missing, or others can read it.
+        KeyMaterialError: it holds no such key, or the passphrase does not fit.
+    """
+    secret = read_private(home.keys / "secret.bin", SECRET_BYTES)
+    if len(secret) != SECRET_BYTES:
+        raise KeyMaterialError(f"{home.keys / 'secret.bin'} has {len(secret)} bytes, {SECRET_BYTES} are needed")
+    return Keys(
+        signing=signing_key_from_pem(read_private(home.keys / "signing.key", MAX_KEY_FILE_BYTES), passphrase),
+        sealing=sealing_key_from_pem(read_private(home.keys / "sealing.key", MAX_KEY_FILE_BYTES), passphrase),
+        secret=secret,
+    )
+
+
+def open_coordinator(
+    home: Home, passphrase: bytes | None = None, clock: Callable[[], int] = wall_clock_ms
+) -> Coordinator:
+    """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
+
+    Raises:
+        OperatorError: settings are wrong, or another process has the store open.
+        StorageError: a file cannot be read.
+        KeyMaterialError: a key file is unusable.
+    """
+    settings = load_settings(home)
+    keys = load_keys(home, passphrase)
+    return Coordinator(settings, open_store(home, clock()), keys, clock)

@@ -1,0 +1,76 @@
+"""uvicorn's HTTP protocol with a receive deadline.
+
+Guarantees: a connection whose request is not complete in time is closed, however slowly its bytes keep coming: the
+header within `header_deadline_s` of the first byte (or of connecting), the body within `body_deadline_s` of the header.
+uvicorn itself waits for ever in both cases. Source: docs/security.md, decision 8 and check 40.
+"""
+
+import asyncio
+from typing import Any
+
+import h11
+from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+
+def deadline_protocol(header_deadline_s: float, body_deadline_s: float) -> type[H11Protocol]:
+    """Return a protocol class for `uvicorn.Config(http=…)`.
+
+    Args:
+        header_deadline_s: seconds for the whole header.
+        body_deadline_s: seconds for the whole body.
+    """
+
+    class DeadlineProtocol(H11Protocol):
+        """h11 with a clock that runs while a request is incomplete."""
+
+        def __init__(
+            self,
+            config: Config,
+            server_state: ServerState,
+            app_state: dict[str, Any],
+            _loop: asyncio.AbstractEventLoop | None = None,
+        ) -> None:
+            super().__init__(config, server_state, app_state, _loop)
+            self._clock: asyncio.TimerHandle | None = None
+            self._clock_state: object = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            # A pipelined request that is already there starts its own clock; an idle connection has uvicorn's.
+            self._watch(idle=not self.conn.trailing_data[0])
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _watch(self, *, idle: bool = False) -> None:
+            """Start the clock when what we wait for changes; stop it when a request is whole."""
+            state = self.conn.their_state
+            if self.transport.is_closing() or idle or state not in (h11.IDLE, h11.SEND_BODY):
+                self._stop()
+            elif self._clock is None or self._clock_state is not state:
+                self._stop()
+                self._clock_state = state
+                seconds = header_deadline_s if state is h11.IDLE else body_deadline_s
+                self._clock = self.loop.call_later(seconds, self._expire)
+
+        def _stop(self) -> None:
+            if self._clock is not None:
+                self._clock.cancel()
+            self._clock = None
+
+        def _expire(self) -> None:
+            self._clock = None
+            self.transport.abort()
+
+    return DeadlineProtocol

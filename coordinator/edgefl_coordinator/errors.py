@@ -1,0 +1,30 @@
+"""Errors of the coordinator.
+
+EdgeflError (edgefl_protocol)
+├── RefusedError        a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
+└── OperatorError       an operator's command or setting is wrong; the sentence says what to do
+    └── PolicyError     the command is refused by policy or trust (exit 3)
+"""
+
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.messages import Refusal
+
+
+class RefusedError(EdgeflError):
+    """A member's request is refused; `refusal` is what the sealed reply holds."""
+
+    def __init__(self, code: str, message: str, highest: int | None = None) -> None:
+        super().__init__(message, code)
+        self.refusal = Refusal(code=code, message=message, highest=highest)
+
+
+class OperatorError(EdgeflError):
+    """An operator's command or setting cannot be carried out."""
+
+    code = "operator"
+
+
+class PolicyError(OperatorError):
+    """An operator's command is refused by policy or trust."""
+
+    code = "policy"

@@ -1,0 +1,181 @@
+"""Who belongs to the federation: invites, enrolment, approval, revocation.
+
+Guarantees: one invite makes at most one enrolment; a key enters once; a member takes part only after an operator
+compared the fingerprint of both its keys. The store keeps the SHA-256 of an invite's token, never the token.
+States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final.
+Source: docs/security.md, enrolment (checks 21, 22, 24).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
+from edgefl_protocol.messages import EnrolRequest
+from sqlalchemy import Connection, Row, insert, select, update
+
+from edgefl_coordinator import audit
+from edgefl_coordinator.errors import OperatorError, PolicyError, RefusedError
+from edgefl_coordinator.schema import invites, members
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member as stored."""
+
+    skid: str
+    name: str
+    role: str
+    state: str
+    signing: PublicSigningKey
+    sealing: PublicSealingKey
+    enrolled_ms: int
+    approved_ms: int | None
+
+    def fingerprint(self, federation: str) -> str:
+        """What the operator compares: 20 Crockford base32 characters."""
+        return fingerprint(federation, self.signing.public, self.sealing.public)
+
+
+def add_invite(
+    connection: Connection, now_ms: int, *, name: str, role: str, token_sha256: str, expires_ms: int
+) -> None:
+    """Store an invite. An earlier enrolment of that name which was never approved gives way.
+
+    Raises:
+        OperatorError: an approved member has this name.
+    """
+    holder = connection.execute(
+        select(members.c.skid, members.c.state).where(members.c.name == name, members.c.state != "revoked")
+    ).first()
+    if holder and holder.state == "approved":
+        raise OperatorError(f"{name} is an approved member; choose another name, or revoke it first")
+    if holder:
+        _set_state(connection, holder.skid, "revoked", revoked_ms=now_ms)
+        audit.append(connection, now_ms, "enrolment_superseded", name)
+    connection.execute(
+        insert(invites).values(
+            token_sha256=token_sha256, name=name, role=role, created_ms=now_ms, expires_ms=expires_ms
+        )
+    )
+    audit.append(connection, now_ms, "invite", name, {"role": role, "expires_ms": expires_ms})
+
+
+def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> Member:
+    """Use up an invite and store the newcomer's keys; the same newcomer may ask again.
+
+    Raises:
+        RefusedError: unknown, used or expired invite, or a key that is already known.
+    """
+    token_sha256 = hashlib.sha256(request.token).hexdigest()
+    invite = connection.execute(select(invites).where(invites.c.token_sha256 == token_sha256)).first()
+    if invite is None or invite.name != request.name or invite.role != request.role:
+        raise RefusedError("unknown_invite", "no such invite for this name and role; ask the operator for a new one")
+    signing = PublicSigningKey(request.signing_public)
+    known = by_skid(connection, signing.key_id)
+    if invite.used_by is not None:
+        if known is not None and invite.used_by == known.skid and known.sealing == sealing and known.state != "revoked":
+            return known
+        raise RefusedError("used_invite", "this invite was used before; ask the operator for a new one")
+    if now_ms >= invite.expires_ms:
+        raise RefusedError("expired_invite", "this invite has expired; ask the operator for a new one")
+    taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
+    if known is not None or taken is not None:
+        raise RefusedError("known_key", "this key is already enrolled; make new keys")
+    connection.execute(
+        insert(members).values(
+            skid=signing.key_id,
+            name=request.name,
+            role=request.role,
+            state="unproved",
+            signing_public=signing.public,
+            sealing_suite=sealing.suite,
+            sealing_public=sealing.public,
+            enrolled_ms=now_ms,
+        )
+    )
+    connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
+    audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
+    return Member(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
+
+
+def prove(connection: Connection, now_ms: int, member: Member) -> str:
+    """Record that the member opened what was sealed to its key; return its state, "pending" or "approved"."""
+    if member.state != "unproved":
+        return member.state
+    _set_state(connection, member.skid, "pending")
+    audit.append(connection, now_ms, "proved", member.name, {"skid": member.skid})
+    return "pending"
+
+
+def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> Member:
+    """Let a pending member in, if the typed fingerprint is the one of its keys.
+
+    Raises:
+        OperatorError: nobody of that name waits.
+        PolicyError: the fingerprint differs; nobody was let in.
+    """
+    member = _by_name(connection, name)
+    if member.state == "approved":
+        return member
+    if member.state != "pending":
+        raise OperatorError(f"{name} has not proved its keys yet; let it run `edgefl enrol` to the end")
+    if not same_fingerprint(typed, member.fingerprint(federation)):
+        audit.append(connection, now_ms, "fingerprint_mismatch", name)
+        raise PolicyError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
+    _set_state(connection, member.skid, "approved", approved_ms=now_ms)
+    audit.append(connection, now_ms, "approved", name, {"skid": member.skid})
+    return member
+
+
+def revoke(connection: Connection, now_ms: int, name: str) -> Member:
+    """Shut a member out for good, from the next request on.
+
+    Raises:
+        OperatorError: no such member.
+    """
+    member = _by_name(connection, name)
+    _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
+    audit.append(connection, now_ms, "revoked", name, {"skid": member.skid})
+    return member
+
+
+def by_skid(connection: Connection, skid: str) -> Member | None:
+    """Return the member with this signing key, or None."""
+    row = connection.execute(select(members).where(members.c.skid == skid)).first()
+    return _member(row) if row else None
+
+
+def listed(connection: Connection) -> list[Member]:
+    """Return all members but the revoked, in name order."""
+    rows = connection.execute(select(members).where(members.c.state != "revoked").order_by(members.c.name))
+    return [_member(row) for row in rows]
+
+
+def approved(connection: Connection) -> list[Member]:
+    """Return the approved members in name order."""
+    return [member for member in listed(connection) if member.state == "approved"]
+
+
+def _by_name(connection: Connection, name: str) -> Member:
+    row = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
+    if row is None:
+        raise OperatorError(f"no member is named {name}; `edgefl-coordinator status` lists them")
+    return _member(row)
+
+
+def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
+    connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
+
+
+def _member(row: Row[Any]) -> Member:
+    return Member(
+        skid=row.skid,
+        name=row.name,
+        role=row.role,
+        state=row.state,
+        signing=PublicSigningKey(row.signing_public),
+        sealing=PublicSealingKey(row.sealing_suite, row.sealing_public),
+        enrolled_ms=row.enrolled_ms,
+        approved_ms=row.approved_ms,
+    )

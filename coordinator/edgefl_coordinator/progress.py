@@ -1,0 +1,204 @@
+"""Rounds in the store: what `rounds` decides, carried out in the caller's transaction.
+
+Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
+result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
+to a member for whom enough others contributed. Source: docs/security.md, reliability and exchange policy (checks 46,
+51, 64).
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select, update
+
+from edgefl_coordinator import audit, members
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members import Member
+from edgefl_coordinator.rounds import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
+from edgefl_coordinator.schema import broadcasts, facts, replies, rounds, states
+from edgefl_coordinator.settings import RoundSettings
+from edgefl_coordinator.store import Blob
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A reply to be stored: its blob is already durable."""
+
+    blob: Blob
+    idem: str
+    arrays: int
+    site_sha256: str
+
+
+def current_round(connection: Connection) -> Round | None:
+    """Return the latest round, or None before the first."""
+    row = connection.execute(select(rounds).order_by(rounds.c.number.desc()).limit(1)).first()
+    if row is None:
+        return None
+    count = connection.scalar(select(func.count()).select_from(replies).where(replies.c.number == row.number))
+    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count or 0)
+
+
+def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round | None:
+    """Close or extend the current round if it is time, and return it as it then stands."""
+    found = current_round(connection)
+    if found is None:
+        return None
+    action = decide(found, policy, now_ms)
+    here = rounds.update().where(rounds.c.number == found.number, rounds.c.state == "open")
+    if isinstance(action, Close):
+        connection.execute(here.values(state="aggregating", closed_ms=now_ms, close_reason=action.reason))
+        detail = {"reason": action.reason, "replies": found.replies}
+        audit.append(connection, now_ms, "round_closed", str(found.number), detail)
+    elif isinstance(action, Extend):
+        connection.execute(here.values(deadline_ms=action.deadline_ms))
+        detail = {"deadline_ms": action.deadline_ms, "replies": found.replies}
+        audit.append(connection, now_ms, "round_extended", str(found.number), detail)
+    else:
+        return found
+    return current_round(connection)
+
+
+def accept_reply(
+    connection: Connection, policy: RoundPolicy, now_ms: int, member: Member, number: int, reply: Accepted
+) -> None:
+    """Store a reply in the open round; the round closes at once when that completes its target.
+
+    Raises:
+        RefusedError: `no_round`, `round_closed` or `already_replied`.
+    """
+    verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
+    if verdict == "no_round":
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
+    if verdict == "round_closed":
+        raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
+    if has_replied(connection, member.skid, number):
+        raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
+    connection.execute(
+        insert(replies).values(
+            number=number,
+            skid=member.skid,
+            idem=reply.idem,
+            blob=reply.blob.name,
+            sha256=reply.blob.sha256,
+            bytes=reply.blob.size,
+            arrays=reply.arrays,
+            site_sha256=reply.site_sha256,
+            accepted_ms=now_ms,
+        )
+    )
+    detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
+    audit.append(connection, now_ms, "reply_accepted", member.name, detail)
+    advance(connection, policy, now_ms)
+
+
+def has_replied(connection: Connection, skid: str, number: int) -> bool:
+    """Tell whether this member's reply of this round is stored."""
+    found = select(replies.c.skid).where(replies.c.number == number, replies.c.skid == skid)
+    return connection.scalar(found) is not None
+
+
+def drop_open_reply(connection: Connection, skid: str) -> None:
+    """Drop a revoked member's reply of the round that is still open; its blob goes at the next sweep."""
+    open_rounds = select(rounds.c.number).where(rounds.c.state == "open")
+    connection.execute(delete(replies).where(replies.c.skid == skid, replies.c.number.in_(open_rounds)))
+
+
+def replies_of(connection: Connection, number: int) -> dict[str, str]:
+    """Return member name → blob of every reply of a round."""
+    names = {member.skid: member.name for member in members.listed(connection)}
+    rows = connection.execute(select(replies.c.skid, replies.c.blob).where(replies.c.number == number))
+    return {names.get(row.skid, row.skid): row.blob for row in rows}
+
+
+def release_broadcast(connection: Connection, settings: RoundSettings, member: Member, number: int) -> str:
+    """Return the blob of a member's broadcast.
+
+    Raises:
+        RefusedError: `no_round`, `small_cohort`, or `not_found` while it is being prepared.
+    """
+    found = current_round(connection)
+    if found is None or number > found.number:
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
+    others = contributors(connection, before=number) - {member.skid}
+    if not cohort_allows(len(others), number, settings.min_cohort):
+        raise RefusedError(
+            "small_cohort",
+            f"{len(others)} other sites have contributed, {settings.min_cohort} are needed before anything is released",
+        )
+    blob = connection.scalar(
+        select(broadcasts.c.blob).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
+    )
+    if blob is None:
+        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
+    return str(blob)
+
+
+def contributors(connection: Connection, *, before: int) -> set[str]:
+    """Return the key ids whose replies, holding something, were aggregated before this round."""
+    found = (
+        select(replies.c.skid)
+        .join(rounds, rounds.c.number == replies.c.number)
+        .where(rounds.c.state == "done", replies.c.number < before, replies.c.arrays > 0)
+    )
+    return set(connection.scalars(found))
+
+
+def commit_state(connection: Connection, now_ms: int, number: int, state: Blob) -> bool:
+    """Commit the server's state after round `number` (0: the start) exactly once.
+
+    Returns:
+        False where it was committed before; then nothing changed.
+    """
+    if connection.scalar(select(states.c.number).where(states.c.number == number)) is not None:
+        return False
+    if number > 0:
+        closing = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
+        if connection.execute(closing.values(state="done")).rowcount != 1:
+            return False
+    connection.execute(insert(states).values(number=number, blob=state.name, sha256=state.sha256))
+    audit.append(connection, now_ms, "state", str(number), {"sha256": state.sha256})
+    return True
+
+
+def open_round(connection: Connection, now_ms: int, number: int, phase: str, deadline_s: int) -> None:
+    """Open a round; its broadcasts are added in the same transaction."""
+    deadline_ms = now_ms + deadline_s * 1000
+    row = {"number": number, "phase": phase, "state": "open", "opened_ms": now_ms, "deadline_ms": deadline_ms}
+    connection.execute(insert(rounds).values(row))
+    audit.append(connection, now_ms, "round_opened", str(number), {"phase": phase, "deadline_ms": deadline_ms})
+
+
+def add_broadcasts(connection: Connection, number: int, blobs: Mapping[str, Blob]) -> None:
+    """Add broadcasts of an open round, key id → blob."""
+    for skid, blob in sorted(blobs.items()):
+        connection.execute(insert(broadcasts).values(number=number, skid=skid, blob=blob.name, sha256=blob.sha256))
+
+
+def without_broadcast(connection: Connection, number: int) -> list[Member]:
+    """Return the approved members for whom round `number` has no broadcast yet."""
+    served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
+    return [member for member in members.approved(connection) if member.skid not in served]
+
+
+def latest_state(connection: Connection) -> tuple[int, str] | None:
+    """Return the number and blob of the newest server state, or None before the start."""
+    row = connection.execute(select(states).order_by(states.c.number.desc()).limit(1)).first()
+    return (row.number, row.blob) if row else None
+
+
+def set_fact(connection: Connection, key: str, value: object) -> None:
+    """Remember a plain value; an existing one is kept."""
+    connection.execute(insert(facts).prefix_with("OR IGNORE").values(key=key, value=json.dumps(value)))
+
+
+def fact(connection: Connection, key: str) -> object:
+    """Return a remembered value, or None."""
+    text = connection.scalar(select(facts.c.value).where(facts.c.key == key))
+    return None if text is None else json.loads(text)
+
+
+def phase_of(connection: Connection, number: int) -> str:
+    """Return the phase of a round: "warm", "train" or "final"; "" if there is no such round."""
+    return connection.scalar(select(rounds.c.phase).where(rounds.c.number == number)) or ""

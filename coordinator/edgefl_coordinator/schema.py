@@ -1,0 +1,192 @@
+"""Tables of the store, and the append-only list of migrations that makes them.
+
+Guarantees: a migration runs once, in one transaction, and is recorded by name; a released migration is never edited.
+Secrets do not enter: of an invite only the token's SHA-256, of a reply only the name of its blob. Times are Unix
+milliseconds. Source: docs/security.md, reliability.
+"""
+
+from collections.abc import Callable
+
+from sqlalchemy import Column, Connection, Integer, LargeBinary, MetaData, Table, Text, text
+
+metadata = MetaData()
+
+migrations = Table("migrations", metadata, Column("name", Text, primary_key=True), Column("applied_ms", Integer))
+
+members = Table(
+    "members",
+    metadata,
+    Column("skid", Text, primary_key=True),  # key id of the signing key
+    Column("name", Text),
+    Column("role", Text),
+    Column("state", Text),  # unproved, pending, approved, revoked
+    Column("signing_public", LargeBinary),
+    Column("sealing_suite", Integer),
+    Column("sealing_public", LargeBinary),
+    Column("enrolled_ms", Integer),
+    Column("approved_ms", Integer),
+    Column("revoked_ms", Integer),
+)
+
+invites = Table(
+    "invites",
+    metadata,
+    Column("token_sha256", Text, primary_key=True),
+    Column("name", Text),
+    Column("role", Text),
+    Column("created_ms", Integer),
+    Column("expires_ms", Integer),
+    Column("used_by", Text),  # skid
+)
+
+windows = Table(
+    "windows",
+    metadata,
+    Column("skid", Text, primary_key=True),
+    Column("highest", Integer),
+    Column("bitmap", LargeBinary),
+)
+
+mids = Table(
+    "mids",
+    metadata,
+    Column("skid", Text, primary_key=True),
+    Column("mid", Text, primary_key=True),
+    Column("until_ms", Integer),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("skid", Text, primary_key=True),
+    Column("idem", Text, primary_key=True),
+    Column("payload_sha256", Text),
+    Column("answer", LargeBinary),  # payload bytes of the first answer
+    Column("created_ms", Integer),
+)
+
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("phase", Text),
+    Column("state", Text),  # open, aggregating, done
+    Column("opened_ms", Integer),
+    Column("deadline_ms", Integer),
+    Column("closed_ms", Integer),
+    Column("close_reason", Text),
+)
+
+replies = Table(
+    "replies",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("skid", Text, primary_key=True),
+    Column("idem", Text),
+    Column("blob", Text),
+    Column("sha256", Text),
+    Column("bytes", Integer),
+    Column("arrays", Integer),
+    Column("site_sha256", Text),
+    Column("accepted_ms", Integer),
+)
+
+broadcasts = Table(
+    "broadcasts",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("skid", Text, primary_key=True),
+    Column("blob", Text),
+    Column("sha256", Text),
+)
+
+states = Table(
+    "states",
+    metadata,
+    Column("number", Integer, primary_key=True),  # the server after this round; 0 is the start
+    Column("blob", Text),
+    Column("sha256", Text),
+)
+
+facts = Table("facts", metadata, Column("key", Text, primary_key=True), Column("value", Text))
+
+bundles = Table(
+    "bundles",
+    metadata,
+    Column("line", Text, primary_key=True),
+    Column("task", Text, primary_key=True),
+    Column("version", Integer, primary_key=True),
+    Column("bundle_id", Text),
+    Column("sha256", Text),
+    Column("bytes", Integer),
+    Column("blob", Text),
+    Column("published_ms", Integer),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("at_ms", Integer),
+    Column("event", Text),
+    Column("subject", Text),
+    Column("detail", Text),  # JSON
+    Column("sha256", Text),  # chained over the previous row
+)
+
+
+def m001_first_tables(connection: Connection) -> None:
+    """Make the tables of the first release."""
+    for statement in _M001.strip().split(";"):
+        if statement.strip():
+            connection.execute(text(statement))
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m001_first_tables,)
+
+_M001 = """
+CREATE TABLE members (
+    skid TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL CHECK (role IN ('site', 'device')),
+    state TEXT NOT NULL CHECK (state IN ('unproved', 'pending', 'approved', 'revoked')),
+    signing_public BLOB NOT NULL, sealing_suite INTEGER NOT NULL, sealing_public BLOB NOT NULL UNIQUE,
+    enrolled_ms INTEGER NOT NULL, approved_ms INTEGER, revoked_ms INTEGER
+) STRICT;
+CREATE UNIQUE INDEX members_name ON members (name) WHERE state <> 'revoked';
+CREATE TABLE invites (
+    token_sha256 TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, created_ms INTEGER NOT NULL,
+    expires_ms INTEGER NOT NULL, used_by TEXT UNIQUE REFERENCES members (skid)
+) STRICT;
+CREATE TABLE windows (skid TEXT PRIMARY KEY, highest INTEGER NOT NULL, bitmap BLOB NOT NULL) STRICT;
+CREATE TABLE mids (
+    skid TEXT NOT NULL, mid TEXT NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (skid, mid)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX mids_until ON mids (until_ms);
+CREATE TABLE idempotency (
+    skid TEXT NOT NULL REFERENCES members (skid), idem TEXT NOT NULL, payload_sha256 TEXT NOT NULL,
+    answer BLOB NOT NULL, created_ms INTEGER NOT NULL, PRIMARY KEY (skid, idem)
+) STRICT;
+CREATE TABLE rounds (
+    number INTEGER PRIMARY KEY, phase TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'aggregating', 'done')),
+    opened_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, closed_ms INTEGER, close_reason TEXT
+) STRICT;
+CREATE TABLE replies (
+    number INTEGER NOT NULL REFERENCES rounds (number), skid TEXT NOT NULL REFERENCES members (skid),
+    idem TEXT NOT NULL, blob TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL,
+    arrays INTEGER NOT NULL, site_sha256 TEXT NOT NULL, accepted_ms INTEGER NOT NULL, PRIMARY KEY (number, skid)
+) STRICT;
+CREATE TABLE broadcasts (
+    number INTEGER NOT NULL, skid TEXT NOT NULL REFERENCES members (skid), blob TEXT NOT NULL UNIQUE,
+    sha256 TEXT NOT NULL, PRIMARY KEY (number, skid)
+) STRICT;
+CREATE TABLE states (number INTEGER PRIMARY KEY, blob TEXT NOT NULL UNIQUE, sha256 TEXT NOT NULL) STRICT;
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE bundles (
+    line TEXT NOT NULL, task TEXT NOT NULL, version INTEGER NOT NULL, bundle_id TEXT NOT NULL, sha256 TEXT NOT NULL,
+    bytes INTEGER NOT NULL, blob TEXT NOT NULL UNIQUE, published_ms INTEGER NOT NULL, PRIMARY KEY (line, task, version)
+) STRICT;
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event TEXT NOT NULL, subject TEXT NOT NULL,
+    detail TEXT NOT NULL, sha256 TEXT NOT NULL
+) STRICT;
+"""

@@ -1,0 +1,305 @@
+"""The coordinator's settings: one frozen object, read once from `config.toml` in its home.
+
+Guarantees: every value was checked for type and bounds; an unknown key is an error, so a misspelt setting never passes
+silently; nothing else reads the environment or this file. Source: docs/security.md, decisions 7 to 9.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar
+
+from edgefl_protocol.durable import read_bounded
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds import RoundPolicy
+
+Scalar = int | float | str
+Settled = TypeVar("Settled")
+
+_WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_METHOD = re.compile(r"[a-z][a-z0-9_]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
+_MAX_CONFIG_BYTES = 256 * 2**10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What the federation learns.
+
+    Attributes:
+        method: a name of the method table, or `module:Class` for one of your own.
+        name: the task's name.
+        line: the line of bundles that belongs to it.
+        classes: class names in index order.
+        seed: of everything drawn on the server.
+        epochs: local epochs of one round.
+        shares_maps: the method's replies hold rollout maps only, and are checked as such.
+        maps_per_class: M, most maps a site may send for one class.
+        backbone: fields of the backbone's description that site and server agree on.
+        settings: hyper-parameters of the method that differ from its defaults.
+    """
+
+    method: str
+    name: str
+    line: str = "main"
+    classes: tuple[str, ...]
+    seed: int = 0
+    epochs: int = 1
+    shares_maps: bool = True
+    maps_per_class: int = 5
+    backbone: Mapping[str, Any]
+    settings: Mapping[str, Scalar] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if _METHOD.fullmatch(self.method) is None:
+            raise ValueError(f"method {self.method!r} is neither a method's name nor module:Class")
+        if _WORD.fullmatch(self.name) is None or _WORD.fullmatch(self.line) is None:
+            raise ValueError("task name and line take 1 to 32 lower-case letters, digits or '-'")
+        if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
+            raise ValueError(f"classes needs at least two different names, found {list(self.classes)}")
+        if self.maps_per_class < 1 or self.epochs < 1:
+            raise ValueError("maps_per_class and epochs are at least 1")
+        patch, image_px = self.backbone.get("patch"), self.backbone.get("image_px")
+        if not isinstance(patch, int) or not isinstance(image_px, int) or patch < 1 or image_px % patch:
+            raise ValueError("backbone needs image_px and patch in pixels, image_px a multiple of patch")
+
+    @property
+    def tokens(self) -> int:
+        """Patch tokens N of a rollout map."""
+        return int(self.backbone["image_px"] // self.backbone["patch"]) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSettings:
+    """How rounds run: `RoundPolicy` plus their number and who opens the first.
+
+    Attributes:
+        count: training rounds R of the method; it adds its own first and last exchange to them.
+        quorum_min: replies below which a round is not aggregated.
+        quorum_target: replies at which it closes early.
+        deadline_s: seconds.
+        start: "automatic" opens the first round when `quorum_target` members are approved; "manual" waits for `start`.
+        min_cohort: other contributors that a broadcast needs.
+        allow_small_cohort: permit `min_cohort` below 3; written to the audit log at every start.
+    """
+
+    count: int
+    quorum_min: int = 2
+    quorum_target: int = 3
+    deadline_s: int = 3600
+    start: Literal["automatic", "manual"] = "automatic"
+    min_cohort: int = 3
+    allow_small_cohort: bool = False
+
+    def __post_init__(self) -> None:
+        RoundPolicy(quorum_min=self.quorum_min, quorum_target=self.quorum_target, deadline_s=self.deadline_s)
+        if self.count < 1:
+            raise ValueError(f"rounds is {self.count}, at least 1 is needed")
+        if self.start not in ("automatic", "manual"):
+            raise ValueError(f"start is {self.start!r}; automatic and manual are allowed")
+        if self.min_cohort < 1 or (self.min_cohort < 3 and not self.allow_small_cohort):
+            raise ValueError(
+                f"min_cohort {self.min_cohort} lets a site's contribution be told apart; use 3 or more, "
+                "or allow it with allow_small_cohort (init: --allow-small-cohort)"
+            )
+
+    @property
+    def policy(self) -> RoundPolicy:
+        """The part the state machine needs."""
+        return RoundPolicy(quorum_min=self.quorum_min, quorum_target=self.quorum_target, deadline_s=self.deadline_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitSettings:
+    """Bounds of the HTTP side.
+
+    Attributes:
+        body_bytes: largest request body.
+        reply_bytes: largest payload of a method's reply.
+        header_deadline_s: seconds within which a request's header has to be complete.
+        body_deadline_s: seconds within which the body has to be complete.
+        connections: open sockets; above it 503.
+        waiting_bytes: request bodies held in memory at once; above it 503.
+        open_per_minute: requests of one address to `/v1/time`, and to `/v1/enrol`.
+        skew_ms: clock difference accepted in an envelope.
+        lifetime_ms: longest validity of an envelope.
+        worker_s: longest run of the aggregation worker.
+    """
+
+    body_bytes: int = 32 * 2**20
+    reply_bytes: int = 16 * 2**20
+    header_deadline_s: float = 10.0
+    body_deadline_s: float = 60.0
+    connections: int = 1000
+    waiting_bytes: int = 256 * 2**20
+    open_per_minute: int = 60
+    skew_ms: int = 300_000
+    lifetime_ms: int = 600_000
+    worker_s: int = 3600
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) <= 0:
+                raise ValueError(f"limits.{item.name} must be above 0")
+        if self.body_bytes > 32 * 2**20 or self.reply_bytes > self.body_bytes - 64 * 2**10:
+            raise ValueError("limits.body_bytes is at most 33554432, limits.reply_bytes at least 65536 below it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that is configured.
+
+    Attributes:
+        federation: name on the wire, lower-case letters, digits and '-'.
+        public_url: base address that members use, https://….
+        host: address to listen on.
+        port: TCP port to listen on; 0 picks a free one.
+        suite: suite of the coordinator's sealing key, 1 or 2.
+        certificate: PEM chain for TLS, relative to the home.
+        certificate_key: its private key.
+    """
+
+    federation: str
+    public_url: str
+    host: str = "127.0.0.1"
+    port: int = 8443
+    suite: int = 2
+    certificate: str = "tls/server.pem"
+    certificate_key: str = "tls/server.key"
+    task: TaskSettings
+    rounds: RoundSettings
+    limits: LimitSettings = field(default_factory=LimitSettings)
+
+    def __post_init__(self) -> None:
+        if _WORD.fullmatch(self.federation) is None:
+            raise ValueError(f"federation {self.federation!r} must be 1 to 32 lower-case letters, digits or '-'")
+        if not self.public_url.startswith("https://"):
+            raise ValueError(f"public_url {self.public_url!r} must begin with https://")
+        if not 0 <= self.port <= 65535 or self.suite not in (1, 2):
+            raise ValueError("port is 0 to 65535, suite is 1 or 2")
+
+
+@dataclass(frozen=True)
+class Home:
+    """The coordinator's folder: where each file lies."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """Settings, TOML."""
+        return self.root / "config.toml"
+
+    @property
+    def database(self) -> Path:
+        """The SQLite file."""
+        return self.root / "store.sqlite"
+
+    @property
+    def blobs(self) -> Path:
+        """Replies, states, broadcasts and bundles; each named by the store."""
+        return self.root / "blobs"
+
+    @property
+    def jobs(self) -> Path:
+        """Working folders of the aggregation worker."""
+        return self.root / "jobs"
+
+    @property
+    def keys(self) -> Path:
+        """Private keys, mode 0700."""
+        return self.root / "keys"
+
+    @property
+    def tls(self) -> Path:
+        """Certificate, its key, and the development CA's certificate."""
+        return self.root / "tls"
+
+    @property
+    def socket(self) -> Path:
+        """The administration socket, mode 0600, present while `serve` runs."""
+        return self.root / "admin.sock"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever has the store open."""
+        return self.root / "coordinator.lock"
+
+
+def load_settings(home: Home) -> Settings:
+    """Read and check `config.toml`.
+
+    Raises:
+        OperatorError: it is missing, no TOML, or a setting is unknown or out of bounds.
+        StorageError: it cannot be read.
+    """
+    if not home.config.exists():
+        raise OperatorError(f"{home.root} holds no coordinator; make one with: edgefl-coordinator init {home.root}")
+    try:
+        table = tomllib.loads(read_bounded(home.config, _MAX_CONFIG_BYTES).decode())
+        return settings_from_table(table)
+    except (ValueError, TypeError) as error:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        raise OperatorError(f"{home.config}: {error}") from error
+
+
+def settings_from_table(table: Mapping[str, Any]) -> Settings:
+    """Build settings from parsed TOML.
+
+    Raises:
+        ValueError: an unknown or missing key, a wrong type, or a value out of bounds.
+    """
+    plain = dict(table)
+    task = dict(_table(plain.pop("task", None), "task"))
+    task["classes"] = tuple(task.get("classes", ()))
+    task["backbone"] = MappingProxyType(dict(_table(task.get("backbone"), "task.backbone")))
+    task["settings"] = MappingProxyType(dict(_table(task.get("settings", {}), "task.settings")))
+    rounds = _table(plain.pop("rounds", None), "rounds")
+    limits = _table(plain.pop("limits", {}), "limits")
+    return _build(
+        Settings,
+        {
+            **plain,
+            "task": _build(TaskSettings, task, "task."),
+            "rounds": _build(RoundSettings, rounds, "rounds."),
+            "limits": _build(LimitSettings, limits, "limits."),
+        },
+        "",
+    )
+
+
+def settings_to_table(settings: Settings) -> dict[str, Any]:
+    """Return the plain nested dict that TOML can hold."""
+    table = asdict(
+        settings,
+        dict_factory=lambda pairs: {key: dict(item) if isinstance(item, Mapping) else item for key, item in pairs},
+    )
+    table["task"]["classes"] = list(settings.task.classes)
+    return table
+
+
+def _table(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"the table [{name}] is missing")
+    return value
+
+
+def _build(kind: type[Settled], table: Mapping[str, Any], prefix: str) -> Settled:
+    known = {item.name: item for item in fields(kind)}  # type: ignore[arg-type]
+    for name in table:
+        if name not in known:
+            raise ValueError(f"unknown setting {prefix}{name}; known: {', '.join(sorted(known))}")
+    for name, item in known.items():
+        if name not in table and item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"the setting {prefix}{name} is missing")
+        if name in table and item.type in (int, str, bool, float):
+            _check_type(f"{prefix}{name}", table[name], item.type)
+    return kind(**table)
+
+
+def _check_type(name: str, value: object, kind: type) -> None:
+    allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{name} is {value!r}; {kind.__name__} is needed")

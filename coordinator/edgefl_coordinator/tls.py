@@ -1,0 +1,129 @@
+"""A development certificate, and the TLS side of the server.
+
+Guarantees: the server speaks TLS 1.2 or newer only. The development CA signs exactly one server certificate and its
+private key is then thrown away: nobody can make a second certificate that members would trust.
+"""
+
+import datetime
+import hashlib
+import ipaddress
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALID_DAYS = 397  # browsers and urllib3 accept no longer server certificates
+
+
+@dataclass(frozen=True)
+class DevelopmentCertificate:
+    """PEM bytes of a new CA certificate and of the server's chain and key."""
+
+    ca: bytes
+    chain: bytes
+    key: bytes
+
+
+def make_development_certificate(hosts: list[str], now: datetime.datetime) -> DevelopmentCertificate:
+    """Make a CA and a server certificate signed by it.
+
+    Args:
+        hosts: DNS names and IP addresses of the server; localhost, 127.0.0.1 and ::1 are always added.
+        now: start of validity (it begins an hour before).
+    """
+    start, end = now - datetime.timedelta(hours=1), now + datetime.timedelta(days=VALID_DAYS)
+    ca_key = ec.generate_private_key(ec.SECP256R1())
+    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EdgeFL development CA")])
+    ca = (
+        _builder(ca_name, ca_name, ca_key.public_key(), start, end)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "EdgeFL coordinator")])
+    server = (
+        _builder(name, ca_name, key.public_key(), start, end)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(_names(hosts)), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    ca_pem = ca.public_bytes(serialization.Encoding.PEM)
+    return DevelopmentCertificate(
+        ca=ca_pem,
+        chain=server.public_bytes(serialization.Encoding.PEM) + ca_pem,
+        key=key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    )
+
+
+def certificate_sha256(pem: bytes) -> str:
+    """Return the SHA-256 (hex) of the first certificate of a PEM text, over its DER bytes."""
+    first = x509.load_pem_x509_certificates(pem)[0]
+    return hashlib.sha256(first.public_bytes(serialization.Encoding.DER)).hexdigest()
+
+
+def server_context(chain: Path, key: Path) -> ssl.SSLContext:
+    """Return the server's TLS context.
+
+    Raises:
+        OSError: a file is missing or does not fit the other (ssl.SSLError is an OSError).
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(chain, key)
+    return context
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    start: datetime.datetime,
+    end: datetime.datetime,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start)
+        .not_valid_after(end)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _names(hosts: list[str]) -> list[x509.GeneralName]:
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys(["localhost", "127.0.0.1", "::1", *hosts]):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return names
