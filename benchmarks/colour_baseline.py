@@ -34,7 +34,7 @@ def measure(
         "method": "colour",
         "task": task,
         "seed": seed,
-        "rows": split,
+        "reported_rows": split,
         "partition_sha256": federation.partition_sha256,
         "sites": {name: {"n_train": fit[name].size} | figures for name, figures in sites.items()},
         **federation_summary(sites),
@@ -52,7 +52,7 @@ def table(result: dict[str, object], sites: dict[str, SiteMetrics], pooled: dict
         lines.append(f"{name:<20}{figures['n_train']:>8}{figures['n_test']:>10}{shown}")
     means = [federation_summary(figures)["mean_balanced_accuracy"] for figures in (sites, pooled)]
     lines.append(f"{'mean of sites':<38}" + "".join(f"{'–' if mean is None else f'{mean:.3f}':>10}" for mean in means))
-    return "\n".join([*lines, f"balanced accuracy on {result['rows']} rows, task {result['task']}"])
+    return "\n".join([*lines, f"balanced accuracy on {result['reported_rows']} rows, task {result['task']}"])
 
 
 @click.command()

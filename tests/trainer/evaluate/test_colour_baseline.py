@@ -42,7 +42,7 @@ def test_json_has_the_keys_of_a_summary(manifest, tmp_path):
     assert [site["n_test"] for site in result["sites"].values()] == [20, 20]
     assert result["mean_balanced_accuracy"] > 0.9
     assert result["pooled"]["mean_balanced_accuracy"] < 0.8  # one model cannot follow both
-    assert result["rows"] == "val"
+    assert result["reported_rows"] == "val"
     assert "mean of sites" in command(*data).stdout
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 def summary(method, seed, figures, **more):
     sites = {name: {"balanced_accuracy": value} for name, value in figures.items()}
-    base = {"method": method, "task": "nevus", "seed": seed, "preset": "bench84", "rounds": 5, "rows": "val"}
+    base = {"method": method, "task": "nevus", "seed": seed, "preset": "bench84", "rounds": 5, "reported_rows": "val"}
     traffic = {"bytes_up_per_round": 1536.0, "bytes_down_per_round": 3 * 2**20}
     return base | traffic | {"sites": sites} | federation_summary(sites) | more
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Summary = Mapping[str, Any]
-"""The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``rows`` (``val`` or ``test``)."""
+"""The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``reported_rows`` (val, test)."""
 
 FORMATS = ("md", "csv", "json", "latex")
 UNDEFINED = "–"
@@ -66,7 +66,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[TableRow]:
         raise ValueError(f"the runs are of {len(tasks)} tasks ({', '.join(tasks)}); a table compares runs of one task")
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in summaries:
-        key = tuple(summary.get(name) for name in ("label", "method", "preset", "rounds", "rows"))
+        key = tuple(summary.get(name) for name in ("label", "method", "preset", "rounds", "reported_rows"))
         for known, runs in groups:
             if known == key and all(run.get("seed") != summary.get("seed") for run in runs):
                 runs.append(summary)
@@ -121,7 +121,7 @@ def caption(summaries: Sequence[Summary], machine: str | None = None) -> str:
         machine: What they ran on, in words; left out when unknown.
     """
     rows = table_rows(summaries)
-    reported = sorted({str(summary["rows"]) for summary in summaries if summary.get("rows")})
+    reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
     seeds = sorted({seed for row in rows for seed in row.seeds})
     kinds = sorted({row.spread_over for row in rows})
     over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
