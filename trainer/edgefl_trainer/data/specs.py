@@ -12,6 +12,7 @@ from pathlib import Path
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.folder import read_folder
 from edgefl_trainer.data.isic2019 import read_isic2019
+from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
 from edgefl_trainer.data.manifest import read_manifest
 from edgefl_trainer.data.rows import Table
 
@@ -130,8 +131,15 @@ def _isic2019(spec: Spec, seed: int) -> Table:
     return read_isic2019(_path(spec), options["split"])
 
 
+def _lesions(spec: Spec, seed: int) -> Table:
+    if spec.body:
+        raise DataError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
+    return read_lesions(parse_settings(take_options(spec, OPTIONS)))
+
+
 READERS: dict[str, Callable[[Spec, int], Table]] = {
     "manifest": _manifest,
     "isic2019": _isic2019,
     "folder": _folder,
+    "lesions": _lesions,
 }

@@ -1,0 +1,81 @@
+"""Colour of a lesion as light that skin sends back: pigment and blood absorb, veil and keratin scatter.
+
+A lesion's colour is a ratio to the skin it lies on, so the same lesion fits every skin tone and light. Its mean is set
+to a tone drawn without regard to the class: what the class shows is structure, never mean colour.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_trainer.data.lesions.canvas import Field, Rng
+
+Colour = tuple[float, float, float]  # ratio to the skin, RGB
+
+MELANIN = np.array([0.62, 1.0, 1.28], np.float32)  # absorption of one unit of pigment
+BLOOD = np.array([0.22, 1.05, 0.88], np.float32)
+_GREY = np.array([1.0, 0.6, 0.1], np.float32)  # how much more than blue each channel loses in a greyish lesion
+VEIL: Colour = (0.50, 0.66, 0.92)  # blue-white veil
+BLUE_GREY: Colour = (0.34, 0.42, 0.58)
+KERATIN: Colour = (1.22, 1.26, 1.18)  # milia-like cysts, white and yellowish
+SCAR: Colour = (1.05, 1.12, 1.16)  # regression
+PLUG: Colour = (0.26, 0.17, 0.12)  # comedo-like opening
+
+MAX_RATIO = 1.45
+
+
+@dataclass
+class Paint:
+    """What a lesion is made of, place by place.
+
+    Attributes:
+        pigment: Melanin, units of absorption.
+        blood: Haemoglobin, units of absorption.
+        coats: Opaque layers in order: colour and share (0..1).
+    """
+
+    pigment: Field
+    blood: Field | None = None
+    coats: list[tuple[Colour, Field]] = field(default_factory=list)
+
+    def coat(self, colour: Colour, share: Field) -> None:
+        """Lay a colour over what is there."""
+        self.coats.append((colour, share))
+
+    def ratio(self) -> NDArray[np.float32]:
+        """Colour as a ratio to the skin, (3, n, n)."""
+        ratio = np.multiply.outer(MELANIN, -self.pigment)
+        if self.blood is not None:
+            ratio -= np.multiply.outer(BLOOD, self.blood)
+        np.exp(ratio, out=ratio)
+        for colour, share in self.coats:
+            for channel, value in zip(ratio, colour, strict=True):
+                channel += share * (np.float32(value) - channel)
+        return ratio
+
+
+def mean_tone(rng: Rng) -> NDArray[np.float32]:
+    """The mean ratio a lesion is set to, (3,): light to dark brown with some red or grey, whatever its class."""
+    pigment, blood = rng.uniform(0.32, 0.85), rng.uniform(0.0, 0.35)
+    grey = rng.uniform(0.0, 0.12)
+    tone: NDArray[np.float32] = np.exp(-pigment * MELANIN - blood * BLOOD) * (1 - grey * _GREY)
+    return tone
+
+
+def set_mean(ratio: NDArray[np.float32], cover: Field, tone: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale each channel so that the mean over the lesion is `tone`; twice, because light is cut at `MAX_RATIO`.
+
+    Args:
+        ratio: (3, n, n).
+        cover: Share of lesion at each place, 0..1.
+        tone: (3,).
+
+    Returns:
+        (3, n, n).
+    """
+    weight = (cover / cover.sum()).ravel()
+    for _ in range(2):
+        mean = ratio.reshape(3, -1) @ weight
+        ratio = np.clip(ratio * (tone / mean)[:, None, None], 0.03, MAX_RATIO)
+    return ratio

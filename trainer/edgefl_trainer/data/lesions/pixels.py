@@ -1,0 +1,115 @@
+"""Pixels of drawn lesions, and the same drawings one by one for examples and tests.
+
+Guarantees: a picture depends on its seed, site, lesion, view and size alone, never on which other pictures are drawn.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from edgefl_protocol.imaging import Fit, resize
+
+from edgefl_trainer.data.lesions.canvas import stream
+from edgefl_trainer.data.lesions.plan import LesionSettings, plan_rows
+from edgefl_trainer.data.lesions.site import SiteStyle, site_styles
+from edgefl_trainer.data.lesions.view import Lesion, Mask, Photo, healthy_skin, paint_lesion, photograph
+from edgefl_trainer.data.rows import Row, Table
+
+_LESION_STREAM, _VIEW_STREAM, _SKIN_STREAM = 2, 3, 5
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnPixels:
+    """Pictures that are drawn when they are asked for.
+
+    Attributes:
+        settings: Of the federation they belong to.
+    """
+
+    settings: LesionSettings
+
+    @property
+    def identity(self) -> str:
+        """Digest of the settings and of the code that draws."""
+        s = self.settings
+        return hashlib.sha256(f"{_code_digest()}\0{s.seed}\0{s.sites}\0{s.px}".encode()).hexdigest()
+
+    @property
+    def has_masks(self) -> bool:
+        """Every drawn lesion has a mask."""
+        return True
+
+    def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Photo, Mask]]:
+        """Draw the rows in order; see `PixelSource.load`."""
+        s = self.settings
+        styles = site_styles(s.sites, s.seed)
+        last: tuple[int, int] | None = None
+        lesion: Lesion | None = None
+        for row in rows:
+            site, number, view, label = row.source.split("/")
+            if lesion is None or last != (int(site), int(number)):
+                last = int(site), int(number)
+                lesion = paint_lesion(label, styles[last[0]], s.px, stream(s.seed, _LESION_STREAM, *last))
+            image, mask = photograph(lesion, styles[last[0]], s.px, stream(s.seed, _VIEW_STREAM, *last, int(view)))
+            yield _fitted(image, mask, image_px, fit)
+
+
+def read_lesions(settings: LesionSettings) -> Table:
+    """The rows of `lesions:`."""
+    name = f"lesions:sites={settings.sites},images={settings.images},seed={settings.seed}"
+    return Table(name, plan_rows(settings), DrawnPixels(settings))
+
+
+def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> tuple[Photo, Mask]:
+    """One photograph of one lesion, as site `site` of `sites` takes it.
+
+    Args:
+        label: A key of `SIGNS`.
+        site: Number of the site, from 0.
+        number: Number of the lesion; any from 0.
+        px: Side of the picture, pixels.
+        sites: Number of sites of the federation.
+        seed: Of the federation.
+
+    Returns:
+        Picture uint8 (px, px, 3) and mask uint8 (px, px), 0 = skin, 255 = lesion.
+    """
+    style = _style(site, sites, seed)
+    lesion = paint_lesion(label, style, px, stream(seed, _LESION_STREAM, site, number))
+    return photograph(lesion, style, px, stream(seed, _VIEW_STREAM, site, number, 0))
+
+
+def draw_skin(*, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> Photo:
+    """A photograph of healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion.
+
+    Args:
+        site: See `draw_lesion`.
+        number: Any from 0.
+        px: Side of the picture, pixels.
+        sites: See `draw_lesion`.
+        seed: See `draw_lesion`.
+    """
+    return healthy_skin(_style(site, sites, seed), px, stream(seed, _SKIN_STREAM, site, number))
+
+
+def _style(site: int, sites: int, seed: int) -> SiteStyle:
+    return site_styles(sites, seed)[site]
+
+
+def _fitted(image: Photo, mask: Mask, image_px: int, fit: Fit) -> tuple[Photo, Mask]:
+    if image.shape[0] == image_px:
+        return image, mask
+    small = resize(np.repeat(mask[..., None], 3, axis=2), image_px, fit)[..., 0]
+    return resize(image, image_px, fit), np.where(small >= 128, 255, 0).astype(np.uint8)
+
+
+@lru_cache(maxsize=1)
+def _code_digest() -> str:
+    """SHA-256 over the modules of this package: a changed drawing must not find old pictures in the cache."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
