@@ -38,7 +38,7 @@ class Sign:
 def _lattice(frame: Canvas, pitch: float, rng: Rng) -> Field:
     """Three plane waves at 120°: 1 at the points of a hexagonal lattice, −0.5 on the lines between, slightly bent."""
     bank = noise(frame.side)
-    bends = [bank.cut("middle", rng) * np.float32(0.07 * pitch) for _ in range(2)]
+    bends = [bank.cut("middle", rng) * np.float32(0.11 * pitch) for _ in range(2)]
     turn, wave = rng.uniform(0, 2 * np.pi / 3), 4 * np.pi / (np.sqrt(3) * pitch)
     phases = rng.uniform(0, 2 * np.pi, 2)
     total = np.zeros((frame.side, frame.side), np.float32)
@@ -50,16 +50,15 @@ def _lattice(frame: Canvas, pitch: float, rng: Rng) -> Field:
 
 
 def _nevus(frame: Canvas, depth: Field, cover: Field, rng: Rng) -> tuple[Paint, Field]:
-    inner = smoothstep(-0.1, 0.75, depth)
-    pigment = 0.35 + 0.35 * inner + np.float32(0.05) * noise(frame.side).cut("broad", rng)
-    lattice = _lattice(frame, rng.uniform(0.23, 0.31), rng)
-    strength = (0.35 + 0.65 * smoothstep(0.02, 0.35, depth)) * (
-        1 + np.float32(0.15) * noise(frame.side).cut("broad", rng)
-    )
+    bank = noise(frame.side)
+    centre = smoothstep(-0.1, 0.85, depth)  # symmetric: darker, or at times paler, towards the middle
+    pigment = 0.42 + np.float32(rng.uniform(-0.08, 0.4)) * centre + np.float32(0.05) * bank.cut("broad", rng)
+    lattice = _lattice(frame, rng.uniform(0.22, 0.29), rng)
+    strength = (0.25 + 0.75 * smoothstep(0.0, 0.4, depth)) * (1 + np.float32(0.22) * bank.cut("middle", rng))
     if rng.random() < 0.65:
-        pigment += np.float32(rng.uniform(0.6, 0.9)) * strength * (0.6 - smoothstep(-0.35, 0.5, lattice))
+        pigment += np.float32(rng.uniform(0.55, 0.85)) * strength * (0.55 - smoothstep(-0.5, 0.75, lattice))
     else:
-        pigment += np.float32(rng.uniform(0.8, 1.1)) * strength * (smoothstep(0.1, 0.7, lattice) - 0.3)
+        pigment += np.float32(rng.uniform(0.75, 1.05)) * strength * (smoothstep(0.05, 0.8, lattice) - 0.3)
     return Paint(np.maximum(pigment, 0.03)), cover
 
 
@@ -198,7 +197,7 @@ def _vascular(frame: Canvas, depth: Field, cover: Field, rng: Rng) -> tuple[Pain
 SIGNS: Mapping[str, Sign] = {
     "NV": Sign(Outline(stretch=0.14, waves=0.015, notches=0.0, wobble=0.012, edge=(0.16, 0.26)), _nevus),
     "MEL": Sign(Outline(stretch=0.20, waves=0.16, notches=0.035, wobble=0.06, edge=(0.05, 0.22)), _melanoma),
-    "BKL": Sign(Outline(stretch=0.18, waves=0.035, notches=0.035, wobble=0.02, edge=(0.035, 0.06)), _keratosis),
+    "BKL": Sign(Outline(stretch=0.20, waves=0.05, notches=0.026, wobble=0.02, edge=(0.035, 0.06)), _keratosis),
     "BCC": Sign(Outline(stretch=0.20, waves=0.07, notches=0.01, wobble=0.05, edge=(0.22, 0.40)), _carcinoma),
-    "VASC": Sign(Outline(stretch=0.14, waves=0.04, notches=0.02, wobble=0.03, edge=(0.06, 0.12)), _vascular),
+    "VASC": Sign(Outline(stretch=0.14, waves=0.05, notches=0.006, wobble=0.03, edge=(0.06, 0.12)), _vascular),
 }
