@@ -79,14 +79,17 @@ def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(file.fileno())
+        try:
+            status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise StorageError(f"{path} is not a regular file", "not_a_file")
             if private and status.st_mode & 0o077:
                 mode = stat.S_IMODE(status.st_mode)
                 raise StorageError(f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}", "permissions")
-            data = file.read(max_bytes + 1)
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                data = file.read(max_bytes + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
         raise _storage_error("read", path, error) from error
     if len(data) > max_bytes:

@@ -1,6 +1,6 @@
 """Small signed records: the coordinator's clock, the index of current bundles, and its keys.
 
-Form: base64url(body) "." base64url(signature), ASCII; the body is canonical JSON; the signature covers PAE(label, body).
+Form: base64url(body) "." base64url(signature), ASCII; the body is canonical JSON, signed as PAE(label, body).
 Guarantees: a value that a `verify_*` function returns was signed by the stated key for this use, is not expired and not
 older than one seen before; anything else is a `RecordError`. The labels keep the uses apart, so an index never passes
 for a key record. Source: docs/security.md 2.4 to 2.8; index and key record follow TUF's timestamp and root roles.

@@ -1,0 +1,104 @@
+"""Files that survive a crash. Source: the design's section on faults; POSIX rename."""
+
+import errno
+import os
+import stat
+
+import pytest
+from edgefl_protocol import durable
+from edgefl_protocol.durable import read_bounded, read_private, write_atomic
+from edgefl_protocol.errors import StorageError
+
+
+def test_content_and_mode_arrive_and_no_temporary_file_stays(tmp_path):
+    path = tmp_path / "key"
+    write_atomic(path, b"one", 0o600)
+    write_atomic(path, b"two", 0o600)
+    assert path.read_bytes() == b"two" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["key"]
+
+
+@pytest.mark.parametrize("step", ["write", "fsync", "replace"])
+def test_a_failure_at_any_step_leaves_the_old_content(tmp_path, monkeypatch, step):
+    """The old bytes or the new bytes, never a mixture; a full disk is one typed sentence."""
+    path = tmp_path / "state"
+    write_atomic(path, b"old")
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if step == "write":
+        real = os.fdopen
+
+        class FullFile:
+            def __init__(self, descriptor, mode):
+                self.file = real(descriptor, mode)
+                self.fileno, self.write = self.file.fileno, full
+
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *args):
+                self.file.close()
+
+        monkeypatch.setattr(durable.os, "fdopen", FullFile)
+    elif step == "fsync":
+        monkeypatch.setattr(durable.os, "fsync", full)
+    else:
+        monkeypatch.setattr(durable.Path, "replace", full)
+    with pytest.raises(StorageError, match="disk is full") as caught:
+        write_atomic(path, b"new content")
+    monkeypatch.undo()
+    assert caught.value.code == "disk_full"
+    assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["state"]
+
+
+def test_the_order_is_write_flush_rename_flush_folder(tmp_path, monkeypatch):
+    """A rename before the flush, or a folder never flushed, loses the file in a power cut."""
+    steps = []
+    real_sync, real_replace = os.fsync, durable.Path.replace
+    monkeypatch.setattr(
+        durable.os,
+        "fsync",
+        lambda fd: (steps.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"), real_sync(fd))[1],
+    )
+    monkeypatch.setattr(
+        durable.Path, "replace", lambda self, target: (steps.append("rename"), real_replace(self, target))[1]
+    )
+    write_atomic(tmp_path / "a", b"x")
+    assert steps == ["file", "rename", "folder"]
+
+
+def test_errors_of_the_system_become_one_sentence(tmp_path):
+    with pytest.raises(StorageError) as caught:
+        write_atomic(tmp_path / "missing" / "a", b"x")
+    assert caught.value.code == "missing"
+    with pytest.raises(StorageError) as caught:
+        read_bounded(tmp_path / "missing", 10)
+    assert caught.value.code == "missing" and "\n" not in str(caught.value)
+
+
+def test_reading_is_bounded_and_refuses_what_is_no_file(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    assert read_bounded(path, 5) == b"12345"
+    with pytest.raises(StorageError) as caught:
+        read_bounded(path, 4)
+    assert caught.value.code == "too_large"
+    os.mkfifo(tmp_path / "pipe")
+    for odd in (tmp_path, tmp_path / "pipe", "/dev/zero"):
+        with pytest.raises(StorageError):
+            read_bounded(odd, 5)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o666])
+def test_a_secret_open_to_others_is_refused_with_the_cure(tmp_path, mode):
+    """docs/security.md 2.6: mode 0600, refused if group or world readable."""
+    path = tmp_path / "key"
+    path.write_bytes(b"secret")
+    path.chmod(mode)
+    with pytest.raises(StorageError, match="chmod 600") as caught:
+        read_private(path, 100)
+    assert caught.value.code == "permissions"
+    path.chmod(0o600)
+    assert read_private(path, 100) == b"secret"
