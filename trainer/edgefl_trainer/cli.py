@@ -80,22 +80,39 @@ def methods(as_json: bool) -> None:
 @click.argument("method")
 @click.option("--data", multiple=True, metavar="SPEC", help="Data of the federation; repeatable. See docs/data.md.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
-@click.option("--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]")
+@click.option(
+    "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]"
+)
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.")
 @click.option("--backbone", metavar="NAME", help="run:DIR, file:PATH, timm:NAME, vit:WIDTHxDEPTH/PATCH or tiny.")
 @click.option("--image-px", type=int, metavar="PX", help="Side of the images.  [default: the backbone's own]")
 @click.option("--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]")
 @click.option("--unlabelled", type=click.Choice(["none", "site", "spread"]), help="Use of images without a label.")
-@click.option("--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]")
+@click.option(
+    "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
+)
 @click.option("--rounds", type=int, metavar="N", help="Train rounds.  [default: the preset's]")
 @click.option("--epochs", type=int, metavar="N", help="Local epochs of a round.  [default: the preset's]")
 @click.option("--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all.")
 @click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: 0]")
-@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: bench84]")
-@click.option("--config", type=click.Path(path_type=Path, exists=True, dir_okay=False), metavar="FILE", help="TOML file of settings.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter of the method; repeatable.")
+@click.option(
+    "--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: bench84]"
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="TOML file of settings.",
+)
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter of the method; repeatable."
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
-@click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision; auto is bf16 on CUDA.  [default: auto]")
+@click.option(
+    "--autocast",
+    type=click.Choice(["auto", "none", "bf16"]),
+    help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 @needs_trainer

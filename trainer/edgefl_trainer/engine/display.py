@@ -45,15 +45,31 @@ class Display:
         self._bar.update(self._total, description=f"{self._phase} · {site}", facts="")
 
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
-        """Show loss and speed."""
+        """Show loss and speed, and print what a person should look at."""
+        if "warning" in facts:
+            self._console.print(f"warning: {facts['warning']}", highlight=False)
+        if "step" not in facts:
+            return
         self._images += int(facts.get("images", 0))
         speed = self._images / max(1e-9, monotonic() - self._since)
-        self._bar.update(self._total, facts=f"epoch {facts.get('epoch')} · loss {facts.get('loss'):.4g} · {speed:.0f} images/s")
+        self._bar.update(
+            self._total, facts=f"epoch {facts.get('epoch')} · loss {facts.get('loss'):.4g} · {speed:.0f} images/s"
+        )
 
     def site_finished(self, site: str, metrics: Mapping[str, Scalar]) -> None:
         """Move the bar, or print a line where nothing can move."""
         self._bar.advance(self._total)
         if not self._console.is_terminal:
-            shown = {name: metrics[name] for name in ("loss", "tune_balanced_accuracy", "seconds") if name in metrics}
+            shown = {name: metrics[name] for name in ("loss", "seconds") if name in metrics}
             facts = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
             self._console.print(f"{self._phase} · {site}: {facts}", highlight=False)
+
+    def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Scalar]]) -> None:
+        """Print where the federation stands."""
+        figures = [found.get("tune_balanced_accuracy") for found in metrics.values()]
+        known = [figure for figure in figures if isinstance(figure, float)]
+        if known:
+            mean = sum(known) / len(known)
+            self._console.print(
+                f"{self._phase}: tune balanced accuracy {mean:.1%}, mean of {len(known)} sites", highlight=False
+            )

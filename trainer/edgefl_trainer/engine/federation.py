@@ -23,7 +23,9 @@ from edgefl_trainer.methods.contract import Method, Phase, Scalar, Site, State, 
 class SiteRunner(Protocol):
     """Anything that can do a site's share of a phase: in this process, or behind a network."""
 
-    def local_round(self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]) -> SiteResult:
+    def local_round(
+        self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]
+    ) -> SiteResult:
         """Work on one broadcast."""
 
 
@@ -42,6 +44,9 @@ class RunObserver(Protocol):
     def site_finished(self, site: str, metrics: Mapping[str, Scalar]) -> None:
         """A site is done and on disk."""
 
+    def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Scalar]]) -> None:
+        """The sites' models were scored on tune rows after a phase."""
+
 
 @dataclass(frozen=True)
 class InProcessSite:
@@ -50,14 +55,22 @@ class InProcessSite:
     method: Method
     site: Site
 
-    def local_round(self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]) -> SiteResult:
-        """Run the method's site half here; the reply carries the digest of the site's new state."""
+    def local_round(
+        self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]
+    ) -> SiteResult:
+        """Run the method's site half here; the reply carries the digest of the site's new state, the metrics stay."""
         started = time.perf_counter()
-        new, reply = self.method.local_round(replace(self.site, report=report), state, broadcast)
+        summary: dict[str, Scalar] = {}
+
+        def listen(facts: Mapping[str, Scalar]) -> None:
+            if "summary" in facts:
+                summary.update({name: value for name, value in facts.items() if name != "summary"})
+            report(facts)
+
+        new, reply = self.method.local_round(replace(self.site, report=listen), state, broadcast)
         signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": new.digest()})
         seconds = round(time.perf_counter() - started, 3)
-        numbers = {name: value for name, value in signed.scalars.items() if isinstance(value, int | float)}
-        return SiteResult(new, signed, {**numbers, "seconds": seconds})
+        return SiteResult(new, signed, {**summary, "seconds": seconds})
 
 
 @dataclass(frozen=True)
@@ -82,6 +95,7 @@ class LocalEngine:
     folder: Path
     observer: RunObserver
     participation: float = 1.0
+    judge: Callable[[str, State, Payload], Mapping[str, Scalar]] | None = None  # figures of a site's model on tune rows
 
     def run(self) -> FederationState:
         """Run what is left of all phases; returns the federation after the last one."""
@@ -98,7 +112,7 @@ class LocalEngine:
             results = self._phase(checkpoints, index, phase, server, states)
             server = self.method.aggregate(server, phase, {name: result.reply for name, result in results.items()})
             states.update({name: result.state for name, result in results.items()})
-            self._append_metrics(index, results)
+            self._append_metrics(index, self._judged(phase, server, states, results))
             checkpoints.finish_phase(index, server, results)
         return FederationState(server, states)
 
@@ -124,6 +138,21 @@ class LocalEngine:
             self.observer.site_finished(name, result.metrics)
             results[name] = result
         return results
+
+    def _judged(
+        self, phase: Phase, server: State, states: Mapping[str, State], results: Mapping[str, SiteResult]
+    ) -> dict[str, SiteResult]:
+        """The results with the figures of the models as they are after the phase."""
+        if self.judge is None or phase.kind != "train":
+            return dict(results)
+        after = Phase("final", phase.round + 1)
+        broadcasts = self.method.broadcast(server, after, sorted(results))
+        judged = {}
+        for name, result in results.items():
+            figures = self.judge(name, states[name], stamped(broadcasts[name], after, self.task.rounds))
+            judged[name] = replace(result, metrics={**result.metrics, **figures})
+        self.observer.phase_judged(phase, {name: result.metrics for name, result in judged.items()})
+        return judged
 
     def _append_metrics(self, index: int, results: Mapping[str, SiteResult]) -> None:
         lines = [json.dumps(dict(results[name].metrics), sort_keys=True) for name in sorted(results)]

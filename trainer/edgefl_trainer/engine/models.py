@@ -116,7 +116,9 @@ def load_predictor(path: Path, backbone: FrozenViT) -> Predictor:
         seen = tuple(bool(value) for value in json.loads(str(payload.scalars["seen"])))
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise RunError(f"the model {path} cannot be read ({error}): run `edgefl-train run` again.") from error
-    return Predictor(ScoreModule(backbone, options), {k: np.asarray(v, np.float32) for k, v in payload.arrays.items()}, seen)
+    return Predictor(
+        ScoreModule(backbone, options), {k: np.asarray(v, np.float32) for k, v in payload.arrays.items()}, seen
+    )
 
 
 def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.device | None = None) -> Prediction:

@@ -1,13 +1,14 @@
 """The results of a finished federation: calibrated models and their figures, or a learned backbone and its probe."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from numpy.typing import NDArray
 
@@ -18,12 +19,28 @@ from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import fit_temperature, refer_threshold, relu_evidence, softplus_evidence
 from edgefl_trainer.evaluate.metrics import federation_summary, site_metrics
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
-from edgefl_trainer.methods.contract import Examples, LearnsBackbone, Method, Phase, Predictor, Site, Task
+from edgefl_trainer.methods.contract import (
+    Examples,
+    LearnsBackbone,
+    Method,
+    Phase,
+    Predictor,
+    Scalar,
+    Site,
+    State,
+    Task,
+)
+from edgefl_trainer.methods.features import READOUTS, frozen_features
 from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, architecture_of, backbone_bytes, load_backbone
 from edgefl_trainer.models.vit import FrozenViT
 
 FEATURE_BATCH = 256
-EVIDENCE = {"softplus": softplus_evidence, "relu": relu_evidence, "exp": lambda logits: np.exp(np.clip(logits, -10, 10))}
+TUNE_ROWS_PER_ROUND = 200  # enough to see a trend, few enough not to slow the round
+EVIDENCE = {
+    "softplus": softplus_evidence,
+    "relu": relu_evidence,
+    "exp": lambda logits: np.exp(np.clip(logits, -10, 10)),
+}
 
 
 def predictor_results(
@@ -51,6 +68,21 @@ def predictor_results(
     }
 
 
+def tune_judge(method: Method, sites: Mapping[str, Site]) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
+    """A function that scores a site's current model on some of its tune rows: the line one watches during a run."""
+
+    def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
+        site = sites[name]
+        predictor = method.predictor(site, state, broadcast)
+        some = replace(site.tune, rows=site.tune.rows[:TUNE_ROWS_PER_ROUND])
+        if predictor is None or len(some) == 0:
+            return {}
+        figure = judge(predictor, some, site.device)["balanced_accuracy"]
+        return {} if figure is None else {"tune_balanced_accuracy": figure}
+
+    return judge_site
+
+
 def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
     """Fit temperature, then the referral threshold, on a site's tune rows."""
     tune = site.tune
@@ -76,9 +108,7 @@ def judge(predictor: Predictor, rows: Examples, device: torch.device) -> dict[st
         empty = np.zeros((0, classes), dtype=np.float32)
         return dict(site_metrics(empty, np.zeros(0, dtype=np.int64), predicted=np.zeros(0, dtype=np.int64)))
     scores = predict(predictor, rows.images[rows.rows], device)
-    return dict(
-        site_metrics(scores.probabilities, rows.targets, predicted=scores.predicted, vacuity=scores.vacuity)
-    )
+    return dict(site_metrics(scores.probabilities, rows.targets, predicted=scores.predicted, vacuity=scores.vacuity))
 
 
 def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> NDArray[np.float64]:
@@ -121,10 +151,10 @@ def probe_backbone(backbone: FrozenViT, sites: Mapping[str, Site]) -> dict[str, 
     labelled = {name: site for name, site in sites.items() if len(site.train) and len(site.tune)}
     if not labelled:
         return None
-    train = {name: features_of(backbone, site.train, site.device) for name, site in labelled.items()}
-    tune = {name: features_of(backbone, site.tune, site.device) for name, site in labelled.items()}
+    train = {name: frozen_features(backbone, site.train, site.device) for name, site in labelled.items()}
+    tune = {name: frozen_features(backbone, site.tune, site.device) for name, site in labelled.items()}
     report: dict[str, Any] = {}
-    for readout in ("cls", "mean"):
+    for readout in READOUTS:
         rows = {
             name: ProbeRows(
                 features_train=train[name][readout],
@@ -137,17 +167,6 @@ def probe_backbone(backbone: FrozenViT, sites: Mapping[str, Site]) -> dict[str, 
         found = probe_sites(rows)
         report[readout] = {"mean": found.mean, "pooled": found.pooled, "sites": found.sites}
     return report
-
-
-def features_of(backbone: FrozenViT, rows: Examples, device: torch.device) -> dict[str, NDArray[np.float32]]:
-    """Both readouts of the bare network, (rows, D) each."""
-    parts: dict[str, list[NDArray[np.float32]]] = {"cls": [], "mean": []}
-    with torch.inference_mode():
-        for images, _ in rows.in_order(FEATURE_BATCH):
-            output = backbone(backbone.normalise(images.to(device)))
-            parts["cls"].append(output.cls.float().cpu().numpy())
-            parts["mean"].append(output.patch_mean.float().cpu().numpy())
-    return {name: np.concatenate(batches) for name, batches in parts.items()}
 
 
 def _with_means(sites: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

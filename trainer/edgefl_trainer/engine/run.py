@@ -1,13 +1,13 @@
 """One run from settings to results: read the data, run the federation, judge it, leave a directory that says it all.
 
-    DIR/config.toml        the resolved settings
-    DIR/environment.json   versions, machine, commit, seed, threads
-    DIR/metrics.jsonl      a line for each phase and site
-    DIR/checkpoints/       see `engine.checkpoint`
-    DIR/backbone.safetensors   the frozen network (or the learned one), so that the directory stands alone
-    DIR/models/NAME.safetensors   what each site scores with, see `engine.models`
-    DIR/calibration.json   temperature and referral threshold, from tune rows
-    DIR/summary.json       the results
+DIR/config.toml        the resolved settings
+DIR/environment.json   versions, machine, commit, seed, threads
+DIR/metrics.jsonl      a line for each phase and site
+DIR/checkpoints/       see `engine.checkpoint`
+DIR/backbone.safetensors   the frozen network (or the learned one), so that the directory stands alone
+DIR/models/NAME.safetensors   what each site scores with, see `engine.models`
+DIR/calibration.json   temperature and referral threshold, from tune rows
+DIR/summary.json       the results
 """
 
 import json
@@ -25,12 +25,19 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
+from edgefl_trainer.engine.results import learned_backbone_results, predictor_results, tune_judge
 from edgefl_trainer.engine.settings import RunSettings, from_toml
 from edgefl_trainer.engine.sites import build_sites
 from edgefl_trainer.errors import BackboneError, RunError
 from edgefl_trainer.methods.contract import LearnsBackbone, Method, Task
-from edgefl_trainer.models.backbones import BACKBONE_FILE, architecture_of, backbone_bytes, is_trained, load_backbone, weights_of
+from edgefl_trainer.models.backbones import (
+    BACKBONE_FILE,
+    architecture_of,
+    backbone_bytes,
+    is_trained,
+    load_backbone,
+    weights_of,
+)
 from edgefl_trainer.models.vit import FrozenViT
 
 SELF_SUPERVISED_TASK = "pixels"
@@ -68,6 +75,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             folder=folder,
             observer=display,
             participation=settings.participation,
+            judge=None if isinstance(method, LearnsBackbone) else tune_judge(method, sites),
         )
         final = engine.run()
     started = time.perf_counter()
@@ -216,5 +224,7 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return platform.processor()
-    names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    names = [
+        line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+    ]
     return f"{names[0]}, {len(names)} cores" if names else platform.processor()

@@ -8,7 +8,7 @@ import difflib
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -59,7 +59,7 @@ class RunSettings:
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""
-        return METHODS[self.method](**self.hyper)
+        return build(METHODS[self.method], self.hyper)
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
@@ -120,7 +120,9 @@ def method_class(name: str) -> type[Method]:
         RunError: unknown; the sentence names the nearest one.
     """
     if name not in METHODS:
-        raise RunError(f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`.")
+        raise RunError(
+            f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`."
+        )
     return METHODS[name]
 
 
@@ -136,14 +138,45 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
     return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names)
 
 
-def _assignment(kind: type[Method], text: str) -> tuple[str, Scalar | bool]:
+def hyper_types(kind: type[Any]) -> dict[str, Any]:
+    """Every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as the method's own."""
+    types = typing.get_type_hints(kind)
+    found: dict[str, Any] = {}
+    for entry in fields(kind):
+        wanted = types[entry.name]
+        found.update(hyper_types(wanted) if is_dataclass(wanted) else {entry.name: wanted})
+    return found
+
+
+def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
+    """An instance from flat hyper-parameters.
+
+    Raises:
+        RunError: a name that the method does not have.
+    """
+    types = typing.get_type_hints(kind)
+    known = hyper_types(kind)
+    for name in hyper:
+        if name not in known:
+            raise RunError(f"{kind.__name__} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
+    values: dict[str, Any] = {}
+    for entry in fields(kind):
+        nested = types[entry.name]
+        if is_dataclass(nested) and isinstance(nested, type):
+            inner = hyper_types(nested)
+            values[entry.name] = build(nested, {name: value for name, value in hyper.items() if name in inner})
+        elif entry.name in hyper:
+            values[entry.name] = hyper[entry.name]
+    return kind(**values)
+
+
+def _assignment(kind: type[Any], text: str) -> tuple[str, Scalar | bool]:
     """`key=value` with the type of the method's field."""
     key, equals, value = text.partition("=")
-    types = typing.get_type_hints(kind)
-    known = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+    known = hyper_types(kind)
     if not equals or key not in known:
         raise RunError(f"--set {text}: use key=value with one of these keys: {nearest(key, known)}.")
-    wanted = types[key]
+    wanted = known[key]
     try:
         if wanted is bool:
             return key, {"on": True, "true": True, "off": False, "false": False}[value.lower()]
@@ -159,9 +192,13 @@ def _assignment(kind: type[Method], text: str) -> tuple[str, Scalar | bool]:
 
 # The paper's schedules stand in `paper`; the others shorten them to what a person can wait for.
 _LABELLED_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120},
-    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200},
-    "paper": {"rounds": 5, "epochs": 15, "hyper": {}},
+    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120, "hyper": {"lr_head": 2e-3}},
+    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200, "hyper": {"lr_head": 2e-3}},
+    "paper": {
+        "rounds": 5,
+        "epochs": 15,
+        "hyper": {"evidence": "relu", "prompt_init": "uniform", "head_norm": "none", "augment": "none"},
+    },
 }
 _BACKBONE_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
     "tiny": {

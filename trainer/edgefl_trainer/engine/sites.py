@@ -54,7 +54,9 @@ def build_sites(
             autocast=autocast_dtype(settings.autocast, device),
         )
         if not len(site.train if needs_labels else site.unlabelled):
-            raise TrainingError(f"site {name} has no {'labelled ' * needs_labels}image to train on: add some or leave it out.")
+            raise TrainingError(
+                f"site {name} has no {'labelled ' * needs_labels}image to train on: add some or leave it out."
+            )
         sites[name] = site
     return sites
 

@@ -17,7 +17,9 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         for name, site in summary["sites"].items():
             lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}")
         spread = _pct(summary["std_balanced_accuracy"])
-        lines.append(f"mean {_pct(summary['mean_balanced_accuracy'])} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}")
+        lines.append(
+            f"mean {_pct(summary['mean_balanced_accuracy'])} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}"
+        )
     up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
     lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
     return "\n".join(lines)

@@ -72,14 +72,16 @@ class FedMAE:
         n_train = len(site.unlabelled)
         if broadcast.scalars["phase"] == "final":
             averaged = {name: value for name, value in broadcast.arrays.items() if name == CLASS_TOKEN}
-            return (State(averaged), Payload({}, {})) if averaged else (state, Payload(state.arrays, {"n_train": n_train}))
+            return (
+                (State(averaged), Payload({}, {})) if averaged else (state, Payload(state.arrays, {"n_train": n_train}))
+            )
         model = self._model(site.task).to(site.device)
         model.initialise(site.task.seed)  # class tokens start equal; everything else is overwritten
         model.load_state_dict(steps.as_tensors({**broadcast.arrays, **state.arrays}, site.device), strict=False)
-        loss = self._train(model, site, int(broadcast.scalars["round"]))
+        self._train(model, site, int(broadcast.scalars["round"]))
         arrays = steps.as_arrays(dict(model.named_parameters()))
         shared = {name: value for name, value in arrays.items() if _travels(name)}
-        return State({CLASS_TOKEN: arrays[CLASS_TOKEN]}), Payload(shared, {"n_train": n_train, "loss": loss})
+        return State({CLASS_TOKEN: arrays[CLASS_TOKEN]}), Payload(shared, {"n_train": n_train})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Mean weighted by the sites' numbers of images."""
@@ -94,22 +96,26 @@ class FedMAE:
 
     def backbone(self, state: State) -> Arrays:
         """The learned encoder by timm's names; the decoder is dropped."""
-        return {name.removeprefix("backbone."): value for name, value in state.arrays.items() if name.startswith("backbone.")}
+        return {
+            name.removeprefix("backbone."): value
+            for name, value in state.arrays.items()
+            if name.startswith("backbone.")
+        }
 
     def _model(self, task: Task) -> MaskedAutoencoder:
         return MaskedAutoencoder(
             architecture_of(task.backbone), decoder_width=self.decoder_width, decoder_depth=self.decoder_depth
         )
 
-    def _train(self, model: MaskedAutoencoder, site: Site, round_: int) -> float:
-        """E epochs; returns the mean loss of the last one."""
+    def _train(self, model: MaskedAutoencoder, site: Site, round_: int) -> None:
+        """E epochs; reports the mean loss of each."""
         examples, epochs = site.unlabelled, site.task.epochs
         optimizer = self._optimizer(model)
         per_epoch = -(-len(examples) // self.batch)
         total = site.task.rounds * epochs
-        losses: list[float] = []
         for epoch in range(epochs):
-            rng, losses = site.rng("views", round_, epoch), []
+            rng = site.rng("views", round_, epoch)
+            losses: list[float] = []
             for step, (images, _) in enumerate(site.batches(examples, self.batch, round_, epoch)):
                 done = (round_ - 1) * epochs + epoch + step / per_epoch  # fractional epochs over the whole run
                 rate = self.lr * steps.cosine_rate(done, total, min(40.0, self.warmup * total))
@@ -120,10 +126,20 @@ class FedMAE:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 losses.append(steps.check_finite(loss, site, round_, step))
-                site.report({"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": losses[-1], "images": len(images)})
-        return float(np.mean(losses))
+                site.report(
+                    {
+                        "epoch": epoch + 1,
+                        "step": step + 1,
+                        "steps": per_epoch,
+                        "loss": losses[-1],
+                        "images": len(images),
+                    }
+                )
+            site.report({"summary": 1, "loss": float(np.mean(losses))})
 
-    def _step(self, model: MaskedAutoencoder, site: Site, images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def _step(
+        self, model: MaskedAutoencoder, site: Site, images: torch.Tensor, rng: np.random.Generator
+    ) -> torch.Tensor:
         views = random_crops(images, rng, self.smallest_crop)
         spec = site.task.backbone
         noise = torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)

@@ -121,9 +121,7 @@ def parse_architecture(name: str, image_px: int) -> Architecture | None:
 
 def architecture_of(spec: BackboneSpec) -> Architecture:
     """The architecture behind a spec, to learn on from its weights."""
-    return Architecture(
-        width=spec.width, depth=spec.depth, heads=spec.heads, patch=spec.patch, image_px=spec.image_px
-    )
+    return Architecture(width=spec.width, depth=spec.depth, heads=spec.heads, patch=spec.patch, image_px=spec.image_px)
 
 
 def weights_of(vit: nn.Module) -> dict[str, NDArray[np.generic]]:
@@ -237,7 +235,9 @@ def _from_timm(model: str, name: str, image_px: int | None) -> FrozenViT:
     config = vit.pretrained_cfg
     attention = vit.blocks[0].attn if hasattr(vit, "blocks") else None
     if attention is None:
-        raise BackboneError(f"{name} is not a vision transformer: choose a plain ViT such as timm:vit_small_patch16_224.")
+        raise BackboneError(
+            f"{name} is not a vision transformer: choose a plain ViT such as timm:vit_small_patch16_224."
+        )
     spec = BackboneSpec(
         name=name,
         image_px=vit.patch_embed.img_size[0],

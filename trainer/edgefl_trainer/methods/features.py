@@ -1,0 +1,67 @@
+"""Features of the frozen network at one site: their statistics, and which readout to take.
+
+A self-supervised network's features are small and unequal in scale, so a fresh head learns slowly; standardised by the
+statistics of the training rows it learns at once. Class token or mean of the patches: a linear probe on tune rows
+decides. docs/methods.md, readout and feature standardisation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgefl_trainer.evaluate.probe import linear_probe
+from edgefl_trainer.methods.contract import Examples, Site
+from edgefl_trainer.models.vit import FrozenViT, Readout
+
+READOUTS: tuple[Readout, ...] = ("cls", "mean")
+BATCH = 256
+
+
+@dataclass(frozen=True)
+class FeatureMoments:
+    """First and second moment of one readout over some images."""
+
+    count: int
+    mean: NDArray[np.float64]  # (D,)
+    square: NDArray[np.float64]  # (D,) mean of squares
+
+    def statistics(self) -> dict[str, NDArray[np.generic]]:
+        """`features.mean` and `features.std` as payload tensors."""
+        variance = np.maximum(self.square - self.mean**2, 0.0)
+        return {"features.mean": self.mean.astype(np.float32), "features.std": np.sqrt(variance).astype(np.float32)}
+
+
+def frozen_features(backbone: FrozenViT, rows: Examples, device: torch.device) -> dict[Readout, NDArray[np.float32]]:
+    """Both readouts of the bare network, (rows, D) each."""
+    parts: dict[Readout, list[NDArray[np.float32]]] = {name: [] for name in READOUTS}
+    with torch.inference_mode():
+        for images, _ in rows.in_order(BATCH):
+            output = backbone(backbone.normalise(images.to(device)))
+            for name in READOUTS:
+                parts[name].append(output.readout(name).float().cpu().numpy())
+    width = backbone.spec.width
+    return {name: np.concatenate(found) if found else np.zeros((0, width), np.float32) for name, found in parts.items()}
+
+
+def moments(features: NDArray[np.float32]) -> FeatureMoments:
+    """Moments in float64, so that a federation's mean does not depend on how its images are spread."""
+    wide = features.astype(np.float64)
+    return FeatureMoments(len(features), wide.mean(axis=0), (wide**2).mean(axis=0))
+
+
+def probe_readouts(site: Site, features: Mapping[Readout, NDArray[np.float32]]) -> dict[Readout, float]:
+    """Balanced accuracy on tune rows of a probe fitted on train rows; 0 where a site has too little to tell."""
+    assert site.backbone is not None
+    if len(site.tune) == 0 or len(np.unique(site.train.targets)) < 2:
+        return dict.fromkeys(READOUTS, 0.0)
+    tune = frozen_features(site.backbone, site.tune, site.device)
+    found = {name: linear_probe(features[name], site.train.targets, tune[name], site.tune.targets) for name in READOUTS}
+    return {name: 0.0 if figure is None else figure for name, figure in found.items()}
+
+
+def best_readout(scores: Mapping[Readout, float]) -> Readout:
+    """The readout with the higher score; the class token on a tie."""
+    return max(READOUTS, key=lambda name: scores[name])

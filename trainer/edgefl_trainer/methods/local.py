@@ -1,0 +1,55 @@
+"""Local. The floor of every comparison: each site learns prompts and head alone (FedEvPrompt, arXiv 2411.10071, Table 1).
+
+    site c: E epochs of b-prompts, t-prompts and head on its own images      local_round
+    server: nothing is sent, nothing is averaged                             aggregate
+
+Differs from the paper: AdamW, softplus evidence and standardised features where the paper is silent (docs/methods.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from edgefl_protocol import Payload
+
+from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.methods.private import private_round, readout_of
+from edgefl_trainer.methods.recipe import EvidentialRecipe, make_predictor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """Every site for itself."""
+
+    family: ClassVar[str] = "evidential prompts"
+    paper: ClassVar[str] = "arXiv 2411.10071"
+    travels: ClassVar[tuple[str, ...]] = ()
+    needs_labels: ClassVar[bool] = True
+
+    recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
+    optimizer_state: Literal["keep", "reset"] = "keep"  # across rounds; reset makes one site equal to `fedavg`
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """R rounds without exchange."""
+        return [Phase("train", r) for r in range(1, rounds + 1)]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """The server knows nothing."""
+        return State()
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """Nothing."""
+        return dict.fromkeys(sites, Payload({}, {}))
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """E epochs at home."""
+        keep = self.optimizer_state == "keep"
+        return private_round(self.recipe, site, state, broadcast, keep_optimizer=keep), Payload({}, {})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """Nothing."""
+        return state
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The site's own model."""
+        return make_predictor(self.recipe, site, state.arrays, readout_of(state))

@@ -1,0 +1,78 @@
+"""The site half of methods whose prompts and head never leave the site: one round of local learning.
+
+State of such a site: the trained tensors, the feature statistics where they are used, and the optimiser's moments;
+its readout as a plain value. `local` and `fedevprompt` differ only in the distillation term and in what is sent.
+"""
+
+from edgefl_protocol import Payload
+
+from edgefl_trainer.methods import recipe as learning
+from edgefl_trainer.methods import steps
+from edgefl_trainer.methods.contract import Arrays, Site, State
+from edgefl_trainer.methods.features import best_readout, frozen_features, moments, probe_readouts
+from edgefl_trainer.methods.recipe import Distillation, EvidentialRecipe
+from edgefl_trainer.models.vit import Readout
+from edgefl_trainer.rollout import PrefixMode
+
+
+def private_round(
+    recipe: EvidentialRecipe,
+    site: Site,
+    state: State,
+    broadcast: Payload,
+    *,
+    keep_optimizer: bool,
+    distillation: Distillation | None = None,
+    mode: PrefixMode = "renormalise",
+) -> State:
+    """E epochs from where the site stopped; the first round starts it.
+
+    Args:
+        recipe: hyper-parameters.
+        site: who learns.
+        state: what it remembers; empty before the first round.
+        broadcast: its `round` is read.
+        keep_optimizer: carry the optimiser's moments from round to round.
+        distillation: the peers' maps, or None.
+        mode: how rollout treats the prefix columns.
+
+    Returns:
+        The site's new state.
+    """
+    begun = state if state.arrays else begin(recipe, site)
+    tensors = learning.trainable({k: v for k, v in begun.arrays.items() if not k.startswith("optimizer.")}, site.device)
+    optimizer = learning.make_optimizer(recipe, tensors, begun if keep_optimizer else None)
+    learning.learn(
+        recipe,
+        site,
+        tensors,
+        readout_of(begun),
+        int(broadcast.scalars["round"]),
+        optimizer=optimizer,
+        distillation=distillation,
+        mode=mode,
+    )
+    kept = learning.optimizer_state(optimizer, tensors) if keep_optimizer else State()
+    values = {"readout": begun.values["readout"], **kept.values}
+    return State({**steps.as_arrays(tensors), **kept.arrays}, values)
+
+
+def begin(recipe: EvidentialRecipe, site: Site) -> State:
+    """A site before its first round: shared initial tensors, its own feature statistics, its own readout."""
+    assert site.backbone is not None
+    spec = site.task.backbone
+    initial = learning.initial_tensors(recipe, spec, len(site.task.classes), site.task.seed)
+    arrays: Arrays = steps.as_arrays(initial)
+    readout: Readout = "cls" if recipe.readout == "auto" else recipe.readout
+    if recipe.readout == "auto" or recipe.standardises(spec):
+        features = frozen_features(site.backbone, site.train, site.device)
+        if recipe.readout == "auto":
+            readout = best_readout(probe_readouts(site, features))
+        if recipe.standardises(spec):
+            arrays = {**arrays, **moments(features[readout]).statistics()}
+    return State(arrays, {"readout": readout})
+
+
+def readout_of(state: State) -> Readout:
+    """The readout a site chose when it began."""
+    return "mean" if state.values["readout"] == "mean" else "cls"
