@@ -1,0 +1,149 @@
+"""From a finished run and one of its sites to the members of a bundle.
+
+Guarantees: the graph passed the export gates with the very values that the bundle carries; the card names no path of
+the exporting machine; the same run, site and fields give the same bytes. Source: docs/design.md, section 7, bundle.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from edgefl_protocol.bounded_json import write_json
+from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.imaging import Preprocess
+from edgefl_protocol.tensors import write_tensors
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.methods.contract import Predictor
+from edgefl_trainer.models.vit import BackboneSpec
+from numpy.typing import NDArray
+
+from edgefl_export.errors import ExportError
+from edgefl_export.gates import Parity, check_parity
+from edgefl_export.graph import export_score_graph
+
+INTENDED_USE = (
+    "Research on federated learning for dermoscopic images of pigmented skin lesions. Not a medical device: the score "
+    "supports no diagnosis, and a doctor decides."
+)
+LICENCE_NOTE = (
+    "The weights derive from the training sites' images, and the licences of those images bind this model: the images "
+    "of ISIC 2019 are CC BY-NC 4.0, so a model learned from them is not for commercial use."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteModel:
+    """What leaves a run for a device: a predictor and the facts that travel with it."""
+
+    predictor: Predictor
+    classes: tuple[str, ...]
+    preprocess: Preprocess
+    card: Card
+    task: str
+
+
+@dataclass(frozen=True)
+class Members:
+    """Files of a bundle by name, the figures of its gates, and the oldest runtime it needs."""
+
+    files: Mapping[str, bytes]
+    parity: tuple[Parity, ...]
+    min_runtime: str
+
+
+def site_model(run: FinishedRun, site: str) -> SiteModel:
+    """Take one site's model out of a run.
+
+    Args:
+        run: the opened run directory.
+        site: name of a site that has a model.
+
+    Returns:
+        The model with its card.
+
+    Raises:
+        EdgeflError: no such site, or the run lacks what a bundle needs.
+    """
+    predictor = run.predictor(site)
+    figures = run.summary.get("sites", {})
+    calibration = run.calibration.get("sites", {}).get(site, {})
+    missing = [name for name in ("temperature", "refer_above") if name not in calibration]
+    if missing:
+        raise ExportError(f"the run in {run.folder} has no {missing[0]} for site {site}; finish it with --resume")
+    card = Card(
+        intended_use=INTENDED_USE,
+        method=str(run.summary["method"]),
+        site=site,
+        sites={name: int(facts["n_train"]) for name, facts in figures.items()},
+        metrics=_metrics(run.summary, site),
+        temperature=float(np.float32(calibration["temperature"])),
+        refer_above=float(calibration["refer_above"]),
+        backbone=backbone_name(run.backbone.spec),
+        licence_note=LICENCE_NOTE,
+    )
+    return SiteModel(
+        predictor=predictor, classes=run.classes, preprocess=run.preprocess, card=card, task=str(run.summary["task"])
+    )
+
+
+def backbone_name(spec: BackboneSpec) -> str:
+    """A name that holds elsewhere: timm's own, or the architecture; with the digest of the weights.
+
+    Args:
+        spec: the backbone.
+
+    Returns:
+        Such as `vit:192x12/12 at 84 px, sha256 0123456789ab`; never the path it was read from.
+    """
+    kind = spec.name if spec.name.startswith("timm:") else f"vit:{spec.width}x{spec.depth}/{spec.patch}"
+    return f"{kind} at {spec.image_px} px, sha256 {spec.sha256[:12]}"
+
+
+def build_members(model: SiteModel, images: NDArray[np.uint8] | None = None) -> Members:
+    """Trace, check and pack a model.
+
+    Args:
+        model: what to pack.
+        images: pictures for the gates, (n, S, S, 3); drawn ones by default.
+
+    Returns:
+        The files of the bundle.
+
+    Raises:
+        ExportError: the graph cannot be made, or fails a gate.
+    """
+    module = model.predictor.module.cpu().eval()
+    tensors = _values(model)
+    if len(model.classes) != len(model.predictor.seen) or len(model.classes) != tensors["head.bias"].shape[0]:
+        raise ExportError(
+            f"the run names {len(model.classes)} classes, its head has {tensors['head.bias'].shape[0]}; run it again"
+        )
+    graph = export_score_graph(module, tensors)
+    parity = check_parity(graph.onnx, module, tensors, images)
+    files = {
+        "score.onnx": graph.onnx,
+        "weights.safetensors": write_tensors(tensors, {}),
+        "preprocess.json": write_json(model.preprocess.to_json()),
+        "labels.json": Labels(model.classes, model.predictor.seen).to_bytes(),
+        "card.json": model.card.to_bytes(),
+    }
+    return Members(files, tuple(parity), graph.min_runtime)
+
+
+def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
+    """The tensors the graph takes, and no others: a bundle carries exactly its graph's inputs."""
+    names = model.predictor.module.options.tensors
+    missing = [name for name in names if name not in model.predictor.tensors]
+    if missing:
+        raise ExportError(f"the model lacks the tensors {', '.join(missing)}; run `edgefl-train run` again")
+    return {name: np.array(model.predictor.tensors[name], dtype=np.float32, order="C", copy=True) for name in names}
+
+
+def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:
+    """The site's figures and the federation's means."""
+    federation = ("mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "reported_rows")
+    return {
+        "site": dict(summary.get("sites", {}).get(site, {})),
+        "federation": {name: summary[name] for name in federation if name in summary},
+    }

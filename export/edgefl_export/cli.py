@@ -1,0 +1,258 @@
+"""`edgefl-export`: keys, bundles, verification. Results on stdout, everything else on stderr.
+
+Exit status: 0 done, 1 failed, 2 usage or missing extra, 3 refused (signature, trust, policy). A known failure is one
+sentence, never a traceback, and nothing that reads like success is printed before everything succeeded.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
+
+EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
+WORD = r"[a-z0-9-]{1,32}"
+DAY_MS = 86_400_000
+
+
+class _Commands(click.Group):
+    """Turns known errors into one sentence and the exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EdgeflError as error:
+            click.echo(f"edgefl-export: {error}", err=True)
+            ctx.exit(3 if isinstance(error, BundleError | KeyMaterialError) else 1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="edgefl")
+def main() -> None:
+    """Turn finished runs into signed bundles for devices."""
+
+
+def _needs_export() -> None:
+    missing = [name for name in EXPORT_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise click.UsageError("this command needs edgefl[export]: pip install 'edgefl[export]'")
+
+
+def _word(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    import re
+
+    if value is not None and not re.fullmatch(WORD, value):
+        raise click.BadParameter(f"{value!r} is not 1 to 32 of a-z, 0-9 and -")
+    return value
+
+
+_PASSPHRASE = click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Its first line is the passphrase of the key; without it the variable EDGEFL_KEY_PASSPHRASE.",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@_PASSPHRASE
+def keygen(folder: Path, passphrase_file: Path | None) -> None:
+    """Make a signing key: DIR/signing.key (PKCS#8, mode 0600) and DIR/signing.pub.
+
+    Devices trust bundles by the public key: `edgefl trust add DIR/signing.pub`.
+    """
+    from edgefl_export import key_store
+
+    passphrase = key_store.read_passphrase(passphrase_file)
+    key = key_store.create_key(folder, passphrase)
+    if passphrase is None:
+        click.echo(
+            f"edgefl-export: {folder / key_store.PRIVATE_NAME} is not encrypted; protect it like a password "
+            "or make one with --passphrase-file",
+            err=True,
+        )
+    click.echo(key.key_id)
+
+
+@main.command()
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--site", required=True, metavar="NAME", help="Site whose model leaves.")
+@click.option(
+    "--sign",
+    "signers",
+    required=True,
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="KEY|DIR",
+    help="Signing key, or the folder keygen made; repeatable for several signatures.",
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.edgefl",
+    help="The bundle.",
+)
+@click.option("--precision", type=click.Choice(["fp32"]), default="fp32", show_default=True, help="Of the graph.")
+@click.option(
+    "--version", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Above every published one."
+)
+@click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Product line.")
+@click.option("--federation", callback=_word, metavar="NAME", help="Federation it belongs to.  [default: none]")
+@click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Refused afterwards.  [default: never]")
+@click.option(
+    "--created",
+    type=click.IntRange(0),
+    envvar="SOURCE_DATE_EPOCH",
+    metavar="SECONDS",
+    help="Time of publication since 1970, also from SOURCE_DATE_EPOCH; fix it to repeat a build.  [default: now]",
+)
+@_PASSPHRASE
+@_JSON
+def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
+    """Export the model of one site of RUN, check it against the trainer, and sign it."""
+    _needs_export()
+    from edgefl_protocol.bundle import BundleFields, build_bundle
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_trainer.engine.models import open_run
+
+    from edgefl_export import key_store
+    from edgefl_export.assemble import build_members, site_model
+    from edgefl_export.errors import ExportError
+
+    passphrase = key_store.read_passphrase(options["passphrase_file"])
+    opened = [key_store.open_key(place, passphrase) for place in signers]
+    keys = list({key.key_id: key for key in opened}.values())
+    model = site_model(open_run(run), site)
+    click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
+    members = build_members(model)
+    created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
+    days = options["expires_days"]
+    fields = BundleFields(
+        federation=options["federation"],
+        line=options["line"],
+        task=model.task,
+        version=options["version"],
+        created_ms=created_ms,
+        expires_ms=None if days is None else created_ms + days * DAY_MS,
+        min_runtime=members.min_runtime,
+    )
+    try:
+        data = build_bundle(members.files, fields, keys)
+    except BundleError as error:  # our own members were refused: a failure here, not a matter of trust
+        raise ExportError(f"the bundle would not load on a device: {error}") from error
+    write_atomic(output, data)
+    facts = {
+        "file": str(output),
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "bytes": len(data),
+        "version": fields.version,
+        "signers": [key.key_id for key in keys],
+        "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
+    }
+    click.echo(json.dumps(facts) if as_json else _bundle_text(facts))
+
+
+@main.command()
+@click.argument("file", metavar="FILE.edgefl", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--trust",
+    "trusted",
+    required=True,
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PUB",
+    help="Public key of a signer, such as signing.pub; repeatable.",
+)
+@_JSON
+def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
+    """Check FILE as a device does: signature, validity, members, graph. Refused: exit 3."""
+    from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
+    from edgefl_protocol.bundle import load_bundle
+    from edgefl_protocol.durable import read_bounded
+
+    from edgefl_export import key_store
+
+    keys = [key_store.read_public_key(place).public for place in trusted]
+    found = load_bundle(read_bounded(file, MAX_ARCHIVE_BYTES), keys, int(time.time() * 1000))
+    facts = {
+        "verified": True,
+        "id": found.id,
+        "version": found.manifest.version,
+        "sha256": found.sha256,
+        "signers": list(found.signers),
+    }
+    text = f"verified {found.id} version {found.manifest.version}, signed by {', '.join(found.signers)}"
+    click.echo(json.dumps(facts) if as_json else text)
+
+
+@main.command()
+@click.argument("file", metavar="FILE.edgefl", type=click.Path(path_type=Path, dir_okay=False))
+@_JSON
+def inspect(file: Path, as_json: bool) -> None:
+    """Show what FILE claims to be. Nothing shown is checked; see `verify`."""
+    from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
+    from edgefl_protocol.bundle import unverified_manifest
+    from edgefl_protocol.durable import read_bounded
+
+    data = read_bounded(file, MAX_ARCHIVE_BYTES)
+    manifest, signers = unverified_manifest(data)
+    facts = {
+        "verified": False,
+        "federation": manifest.federation,
+        "line": manifest.line,
+        "task": manifest.task,
+        "version": manifest.version,
+        "created": manifest.created_ms,
+        "expires": manifest.expires_ms,
+        "min_client": manifest.min_client,
+        "min_runtime": manifest.min_runtime,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "signers": list(signers),
+        "members": [{"name": m.name, "size": m.size, "sha256": m.sha256} for m in manifest.members],
+        **_unverified_card(data),
+    }
+    click.echo(json.dumps(facts) if as_json else _inspect_text(facts))
+
+
+def _unverified_card(data: bytes) -> dict[str, Any]:
+    """Labels and card as the file states them, None where they are not in their form."""
+    from edgefl_protocol.archive import read_archive
+    from edgefl_protocol.bounded_json import parse_json
+
+    members = read_archive(data)
+    found: dict[str, Any] = {}
+    for name in ("labels", "card"):
+        try:
+            found[name] = parse_json(members[f"{name}.json"])
+        except (KeyError, ValueError):
+            found[name] = None
+    return found
+
+
+def _bundle_text(facts: Mapping[str, Any]) -> str:
+    lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
+    lines += [f"signed by {key}" for key in facts["signers"]]
+    lines.append("largest difference to the trainer on 64 images, batches of 1 and 8:")
+    lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
+    return "\n".join(lines)
+
+
+def _inspect_text(facts: Mapping[str, Any]) -> str:
+    lines = ["not verified; the file claims:"]
+    skipped = {"verified", "members", "card", "labels", "signers"}
+    lines += [f"  {name:<14}{'-' if value is None else value}" for name, value in facts.items() if name not in skipped]
+    lines += [f"  {'signer':<14}{key}" for key in facts["signers"]]
+    lines += [f"  {member['name']:<22}{member['size']:>14,} bytes" for member in facts["members"]]
+    for name in ("labels", "card"):
+        if isinstance(facts[name], dict):
+            lines += [f"  {key:<18}{json.dumps(value, ensure_ascii=True)}" for key, value in facts[name].items()]
+    return "\n".join(lines)

@@ -1,0 +1,181 @@
+"""The export gates: graph and trainer must score alike, or there is no bundle.
+
+On at least 64 images, in batches of 1 and of 8: probabilities, vacuity and dissonance within 1e-4; evidence within
+1e-4·(1 + evidence); max-normalised map within 1e-3. The worst figure of each is reported. A value that is not finite
+fails. Source: docs/design.md, section 7, export gates.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+import torch
+from edgefl_trainer.models.scoring import ScoreModule
+from numpy.typing import NDArray
+
+from edgefl_export.errors import GateError
+
+MIN_IMAGES = 64
+BATCHES = (1, 8)
+TOLERANCES: Mapping[str, float] = {
+    "probabilities": 1e-4,
+    "evidence": 1e-4,  # relative to 1 + evidence
+    "vacuity": 1e-4,
+    "dissonance": 1e-4,
+    "map": 1e-3,
+}
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Largest difference found for one quantity, over all images and batch sizes."""
+
+    quantity: str
+    worst: float
+    allowed: float
+    batch: int
+
+    @property
+    def passed(self) -> bool:
+        """Within the gate; never for a value that is not a number."""
+        return self.worst <= self.allowed
+
+
+def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> NDArray[np.uint8]:
+    """Drawn pictures that span what a camera gives: smooth skin with a dark spot, gradients, noise, black and white.
+
+    Args:
+        side: S in pixels.
+        count: number of pictures.
+        seed: of the drawing.
+
+    Returns:
+        Pixels (count, S, S, 3).
+    """
+    rng = np.random.default_rng(seed)
+    axis = np.linspace(-1, 1, side)
+    x, y = axis[None, :, None], axis[:, None, None]
+    images = np.empty((count, side, side, 3), dtype=np.uint8)
+    for index in range(count):
+        skin, spot = rng.uniform(90, 255, 3), rng.uniform(0, 150, 3)
+        centre, spread = rng.uniform(-0.6, 0.6, 2), rng.uniform(0.05, 0.6)
+        weight = np.exp(-((x - centre[0]) ** 2 + (y - centre[1]) ** 2) / spread**2)
+        slope = rng.uniform(-60, 60) * x + rng.uniform(-60, 60) * y
+        noise = rng.normal(0, rng.choice([0, 5, 40]), (side, side, 3))
+        images[index] = np.clip(skin + (spot - skin) * weight + slope + noise, 0, 255)
+    images[0], images[1] = 0, 255
+    return images
+
+
+def trainer_scores(module: ScoreModule, tensors: Arrays, images: NDArray[np.uint8], batch: int = 8) -> Arrays:
+    """What the trainer says of these images.
+
+    Args:
+        module: the scoring module.
+        tensors: its tensors.
+        images: (n, S, S, 3).
+        batch: images of one pass.
+
+    Returns:
+        Outputs by name, n rows each.
+    """
+    values = {name: torch.from_numpy(np.array(tensors[name])) for name in module.options.tensors}
+    with torch.inference_mode():
+        parts = [
+            module(torch.from_numpy(np.array(images[start : start + batch])), values).named()
+            for start in range(0, len(images), batch)
+        ]
+    return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
+
+
+def graph_scores(
+    session: onnxruntime.InferenceSession, tensors: Arrays, images: NDArray[np.uint8], batch: int
+) -> Arrays:
+    """What the graph says of these images.
+
+    Args:
+        session: the loaded graph.
+        tensors: values of its other inputs; those it does not take are ignored.
+        images: (n, S, S, 3).
+        batch: images of one pass.
+
+    Returns:
+        Outputs by name, n rows each.
+    """
+    names = [value.name for value in session.get_outputs()]
+    fixed = {value.name: tensors[value.name] for value in session.get_inputs() if value.name != "image"}
+    parts = [
+        session.run(names, {"image": images[start : start + batch], **fixed}) for start in range(0, len(images), batch)
+    ]
+    return {name: np.concatenate([part[index] for part in parts]) for index, name in enumerate(names)}
+
+
+def compare(expected: Arrays, found: Arrays, batch: int) -> list[Parity]:
+    """The largest difference of each quantity.
+
+    Args:
+        expected: the trainer's outputs.
+        found: the graph's outputs.
+        batch: size of the batches they come from, for the report.
+
+    Returns:
+        One figure for each quantity of `expected`; infinite where an output is missing, misshapen or not finite.
+    """
+    figures = []
+    for name, wanted in expected.items():
+        got = found.get(name)
+        worst = float("inf")
+        if got is not None and got.shape == wanted.shape and np.isfinite(got).all() and np.isfinite(wanted).all():
+            difference = np.abs(got.astype(np.float64) - wanted)
+            scale = 1 + np.abs(wanted) if name == "evidence" else 1.0
+            worst = float((difference / scale).max())
+        figures.append(Parity(name, worst, TOLERANCES[name], batch))
+    return figures
+
+
+def check_parity(
+    graph: bytes, module: ScoreModule, tensors: Arrays, images: NDArray[np.uint8] | None = None
+) -> list[Parity]:
+    """Run the gates.
+
+    Args:
+        graph: serialised score graph.
+        module: what it was traced from.
+        tensors: the bundle's values.
+        images: at least 64 pictures (n, S, S, 3); drawn ones by default.
+
+    Returns:
+        The worst figure of each quantity.
+
+    Raises:
+        GateError: too few images, or a figure beyond its gate; the sentence names the worst.
+    """
+    pictures = gate_images(module.vit.spec.image_px) if images is None else images
+    if len(pictures) < MIN_IMAGES:
+        raise GateError(f"the gates need {MIN_IMAGES} images, {len(pictures)} were given")
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    expected = trainer_scores(module, tensors, pictures)
+    figures = [
+        figure
+        for batch in BATCHES
+        for figure in compare(expected, graph_scores(session, tensors, pictures, batch), batch)
+    ]
+    failed = [figure for figure in figures if not figure.passed]
+    if failed:
+        worst = max(failed, key=lambda figure: figure.worst / figure.allowed)
+        raise GateError(
+            f"{worst.quantity} of the graph differs from the trainer by {worst.worst:.2e} at batch {worst.batch}, "
+            f"allowed is {worst.allowed:.0e}; no bundle is made: try the versions of constraints.txt"
+        )
+    return worst_of(figures)
+
+
+def worst_of(figures: Sequence[Parity]) -> list[Parity]:
+    """The worst figure of each quantity, in the order they first appear."""
+    return [
+        max((figure for figure in figures if figure.quantity == name), key=lambda figure: figure.worst)
+        for name in dict.fromkeys(figure.quantity for figure in figures)
+    ]

@@ -1,0 +1,130 @@
+"""The scoring graph of a bundle: `ScoreModule` traced to one self-contained ONNX file.
+
+Guarantees: inputs are `image` uint8 (B, S, S, 3) and every trainable tensor by its payload name, outputs those of the
+module by name; the batch axis alone is free; no tensor lies outside the file; nothing of the machine that exported it
+(paths, stack traces, versions of its libraries) is inside; the same module gives the same bytes.
+
+The graph uses plain operators of the standard domain at opset 20, with attention decomposed into MatMul, Softmax and
+Concat: every onnxruntime since 1.18 runs it and fuses its norms, biases and activations. Source: docs/design.md,
+section 7, graphs; the exporter's default `external_data=True` is a trap named in docs/security.md 2.8.
+"""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import torch
+from edgefl_trainer.models.scoring import ScoreModule
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from edgefl_export.errors import ExportError
+
+OPSET = 20
+IR_VERSION = 9  # the oldest that holds opset 20
+MIN_RUNTIME = "1.23"  # oldest onnxruntime of the parity tests, and of the device's dependencies
+PRODUCER = "edgefl-export"
+MAX_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class ScoreGraph:
+    """A scoring graph and what it needs.
+
+    Attributes:
+        onnx: the serialised model.
+        min_runtime: oldest onnxruntime that is known to run it.
+    """
+
+    onnx: bytes
+    min_runtime: str
+
+
+class _Traced(nn.Module):
+    """The module with its outputs as a plain tuple, which is what the exporter names."""
+
+    def __init__(self, module: ScoreModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, image: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(self.module(image, tensors).named().values())
+
+
+def export_score_graph(module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]]) -> ScoreGraph:
+    """Trace a scoring module.
+
+    Args:
+        module: what scores; on the CPU, float32.
+        tensors: a value for each of its tensors; only their shapes matter.
+
+    Returns:
+        The graph.
+
+    Raises:
+        ExportError: a tensor is missing, or the exporter could not make the graph.
+    """
+    names = module.options.tensors
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise ExportError(f"the model lacks the tensors {', '.join(missing)}; run `edgefl-train run` again")
+    side = module.vit.spec.image_px
+    image = torch.zeros((2, side, side, 3), dtype=torch.uint8)  # a batch of 1 would be taken for a constant
+    values = {name: torch.from_numpy(np.array(tensors[name], dtype=np.float32)) for name in names}
+    model = _trace(_Traced(module).eval(), image, values, module.options.outputs)
+    _clean(model)
+    _check_signature(model, names, module.options.outputs)
+    return ScoreGraph(model.SerializeToString(deterministic=True), MIN_RUNTIME)
+
+
+def _trace(module: nn.Module, image: Tensor, tensors: dict[str, Tensor], outputs: tuple[str, ...]) -> onnx.ModelProto:
+    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
+    with warnings.catch_warnings(), contextlib.redirect_stdout(chatter), torch.no_grad():
+        for category in (DeprecationWarning, FutureWarning, UserWarning):
+            warnings.simplefilter("ignore", category)  # about the exporter's own insides
+        try:
+            program = torch.onnx.export(
+                module,
+                (image,),
+                kwargs={"tensors": tensors},
+                dynamo=True,
+                external_data=False,
+                opset_version=OPSET,
+                input_names=["image", *tensors],
+                output_names=list(outputs),
+                dynamic_shapes={"image": {0: batch}, "tensors": dict.fromkeys(tensors)},
+                verbose=False,
+            )
+        except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise ExportError(f"PyTorch {torch.__version__} could not export the model: {first_line}") from error
+    if program is None:
+        raise ExportError(f"PyTorch {torch.__version__} returned no graph; install the versions of constraints.txt")
+    return program.model_proto
+
+
+def _clean(model: onnx.ModelProto) -> None:
+    """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves."""
+    model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""
+    model.ir_version = IR_VERSION
+    del model.metadata_props[:]
+    graph = model.graph
+    graph.name, graph.doc_string = "score", ""
+    del graph.metadata_props[:]
+    del graph.value_info[:]
+    for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):
+        part.doc_string = ""
+        del part.metadata_props[:]
+
+
+def _check_signature(model: onnx.ModelProto, tensors: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+    """Refuse a graph whose inputs or outputs are not the agreed ones, in their order."""
+    found = ([value.name for value in model.graph.input], [value.name for value in model.graph.output])
+    agreed = (["image", *tensors], list(outputs))
+    if found != agreed or len(model.functions) or {entry.domain for entry in model.opset_import} - {""}:
+        raise ExportError(f"the exporter made a graph of {found}, agreed is {agreed} in the standard operator domain")

@@ -1,0 +1,122 @@
+"""Signing keys of a publisher on disk: `signing.key` (PKCS#8 PEM, mode 0600) and `signing.pub` (64 hexadecimal digits).
+
+Guarantees: an existing key is never overwritten; a private key that others can read is refused; a passphrase comes from
+a file or from the environment, never from the command line and never by asking. Source: docs/security.md 2.6.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from edgefl_protocol.durable import read_bounded, read_private, write_atomic
+from edgefl_protocol.errors import KeyMaterialError, StorageError
+from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
+from edgefl_protocol.keys import PublicSigningKey, SigningKey, generate_signing_key
+
+PRIVATE_NAME = "signing.key"
+PUBLIC_NAME = "signing.pub"
+PASSPHRASE_VARIABLE = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105  # the name of a variable, not a secret
+MAX_PASSPHRASE_BYTES = 4096
+
+
+def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:
+    """The passphrase that opens or seals a key.
+
+    Args:
+        file: its first line, without the line end; read before the environment.
+        environment: may hold `EDGEFL_KEY_PASSPHRASE`.
+
+    Returns:
+        The passphrase, or None where neither names one.
+
+    Raises:
+        KeyMaterialError: the file's first line is empty.
+        StorageError: the file cannot be read.
+    """
+    if file is None:
+        return environment.get(PASSPHRASE_VARIABLE, "").encode() or None
+    line = read_bounded(file, MAX_PASSPHRASE_BYTES).split(b"\n", 1)[0].rstrip(b"\r")
+    if not line:
+        raise KeyMaterialError(f"the first line of {file} is empty; it must hold the passphrase", "no_passphrase")
+    return line
+
+
+def create_key(folder: Path, passphrase: bytes | None) -> SigningKey:
+    """Make a signing key in a folder.
+
+    Args:
+        folder: made if it is missing, mode 0700.
+        passphrase: encrypts the private key; None leaves it readable by its owner.
+
+    Returns:
+        The new key.
+
+    Raises:
+        StorageError: a key is there already, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make the folder {folder}: {error.strerror}; name another", "storage") from error
+    for name in (PRIVATE_NAME, PUBLIC_NAME):
+        if (folder / name).exists():
+            raise StorageError(
+                f"{folder / name} exists already and is never overwritten; name another folder", "key_exists"
+            )
+    key = generate_signing_key()
+    write_atomic(folder / PRIVATE_NAME, signing_key_to_pem(key, passphrase), 0o600)
+    write_atomic(folder / PUBLIC_NAME, key.public.hex().encode() + b"\n")
+    return key
+
+
+def open_key(place: Path, passphrase: bytes | None) -> SigningKey:
+    """Read a signing key.
+
+    Args:
+        place: its file, or the folder that `create_key` wrote.
+        passphrase: for an encrypted key; ignored for one that is not, since the environment may hold it for others.
+
+    Returns:
+        The key.
+
+    Raises:
+        KeyMaterialError: not a signing key, or the passphrase is missing or wrong.
+        StorageError: missing, or readable by others.
+    """
+    file = place / PRIVATE_NAME if place.is_dir() else place
+    data = read_private(file, MAX_KEY_FILE_BYTES)
+    try:
+        return signing_key_from_pem(data, passphrase)
+    except KeyMaterialError as error:
+        if error.code != "passphrase_unused":
+            raise
+        return signing_key_from_pem(data)
+
+
+def read_public_key(file: Path) -> PublicSigningKey:
+    """Read a public key: 64 hexadecimal digits or PEM.
+
+    Args:
+        file: such as `signing.pub`.
+
+    Returns:
+        The key.
+
+    Raises:
+        KeyMaterialError: no such key, or one under which anybody can sign.
+        StorageError: the file cannot be read.
+    """
+    text = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
+    if re.fullmatch(rb"[0-9a-fA-F]{64}", text):
+        return PublicSigningKey(bytes.fromhex(text.decode("ascii")))
+    try:
+        key = load_pem_public_key(text)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyMaterialError(f"{file} is no Ed25519 public key; name the signer's {PUBLIC_NAME}", "bad_key")
+    return PublicSigningKey(key.public_bytes_raw())
