@@ -79,8 +79,9 @@ class ReplayWindow:
         self._seen: set[tuple[str, str]] = set()
         self._by_expiry: list[tuple[int, tuple[str, str]]] = []
 
-    def __len__(self) -> int:
-        """Return how many message ids are remembered."""
+    @property
+    def remembered(self) -> int:
+        """How many message ids are kept now."""
         return len(self._seen)
 
     def admit(self, header: Header, now_ms: int) -> None:

@@ -76,3 +76,9 @@ def world(request):
 def world1():
     """The world in suite 1, for tests that do not depend on the suite."""
     return make_world(1)
+
+
+@pytest.fixture(scope="session")
+def worlds():
+    """Both suites' worlds."""
+    return make_world(1), make_world(2)

@@ -148,7 +148,9 @@ def test_noise_is_refused_with_the_typed_error(data):
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4), st.data())
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=4), st.data()
+)
 def test_any_json_in_any_field_is_read_or_refused(value, data):
     key = data.draw(st.sampled_from(sorted(REPLY)))
     try:

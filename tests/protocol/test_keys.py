@@ -30,7 +30,9 @@ from edgefl_protocol.errors import OpenError, SignatureError
 P = 2**255 - 19
 VECTORS = Path(cryptography_vectors.__file__).parent
 WYCHEPROOF = os.environ.get("EDGEFL_VECTORS", "")
-needs_wycheproof = pytest.mark.skipif(not WYCHEPROOF, reason="EDGEFL_VECTORS (folder with the Wycheproof files) is unset")
+needs_wycheproof = pytest.mark.skipif(
+    not WYCHEPROOF, reason="EDGEFL_VECTORS (folder with the Wycheproof files) is unset"
+)
 
 RFC8032 = {  # name: seed, public key, message, signature (section 7.1; the 1023-byte message is the last of sign.input)
     "TEST 1": (
@@ -313,7 +315,12 @@ def test_a_fingerprint_is_a_hundred_bits_in_crockford_base32():
 
 def test_a_typed_fingerprint_may_have_spaces_hyphens_and_mixed_up_letters():
     shown = "0123456789ABCDEFGHJK"
-    for typed in ("0123-4567-89ab-cdef-ghjk", " O1234 56789 ABCDE FGHJK", "oI23456789abcdefghjk", "0L23456789ABCDEFGHJK"):
+    for typed in (
+        "0123-4567-89ab-cdef-ghjk",
+        " O1234 56789 ABCDE FGHJK",
+        "oI23456789abcdefghjk",
+        "0L23456789ABCDEFGHJK",
+    ):
         assert same_fingerprint(typed, shown)
     for typed in ("0123456789ABCDEFGHJM", "0123456789ABCDEFGHJ", "", "0123456789ABCDEFGHJKK", "ß"):
         assert not same_fingerprint(typed, shown)
