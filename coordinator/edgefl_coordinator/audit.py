@@ -37,6 +37,12 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
     connection.execute(insert(audit).values(row))
 
 
+def last(connection: Connection) -> dict[str, str | int] | None:
+    """Return event, subject and at_ms of the newest row, or None."""
+    row = connection.execute(select(audit).order_by(audit.c.number.desc()).limit(1)).first()
+    return {"event": row.event, "subject": row.subject, "at_ms": row.at_ms} if row else None
+
+
 def verify(connection: Connection) -> int:
     """Recompute the chain and return its number of rows.
 

@@ -119,7 +119,8 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
         RefusedError: `no_round`, `small_cohort`, or `not_found` while it is being prepared.
     """
     found = current_round(connection)
-    if found is None or number > found.number:
+    last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
+    if number > last:
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     others = contributors(connection, before=number) - {member.skid}
     if not cohort_allows(len(others), number, settings.min_cohort):

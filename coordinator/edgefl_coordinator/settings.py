@@ -160,6 +160,8 @@ class Settings:
         suite: suite of the coordinator's sealing key, 1 or 2.
         certificate: PEM chain for TLS, relative to the home.
         certificate_key: its private key.
+        ca: PEM file whose first certificate invites pin, relative to the home; "" for a public authority.
+        root_key_id: key id of the federation's offline root key; "" for none.
     """
 
     federation: str
@@ -169,6 +171,8 @@ class Settings:
     suite: int = 2
     certificate: str = "tls/server.pem"
     certificate_key: str = "tls/server.key"
+    ca: str = "tls/ca.pem"
+    root_key_id: str = ""
     task: TaskSettings
     rounds: RoundSettings
     limits: LimitSettings = field(default_factory=LimitSettings)

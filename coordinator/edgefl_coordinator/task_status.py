@@ -32,7 +32,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
         quorum_target=rounds.quorum_target,
         max_reply_bytes=settings.limits.reply_bytes,
         replied=progress.has_replied(connection, member.skid, number),
-        settings=task.settings,
+        settings={key: int(item) if isinstance(item, bool) else item for key, item in task.settings.items()},
     ).to_payload()
 
 

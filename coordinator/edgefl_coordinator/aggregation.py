@@ -1,0 +1,193 @@
+"""The server's side of aggregation: what is due, the worker process, and committing its result once.
+
+Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
+is done twice (after a crash) changes it once and to the same bytes. A failed job is told in the audit log and tried
+again; the replies stay. Source: docs/security.md, reliability (aggregation exactly once).
+"""
+
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl_protocol.errors import EdgeflError
+
+from edgefl_coordinator import audit, members, progress
+from edgefl_coordinator.coordinator import Coordinator
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.jobs import Job, JobKind, JobResult, read_result, write_job
+from edgefl_coordinator.rounds import starts_by_itself
+
+RunWorker = Callable[[Path, float], None]
+
+
+@dataclass(frozen=True)
+class Due:
+    """A job that has to be done, and the members its broadcasts are for (name → key id)."""
+
+    job: Job
+    receivers: dict[str, str]
+
+
+def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
+    """Close the round if it is time, then do the job that is due, if any.
+
+    Args:
+        coordinator: settings, store, keys, clock.
+        run_worker: runs the job in a folder; a `WorkerProcess` in production.
+
+    Returns:
+        Whether a job was done.
+
+    Raises:
+        OperatorError: the job failed; the store is as before but for an audit row.
+        StorageError: the disk is full or fails.
+    """
+    due = next_job(coordinator)
+    if due is None:
+        return False
+    store = coordinator.store
+    folder = store.home.jobs / f"{due.job.kind}-{due.job.number}-{secrets.token_hex(8)}"
+    folder.mkdir(mode=0o700)
+    try:
+        write_job(folder, due.job)
+        run_worker(folder, coordinator.settings.limits.worker_s)
+        result = read_result(folder)
+    except EdgeflError as error:
+        with store.transaction() as connection:
+            detail = {"kind": due.job.kind, "error": str(error)[:300]}
+            audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    commit(coordinator, due, result)
+    return True
+
+
+def next_job(coordinator: Coordinator) -> Due | None:
+    """Return the job that is due now, or None."""
+    settings, now_ms = coordinator.settings, coordinator.clock()
+    policy = settings.rounds.policy
+    with coordinator.store.transaction() as connection:
+        current = progress.advance(connection, policy, now_ms)
+        latest = progress.latest_state(connection)
+        everybody = members.approved(connection)
+        if latest is None:
+            automatic = settings.rounds.start == "automatic"
+            wanted = bool(progress.fact(connection, "start_wanted")) and len(everybody) > 0
+            if wanted or starts_by_itself(len(everybody), policy, automatic=automatic):
+                return _due(coordinator, "start", 0, everybody)
+            return None
+        number, state = latest
+        if current is not None and current.state == "aggregating":
+            replies = progress.replies_of(connection, current.number)
+            return _due(coordinator, "aggregate", current.number, everybody, state, replies)
+        waiting = progress.without_broadcast(connection, number + 1)
+        return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
+
+
+def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
+    """Store a job's result, once.
+
+    Raises:
+        StorageError: nothing was stored.
+    """
+    store, job = coordinator.store, due.job
+    blobs = {due.receivers[name]: store.put_blob(data) for name, data in result.broadcasts.items()}
+    state = store.put_blob(result.state) if job.kind != "broadcast" else None
+    now_ms = coordinator.clock()
+    committed = False
+    try:
+        with store.transaction() as connection:
+            if state is None:
+                progress.add_broadcasts(connection, job.number, blobs)
+            elif progress.commit_state(connection, now_ms, job.number, state):
+                progress.set_fact(connection, "phases", list(result.phases))
+                following = job.number + 1
+                if following <= len(result.phases):
+                    deadline_s = coordinator.settings.rounds.deadline_s
+                    progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
+                progress.add_broadcasts(connection, following, blobs)
+            else:
+                return
+        committed = True
+    finally:
+        if not committed:
+            for blob in [*blobs.values(), *([state] if state else [])]:
+                store.drop_blob(blob)
+
+
+class WorkerProcess:
+    """Runs a job in a process of its own; `stop` ends the running one from another thread."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def __call__(self, folder: Path, timeout_s: float) -> None:
+        """Run the job in `folder` and wait for it.
+
+        Raises:
+            OperatorError: it failed, took too long or was stopped; the sentence holds its last line.
+        """
+        command = [sys.executable, "-m", "edgefl_coordinator.worker", str(folder)]
+        with self._mutex:
+            if self._stopped:
+                raise OperatorError("the coordinator is stopping; the job is done at the next start")
+            running = self._running = subprocess.Popen(  # noqa: S603 - our own module
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            )
+        try:
+            _, stderr = running.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.communicate()
+            raise OperatorError(f"the aggregation worker took more than {timeout_s:g} s and was stopped") from None
+        finally:
+            with self._mutex:
+                self._running = None
+        if running.returncode != 0:
+            lines = stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+            raise OperatorError(f"the aggregation worker failed ({running.returncode}): {lines[-1][:300]}")
+
+    def stop(self) -> None:
+        """End the running job and start no other."""
+        with self._mutex:
+            self._stopped = True
+            if self._running is not None:
+                self._running.terminate()
+
+
+def _due(
+    coordinator: Coordinator,
+    kind: JobKind,
+    number: int,
+    receivers: list[members.Member],
+    state: str | None = None,
+    replies: dict[str, str] | None = None,
+) -> Due:
+    task, blobs = coordinator.settings.task, coordinator.store.home.blobs
+    job = Job(
+        kind=kind,
+        number=number,
+        method=task.method,
+        settings=dict(task.settings),
+        task={
+            "name": task.name,
+            "classes": list(task.classes),
+            "backbone": dict(task.backbone),
+            "rounds": coordinator.settings.rounds.count,
+            "epochs": task.epochs,
+            "seed": task.seed,
+        },
+        sites=tuple(member.name for member in receivers),
+        state=str(blobs / state) if state else None,
+        replies={name: str(blobs / blob) for name, blob in (replies or {}).items()},
+        order_key=coordinator.derive("peer-order").hex(),
+    )
+    return Due(job, {member.name: member.skid for member in receivers})

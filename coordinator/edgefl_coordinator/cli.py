@@ -1,0 +1,346 @@
+"""`edgefl-coordinator`: make, run and administer a federation's coordinator.
+
+Results on stdout, text for people on stderr. Exit 0 done, 1 failed, 2 usage or missing extra, 3 refused by trust or
+policy. Heavy modules load inside the commands, so that `--help` works in the base install.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import click
+from edgefl_protocol.errors import BundleError, EdgeflError
+
+Parameters = ParamSpec("Parameters")
+
+HOME = click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="EDGEFL_COORDINATOR_HOME",
+    default=Path("coordinator-home"),
+    show_default=True,
+    show_envvar=True,
+    help="Folder that `init` made.",
+)
+PASSPHRASE = click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; else the keys are not encrypted.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def _guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Turn known failures into one sentence and the documented exit status."""
+
+    @wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        if any(importlib.util.find_spec(name) is None for name in ("sqlalchemy", "starlette", "uvicorn", "tomli_w")):
+            click.echo(
+                "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
+            )
+            sys.exit(2)
+        from edgefl_coordinator.errors import PolicyError
+
+        try:
+            command(*args, **kwargs)
+        except EdgeflError as error:
+            click.echo(f"edgefl-coordinator: {error}", err=True)
+            sys.exit(3 if isinstance(error, PolicyError | BundleError) else 1)
+
+    return run
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="edgefl", message="%(version)s")
+def main() -> None:
+    """Run a federation's coordinator: the meeting point of sites and devices.
+
+    \b
+    A federation from nothing:
+      edgefl-coordinator init DIR --federation NAME --classes A,B --backbone run:RUN
+      edgefl-coordinator serve --home DIR
+      edgefl-coordinator invite --home DIR --role device NAME
+      edgefl-coordinator approve --home DIR NAME --fingerprint XXXX
+    """
+
+
+@main.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--federation", metavar="NAME", required=True, help="Name: lower-case letters, digits, '-'.")
+@click.option(
+    "--run",
+    "run_",
+    metavar="RUN",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Take method, task, classes and backbone from a finished training run.",
+)
+@click.option("--method", metavar="NAME", default="fedevprompt", show_default=True, help="Federated method.")
+@click.option("--task", metavar="NAME", default="all", show_default=True, help="Name of the task.")
+@click.option("--line", metavar="NAME", default="main", show_default=True, help="Line of bundles.")
+@click.option("--classes", metavar="A,B,…", help="Class names in index order; needed without --run.")
+@click.option("--backbone", metavar="NAME", default="tiny", show_default=True, help="As `edgefl-train --backbone`.")
+@click.option(
+    "--image-px", metavar="PX", type=click.IntRange(8, 4096), help="Side of the images; default: the backbone's."
+)
+@click.option(
+    "--set", "settings", metavar="KEY=VALUE", multiple=True, help="Hyper-parameter of the method; repeatable."
+)
+@click.option(
+    "--maps-per-class",
+    metavar="M",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Most rollout maps a site may send for one class.",
+)
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of what the server draws.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", metavar="PORT", type=click.IntRange(0, 65535), default=8443, show_default=True, help="TCP port."
+)
+@click.option("--url", metavar="URL", help="Public base address, https://…; default https://HOST:PORT.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Training rounds.")
+@click.option(
+    "--quorum-min",
+    metavar="N",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Replies below which a round is not aggregated.",
+)
+@click.option(
+    "--quorum-target",
+    metavar="N",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Replies at which a round closes early, and approved members that start the first.",
+)
+@click.option(
+    "--deadline",
+    metavar="SECONDS",
+    type=click.IntRange(1),
+    default=3600,
+    show_default=True,
+    help="Time a round stays open.",
+)
+@click.option(
+    "--start",
+    type=click.Choice(["automatic", "manual"]),
+    default="automatic",
+    show_default=True,
+    help="Open the first round when enough are approved, or on `start`.",
+)
+@click.option(
+    "--min-cohort",
+    metavar="N",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Other contributors that a broadcast needs.",
+)
+@click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 3; shown in the audit log.")
+@click.option(
+    "--suite",
+    type=click.Choice(["1", "2"]),
+    default="2",
+    show_default=True,
+    help="Sealing: 1 X25519, 2 ML-KEM-768 with X25519.",
+)
+@PASSPHRASE
+@_guarded
+def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
+    """Make a coordinator in DIR: keys, development certificate, settings."""
+    from edgefl_coordinator.cli_init import settings_table
+    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.setup import make_home
+
+    home = Home(folder.resolve())
+    passphrase = _passphrase(passphrase_file)
+    settings = make_home(home, settings_table(options), passphrase)
+    if passphrase is None:
+        click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
+    click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
+    click.echo(f"move {home.keys / 'root.key'} to an offline medium: it is the way back after a break-in", err=True)
+    click.echo(f"next: edgefl-coordinator serve --home {home.root}", err=True)
+
+
+@main.command()
+@HOME
+@PASSPHRASE
+@click.option("--verbose", is_flag=True, help="Log refused requests too.")
+@_guarded
+def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
+    """Serve until interrupted."""
+    from edgefl_coordinator import service
+    from edgefl_coordinator.coordinator import open_coordinator
+    from edgefl_coordinator.settings import Home
+
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    logging.getLogger("edgefl_coordinator").setLevel(logging.INFO if verbose else logging.WARNING)
+    coordinator = open_coordinator(Home(home.resolve()), _passphrase(passphrase_file))
+    settings, store = coordinator.settings, coordinator.store
+    click.echo(
+        f"federation {settings.federation}, store in {store.journal_mode} journal mode, synchronous FULL", err=True
+    )
+    if settings.rounds.allow_small_cohort:
+        click.echo(f"warning: broadcasts need only {settings.rounds.min_cohort} other contributors", err=True)
+    try:
+        service.serve(coordinator, lambda port: click.echo(f"listening on https://{settings.host}:{port}", err=True))
+    finally:
+        store.close()
+
+
+@main.command()
+@click.argument("name")
+@click.option("--role", type=click.Choice(["site", "device"]), required=True, help="What the newcomer will be.")
+@click.option(
+    "--hours",
+    metavar="HOURS",
+    type=click.FloatRange(0.01, 72),
+    default=72.0,
+    show_default=True,
+    help="How long the invite is valid.",
+)
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def invite(name: str, role: str, hours: float, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Print an invite for NAME, once; hand it over on a channel you trust."""
+    facts = _operate(home, passphrase_file, "invite", {"name": name, "role": role, "hours": hours})
+    click.echo(json.dumps(facts) if as_json else facts["invite"])
+    click.echo(f"valid until {_time(facts['expires_ms'])}, for one enrolment", err=True)
+    if facts["ca"]:
+        click.echo(
+            f"hand over the certificate as well: edgefl enrol INVITE --ca {Path(facts['ca']).name}  ({facts['ca']})",
+            err=True,
+        )
+
+
+@main.command()
+@click.argument("name")
+@click.option("--fingerprint", metavar="XXXX…", required=True, help="The 20 characters that NAME's screen shows.")
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def approve(name: str, fingerprint: str, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Let NAME in after comparing the fingerprint."""
+    facts = _operate(home, passphrase_file, "approve", {"name": name, "fingerprint": fingerprint})
+    click.echo(json.dumps(facts) if as_json else f"{name} is approved")
+
+
+@main.command()
+@click.argument("name")
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def revoke(name: str, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Shut NAME out for good."""
+    facts = _operate(home, passphrase_file, "revoke", {"name": name})
+    click.echo(json.dumps(facts) if as_json else f"{name} is revoked")
+
+
+@main.command()
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def start(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Open the first round now, with whoever is approved."""
+    facts = _operate(home, passphrase_file, "start", {})
+    click.echo(json.dumps(facts) if as_json else f"the first round opens with {facts['approved']} members")
+
+
+@main.command()
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Show the federation, its round, members and bundles."""
+    facts = _operate(home, passphrase_file, "status", {})
+    if as_json:
+        click.echo(json.dumps(facts))
+        return
+    deadline = f", closes {_time(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
+    click.echo(f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})")
+    click.echo(
+        f"round {facts['round']} of {facts['rounds']}: {facts['state']}, {facts['replies']} replies "
+        f"(needs {facts['quorum_min']}, closes at {facts['quorum_target']}){deadline}"
+    )
+    for member in facts["members"]:
+        replied = ", replied" if member["replied"] else ""
+        click.echo(f"  {member['role']:6} {member['name']}  {member['state']}{replied}  {member['fingerprint']}")
+    for bundle in facts["bundles"]:
+        click.echo(f"  bundle {bundle['line']}/{bundle['task']} version {bundle['version']}")
+
+
+@main.command()
+@click.argument("file", metavar="FILE.edgefl", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--trust",
+    metavar="PUB",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Signer's signing.pub: verify the bundle before publishing; repeatable.",
+)
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def publish(file: Path, trust: tuple[Path, ...], home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Make FILE the current bundle of its line and task."""
+    from edgefl_coordinator.cli_init import read_signer
+
+    keys = [read_signer(path).hex() for path in trust]
+    facts = _operate(home, passphrase_file, "publish", {"path": str(file.resolve()), "trust": keys})
+    if not facts["verified"]:
+        click.echo("its signature was not checked here (no --trust); every device checks it", err=True)
+    named = f"{facts['line']}/{facts['task']} version {facts['version']}"
+    click.echo(json.dumps(facts) if as_json else f"published {named}")
+
+
+@main.command("audit")
+@HOME
+@PASSPHRASE
+@JSON
+@_guarded
+def audit_(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Check that the audit log's chain is unbroken."""
+    facts = _operate(home, passphrase_file, "audit", {})
+    click.echo(json.dumps(facts) if as_json else f"{facts['rows']} rows, unbroken")
+
+
+def _operate(home: Path, passphrase_file: Path | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    from edgefl_coordinator.admin import run_operation
+    from edgefl_coordinator.settings import Home
+
+    return run_operation(Home(home.resolve()), name, arguments, _passphrase(passphrase_file))
+
+
+def _passphrase(path: Path | None) -> bytes | None:
+    """Return the passphrase from its file, else from the environment, else None."""
+    if path is not None:
+        from edgefl_protocol.durable import read_bounded
+
+        return read_bounded(path, 4096).rstrip(b"\r\n") or None
+    return os.environ.get("EDGEFL_KEY_PASSPHRASE", "").encode() or None
+
+
+def _time(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+if __name__ == "__main__":
+    main()

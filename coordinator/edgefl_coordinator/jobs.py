@@ -1,0 +1,105 @@
+"""What passes between the server and its aggregation worker: a folder with `job.json`, and one result file.
+
+Guarantees: the worker reads files that the store wrote and leaves exactly one, `result.payload`, by atomic rename; the
+server reads it bounded and checked. Both sides of the border are in this module, so they cannot drift apart. Nothing
+here imports the trainer. Source: docs/security.md, decision 7 and reliability.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded, write_atomic
+
+JobKind = Literal["start", "aggregate", "broadcast"]
+
+MAX_RESULT_BYTES = 2**31
+_MAX_JOB_BYTES = 16 * 2**20
+_JOB = "job.json"
+_RESULT = "result.payload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One piece of work.
+
+    Attributes:
+        kind: "start" makes the first state; "aggregate" the state after round `number`; "broadcast" only broadcasts.
+        number: the round to aggregate, or to make broadcasts for; 0 with "start".
+        method: a name of the method table or module:Class.
+        settings: its hyper-parameters.
+        task: fields of the trainer's `Task`, the backbone's description under "backbone".
+        sites: names of the members that get a broadcast, in name order.
+        state: file of the server's state; None with "start".
+        replies: site name → file of its reply.
+        order_key: 64 hex digits from which the order of peers is drawn; known to the server only.
+    """
+
+    kind: JobKind
+    number: int
+    method: str
+    settings: Mapping[str, int | float | str]
+    task: Mapping[str, Any]
+    sites: tuple[str, ...]
+    state: str | None
+    replies: Mapping[str, str]
+    order_key: str
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """What the worker leaves.
+
+    Attributes:
+        state: bytes of the server's state; empty with "broadcast".
+        phases: kind of every exchange in order: "warm", "train" or "final".
+        broadcasts: site name → bytes of its broadcast of the next round (with "broadcast": of round `number`).
+    """
+
+    state: bytes
+    phases: tuple[str, ...]
+    broadcasts: Mapping[str, bytes]
+
+
+def write_job(folder: Path, job: Job) -> None:
+    """Write `job.json` durably."""
+    write_atomic(folder / _JOB, json.dumps(asdict(job), sort_keys=True).encode(), mode=0o600)
+
+
+def read_job(folder: Path) -> Job:
+    """Read `job.json`, which this program wrote."""
+    table = json.loads(read_bounded(folder / _JOB, _MAX_JOB_BYTES))
+    return Job(**{**table, "sites": tuple(table["sites"])})
+
+
+def write_result(folder: Path, result: JobResult) -> None:
+    """Write the result file: it is there whole, or not at all."""
+    arrays = {f"broadcast.{name}": _octets(data) for name, data in result.broadcasts.items()}
+    arrays["state"] = _octets(result.state)
+    payload = Payload(arrays, {"phases": json.dumps(list(result.phases))})
+    write_atomic(folder / _RESULT, payload.to_bytes(), mode=0o600)
+
+
+def read_result(folder: Path) -> JobResult:
+    """Read the result file.
+
+    Raises:
+        StorageError: there is none.
+        PayloadError: it breaks its form.
+    """
+    payload = Payload.from_bytes(read_bounded(folder / _RESULT, MAX_RESULT_BYTES), MAX_RESULT_BYTES)
+    broadcasts = {
+        name.removeprefix("broadcast."): array.tobytes()
+        for name, array in payload.arrays.items()
+        if name.startswith("broadcast.")
+    }
+    phases = tuple(str(kind) for kind in json.loads(str(payload.scalars["phases"])))
+    return JobResult(payload.arrays["state"].tobytes(), phases, broadcasts)
+
+
+def _octets(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, dtype=np.uint8)

@@ -1,0 +1,131 @@
+"""The aggregation worker: `python -m edgefl_coordinator.worker FOLDER` does the job in that folder and ends.
+
+The only module of the coordinator that imports the trainer; it runs in a process of its own, sees files only, and opens
+neither the store nor a socket.
+
+Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name
+order with sums in float64. Peer indices of rollout maps are dealt anew for every round and receiver, from a key that
+members do not know, so that an index names nobody over time. Source: docs/methods.md, aggregation; docs/security.md,
+exchange policy.
+"""
+
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from edgefl_protocol import EdgeflError, Payload
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.pae import pae
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.methods.contract import Method, Phase, State, Task
+from edgefl_trainer.models.vit import BackboneSpec
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobResult, read_job, write_result
+
+_PEER_MAP = re.compile(r"maps\.(\d+)\.(\d+)")
+
+
+def run_job(job: Job) -> JobResult:
+    """Do one job.
+
+    Raises:
+        OperatorError: the method does not exist or does not take these settings.
+        StorageError: a file of the job is missing.
+        PayloadError: a file of the job breaks its form.
+    """
+    method, task = _method(job), _task(job)
+    phases = method.phases(task.rounds)
+    kinds = tuple(phase.kind for phase in phases)
+    if job.kind == "start":
+        state = method.start(task, sorted(job.sites))
+        return JobResult(_state_bytes(state), kinds, _broadcasts(method, task, state, 1, job))
+    if job.state is None:
+        raise OperatorError(f"a job of kind {job.kind} needs a state")
+    stored = _payload(job.state)
+    state = State(dict(stored.arrays), dict(stored.scalars))
+    if job.kind == "broadcast":
+        return JobResult(b"", kinds, _broadcasts(method, task, state, job.number, job))
+    replies = {name: _payload(path) for name, path in sorted(job.replies.items())}
+    state = method.aggregate(state, phases[job.number - 1], replies)
+    return JobResult(_state_bytes(state), kinds, _broadcasts(method, task, state, job.number + 1, job))
+
+
+def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> dict[str, bytes]:
+    """Make the broadcasts of exchange `number`; the one after the last exchange is the final one."""
+    phases = method.phases(task.rounds)
+    phase = phases[number - 1] if number <= len(phases) else Phase("final", task.rounds + 1)
+    if not job.sites:
+        return {}
+    made = method.broadcast(state, phase, sorted(job.sites))
+    return {name: _stamped(made[name], phase, task, number, name, job).to_bytes() for name in sorted(job.sites)}
+
+
+def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:
+    """Add the scalars that every site reads, and deal the peer indices anew."""
+    scalars = {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": task.rounds}
+    seed = hashlib.sha256(pae(bytes.fromhex(job.order_key), receiver.encode(), str(number).encode())).digest()
+    return Payload(deal_peers(payload.arrays, np.random.default_rng(list(seed))), scalars)
+
+
+def deal_peers(arrays: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Rename `maps.<peer>.<k>` under a random permutation of the peer indices that occur.
+
+    Args:
+        arrays: a broadcast's arrays; others keep their names.
+        rng: draws the permutation.
+    """
+    found = {name: match for name in arrays if (match := _PEER_MAP.fullmatch(name))}
+    peers = sorted({int(match.group(1)) for match in found.values()})
+    dealt = dict(zip(peers, rng.permutation(len(peers)).tolist(), strict=True))
+    renamed = {name: f"maps.{dealt[int(match.group(1))]}.{match.group(2)}" for name, match in found.items()}
+    return {renamed.get(name, name): array for name, array in arrays.items()}
+
+
+def _state_bytes(state: State) -> bytes:
+    return Payload(state.arrays, state.values).to_bytes()
+
+
+def _payload(path: str) -> Payload:
+    return Payload.from_bytes(read_bounded(path, MAX_RESULT_BYTES), MAX_RESULT_BYTES)
+
+
+def _method(job: Job) -> Method:
+    module, _, name = job.method.rpartition(":")
+    kind = getattr(importlib.import_module(module), name, None) if module else METHODS.get(job.method)
+    if kind is None:
+        raise OperatorError(f"there is no method {job.method}; `edgefl-train methods` lists them")
+    try:
+        method: Method = kind(**job.settings)
+    except (TypeError, ValueError) as error:
+        raise OperatorError(f"method {job.method} does not take these settings: {error}") from error
+    return method
+
+
+def _task(job: Job) -> Task:
+    backbone = dict(job.task["backbone"])
+    backbone["mean"], backbone["std"] = tuple(backbone["mean"]), tuple(backbone["std"])
+    try:
+        spec = BackboneSpec(**backbone)
+    except TypeError as error:
+        raise OperatorError(f"[task.backbone] of config.toml does not describe a backbone: {error}") from error
+    plain = {key: value for key, value in job.task.items() if key != "backbone"}
+    return Task(**{**plain, "classes": tuple(plain["classes"]), "backbone": spec})
+
+
+def main(folder: Path) -> int:
+    """Do the job in `folder`; returns the exit status, with one sentence on stderr where it is 1."""
+    try:
+        write_result(folder, run_job(read_job(folder)))
+    except EdgeflError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
