@@ -98,6 +98,13 @@ def test_few_rows_refer_only_where_there_is_no_evidence():
     assert refer_threshold(np.full(19, 0.5), np.ones(19, dtype=bool)) == 0.999
 
 
+def test_an_entropy_is_bounded_by_its_own_ceiling():
+    """Eight classes: entropies up to ln 8 = 2.08 nats, beyond any vacuity."""
+    entropy = np.linspace(0.5, 2.0, 30)
+    assert refer_threshold(entropy, np.ones(30, dtype=bool), ceiling=np.log(8)) == pytest.approx(2.0)
+    assert refer_threshold(entropy[:5], np.ones(5, dtype=bool), ceiling=np.log(8)) == np.log(8)
+
+
 @given(
     seed=st.integers(0, 10_000),
     rows=st.integers(20, 80),

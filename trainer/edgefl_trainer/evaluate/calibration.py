@@ -112,26 +112,28 @@ def refer_threshold(
     target_error: float = TARGET_ERROR,
     max_referred: float = MAX_REFERRED,
     min_rows: int = MIN_ROWS,
+    ceiling: float = VACUITY_CEILING,
 ) -> float:
     """Return ``refer_above``: a score whose vacuity is higher is referred to a doctor.
 
     Args:
-        vacuity: Of the tune rows, after the temperature, in [0, 1].
+        vacuity: Of the tune rows, after the temperature, in [0, 1]; for softmax methods the entropy in nats.
         correct: Whether the shown class was right.
         target_error: Accepted share of wrong answers among the tune rows that are not referred.
         max_referred: Largest share of the tune rows that may be referred to reach it.
-        min_rows: Below this many rows the answer is 0.999: only a model without evidence refers.
+        min_rows: Below this many rows the answer is ``ceiling``: only a model without evidence refers.
+        ceiling: Largest answer; for an entropy give ln K.
 
     Returns:
-        A threshold in [0, 0.999]. Where no threshold meets the target, the one that refers ``max_referred``.
+        A threshold in [0, ``ceiling``]. Where no threshold meets the target, the one that refers ``max_referred``.
     """
     rows = vacuity.shape[0]
     if rows < min_rows:
-        return VACUITY_CEILING
+        return ceiling
     levels, group = np.unique(vacuity, return_inverse=True)  # ascending; equal vacuities share their fate
     kept = np.cumsum(np.bincount(group))
     error = np.cumsum(np.bincount(group, weights=~correct)) / kept
     allowed = kept >= rows * (1.0 - max_referred)
     good = allowed & (error <= target_error)
     chosen = np.flatnonzero(good)[-1] if good.any() else np.flatnonzero(allowed)[0]
-    return min(float(levels[chosen]), VACUITY_CEILING)
+    return min(float(levels[chosen]), ceiling)
