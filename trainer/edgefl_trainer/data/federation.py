@@ -125,6 +125,10 @@ def load_federation(
     """
     if not specs:
         raise DataError("No data was named; give at least one data SPEC.")
+    if image_px < 1:
+        raise DataError(f"The image size is {image_px} pixels; allowed is 1 or more.")
+    if limit is not None and limit < 1:
+        raise DataError(f"The limit is {limit} training images a site; allowed is 1 or more.")
     parsed = [parse_spec(text) for text in specs]
     tables = [_dealt(spec, read_spec(spec, seed), seed) for spec in parsed]
     rows = [row for table in tables for row in table.rows]

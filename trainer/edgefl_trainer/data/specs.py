@@ -104,7 +104,7 @@ def _parse_suffix(text: str, suffix: re.Match[str]) -> tuple[str | None, int | N
 def _split_options(after: str) -> tuple[str, dict[str, str]]:
     """Cut trailing `,name=value` off; a path may hold commas and equal signs elsewhere."""
     body, options = after, {}
-    while found := re.search(r"(?:^|,)([a-z_]+)=([^,]*)$", body):
+    while found := re.search(r"(?:^|,)([a-z_]+)=([^,/]*)$", body):
         options[found.group(1)] = found.group(2)
         body = body[: found.start()]
     return body, dict(reversed(options.items()))

@@ -198,6 +198,6 @@ SIGNS: Mapping[str, Sign] = {
     "NV": Sign(Outline(stretch=0.14, waves=0.015, notches=0.0, wobble=0.012, edge=(0.16, 0.26)), _nevus),
     "MEL": Sign(Outline(stretch=0.20, waves=0.16, notches=0.035, wobble=0.06, edge=(0.05, 0.22)), _melanoma),
     "BKL": Sign(Outline(stretch=0.20, waves=0.05, notches=0.026, wobble=0.02, edge=(0.035, 0.06)), _keratosis),
-    "BCC": Sign(Outline(stretch=0.20, waves=0.07, notches=0.01, wobble=0.05, edge=(0.22, 0.40)), _carcinoma),
+    "BCC": Sign(Outline(stretch=0.20, waves=0.07, notches=0.01, wobble=0.05, edge=(0.16, 0.30)), _carcinoma),
     "VASC": Sign(Outline(stretch=0.14, waves=0.05, notches=0.006, wobble=0.03, edge=(0.06, 0.12)), _vascular),
 }

@@ -1,0 +1,243 @@
+"""docs/design.md 5: rows of a federation; who learns, tunes, reports, and from which pictures."""
+
+import hashlib
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edgefl_trainer import data
+from edgefl_trainer.data import DataError, Federation, load_federation
+from edgefl_trainer.data.federation import ROW_KINDS
+
+from .conftest import ward_records
+
+
+@pytest.fixture
+def ward(make_zip, cache: Path) -> str:
+    return f"manifest:{make_zip(ward_records())}"
+
+
+def load(spec: str, **changes) -> Federation:
+    return load_federation([spec], **({"image_px": 8} | changes))
+
+
+def names(federation: Federation, site: str, kind: str) -> set[str]:
+    return {federation.names[i] for i in federation.sites[site].rows(kind)}
+
+
+def test_public_names_are_complete_and_sorted() -> None:
+    """docs/style.md: each package lists its interface."""
+    assert data.__all__ == sorted(data.__all__)
+    assert all(hasattr(data, name) for name in data.__all__)
+
+
+def test_no_lesion_stands_in_two_kinds_of_rows(ward: str) -> None:
+    federation = load(ward)
+    for site in federation.sites.values():
+        groups = [{federation.lesions[i] for i in site.rows(kind)} for kind in ROW_KINDS]
+        assert sum(map(len, groups)) == len(set().union(*groups)) == 40
+
+
+def test_shares_by_lesion(ward: str) -> None:
+    """A quarter of the lesions tests (docs/methods.md 1.6), 15 % of the others tune."""
+    federation = load(ward)
+    for site in federation.sites.values():
+        lesions = {kind: len({federation.lesions[i] for i in site.rows(kind)}) for kind in ROW_KINDS}
+        assert lesions == {"train": 26, "tune": 4, "val": 0, "test": 10, "unlabelled": 0}  # round(0.15·30) = 4
+
+
+def test_classes_are_stratified(ward: str) -> None:
+    """Half the lesions are NV, a quarter each of the others: so are the test rows, to one lesion."""
+    federation = load(ward)
+    for site in federation.sites.values():
+        labels = Counter(
+            federation.classes[federation.labels[i]] for i in {federation.lesions[i]: i for i in site.test}.values()
+        )
+        assert abs(labels["NV"] - 5) <= 1
+        assert all(abs(labels[name] - 2.5) <= 1 for name in ("MEL", "BKL"))
+
+
+def test_row_order_of_the_index_changes_nothing(make_zip, cache: Path) -> None:
+    records = ward_records()
+    one = load(f"manifest:{make_zip(records)}")
+    shuffled = random.Random(1).sample(records, len(records))
+    other = load(f"manifest:{make_zip(shuffled, name='other.zip')}")
+    assert one.partition_sha256 == other.partition_sha256
+
+
+def test_seed_changes_the_rows(ward: str) -> None:
+    assert load(ward).partition_sha256 == load(ward).partition_sha256 != load(ward, seed=1).partition_sha256
+
+
+def test_partition_digest_is_over_sites_kinds_names_and_labels(ward: str) -> None:
+    """An independent ten-liner: JSON with sorted keys of site → kind → [name, label]."""
+    federation = load(ward)
+    content = {}
+    for name, site in federation.sites.items():
+        content[name] = {
+            kind: sorted([federation.names[i], federation.classes[federation.labels[i]]] for i in site.rows(kind))
+            for kind in ("train", "tune", "val", "test", "unlabelled")
+        }
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    assert federation.partition_sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_val_and_test_are_taken_as_given(make_zip, cache: Path) -> None:
+    records = ward_records()
+    for i, record in enumerate(records):
+        record["split"] = ("train", "val", "test")[hash_of(record["lesion_id"]) % 3] if i else "train"
+    federation = load(f"manifest:{make_zip(records)}")
+    for kind in ("val", "test"):
+        given = {r["image"] for r in records if r["split"] == kind}
+        assert set().union(*(names(federation, site, kind) for site in federation.sites)) == given
+    assert federation.report_split == "test"
+
+
+def hash_of(text: str) -> int:
+    return int(hashlib.sha256(text.encode()).hexdigest(), 16)
+
+
+def test_report_split_is_val_without_test_rows(make_zip, cache: Path) -> None:
+    records = [r | {"split": "val" if r["lesion_id"].endswith("3") else "train"} for r in ward_records()]
+    assert load(f"manifest:{make_zip(records)}").report_split == "val"
+
+
+def test_limit_bounds_train_and_leaves_the_rest(ward: str) -> None:
+    whole, limited = load(ward), load(ward, limit=20)
+    for name, site in limited.sites.items():
+        assert 18 <= len(site.train) <= 20
+        assert set(site.train) <= set(whole.sites[name].train)
+        for kind in ("tune", "test"):
+            np.testing.assert_array_equal(site.rows(kind), whole.sites[name].rows(kind))
+
+
+def test_nevus_task(ward: str) -> None:
+    """docs/methods.md 1.6: nevus (class NV) versus rest."""
+    every, nevus = load(ward), load(ward, task="nevus")
+    assert nevus.classes == ("nevus", "other")
+    assert every.classes == ("BKL", "MEL", "NV")
+    np.testing.assert_array_equal(nevus.labels == 0, every.labels == every.classes.index("NV"))
+    for site in every.sites:
+        assert names(every, site, "tune") == names(nevus, site, "tune")
+
+
+def test_chosen_classes_keep_their_order(ward: str) -> None:
+    federation = load(ward, classes=["NV", "BKL"])
+    assert federation.classes == ("NV", "BKL")
+    used = np.concatenate([site.rows(kind) for site in federation.sites.values() for kind in ROW_KINDS])
+    assert set(federation.labels[used]) == {0, 1}
+    assert federation.counts(used).sum() == len(used)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"classes": ["NV", "XX"]}, ["'XX'", "BKL, MEL, NV"]),
+        ({"classes": ["NV", "NV"]}, ["'NV'", "twice"]),
+        ({"task": "melanoma"}, ["'melanoma'", "all and nevus"]),
+        ({"task": "nevus", "classes": ["MEL"]}, ["needs a class named NV"]),
+        ({"limit": 0}, ["limit is 0"]),
+        ({"image_px": 0}, ["image size is 0"]),
+    ],
+)
+def test_unusable_choices(ward: str, changes: dict, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        load(ward, **changes)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_a_site_without_an_image_of_the_chosen_classes_is_named(make_zip, cache: Path) -> None:
+    records = [r | ({"label": "NV"} if r["center"] == "west" else {}) for r in ward_records()]
+    with pytest.raises(DataError, match="Site west has no image"):
+        load(f"manifest:{make_zip(records)}", classes=["MEL", "BKL"])
+
+
+def test_a_site_with_one_class_and_test_rows_without_a_class_are_allowed(make_zip, cache: Path) -> None:
+    records = [r | ({"label": "NV"} if r["center"] == "west" else {}) for r in ward_records()]
+    federation = load(f"manifest:{make_zip(records)}")
+    assert np.count_nonzero(federation.counts(federation.sites["west"].train)) == 1
+
+
+def stateless(n: int = 30) -> list[dict[str, str]]:
+    free = [
+        {
+            "image": f"free{i}",
+            "file": f"images/free{i}.png",
+            "label": "",
+            "center": "",
+            "lesion_id": "",
+            "split": "unlabelled",
+        }
+        for i in range(n)
+    ]
+    own = [r | {"split": "unlabelled"} if r["lesion_id"].endswith("L1") else r for r in ward_records()]
+    return own + free
+
+
+@pytest.mark.parametrize(("mode", "own", "free"), [("none", 0, 0), ("site", 2, 0), ("spread", 2, 10)])
+def test_unlabelled_images(make_zip, cache: Path, mode: str, own: int, free: int) -> None:
+    """docs/design.md 5: images without a centre belong to no site; `spread` deals them in proportion to size."""
+    federation = load(f"manifest:{make_zip(stateless())}", unlabelled=mode)
+    for name, site in federation.sites.items():
+        got = names(federation, name, "unlabelled")
+        assert sum(image.startswith(name) for image in got) == own
+        assert sum(image.startswith("free") for image in got) == free
+        assert (federation.labels[site.unlabelled] == -1).all()
+
+
+def test_one_site_alone_has_the_rows_it_has_beside_the_others(make_zip, cache: Path) -> None:
+    """A live site reads `@site=NAME`; its rows equal those of the simulation."""
+    spec = f"manifest:{make_zip(stateless())}"
+    together, alone = load(spec, unlabelled="spread"), load(f"{spec}@site=north", unlabelled="spread")
+    assert list(alone.sites) == ["north"]
+    assert alone.classes == together.classes
+    for kind in ROW_KINDS:
+        assert names(alone, "north", kind) == names(together, "north", kind)
+
+
+def test_site_name_for_data_that_names_none(make_zip, cache: Path) -> None:
+    records = [r | {"center": ""} for r in ward_records(sites=("x",))]
+    assert list(load(f"manifest:{make_zip(records)}@site=ward-7").sites) == ["ward-7"]
+
+
+def test_an_unknown_site_is_named(ward: str) -> None:
+    with pytest.raises(DataError, match=r"asks for the site south; .* east, north, west"):
+        load(f"{ward}@site=south")
+
+
+def test_iid_sites(ward: str) -> None:
+    federation = load(f"{ward}@split=iid:4")
+    assert list(federation.sites) == ["iid-1", "iid-2", "iid-3", "iid-4"]
+    sizes = [sum(len(site.rows(kind)) for kind in ROW_KINDS) for site in federation.sites.values()]
+    assert sum(sizes) == len(federation.labels)
+    assert max(sizes) - min(sizes) <= 12
+
+
+def test_more_iid_sites_than_lesions(ward: str) -> None:
+    with pytest.raises(DataError, match="121 sites, but the data holds only 120 lesions"):
+        load(f"{ward}@split=iid:121")
+
+
+def test_two_sources_make_one_federation(make_zip, cache: Path) -> None:
+    east = make_zip(ward_records(sites=("east",)), name="a.zip")
+    west = make_zip(ward_records(sites=("west",)), name="b.zip")
+    both = load_federation([f"manifest:{west}", f"manifest:{east}"], image_px=8)
+    assert list(both.sites) == ["east", "west"]
+    for name, path in (("east", east), ("west", west)):
+        one = load(f"manifest:{path}")
+        pictures = {one.names[i]: one.images[i] for i in one.sites[name].train}
+        for i in both.sites[name].train:
+            np.testing.assert_array_equal(both.images[i], pictures[both.names[i]])
+
+
+def test_the_same_source_twice_is_refused(ward: str) -> None:
+    with pytest.raises(DataError, match="twice"):
+        load_federation([ward, ward], image_px=8)
+
+
+def test_no_source() -> None:
+    with pytest.raises(DataError, match="at least one data SPEC"):
+        load_federation([], image_px=8)

@@ -1,0 +1,93 @@
+"""docs/design.md 5: `KIND:BODY,option=value@site=NAME`."""
+
+from pathlib import Path
+
+import pytest
+from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.data.specs import parse_spec
+
+from .conftest import png
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "body", "options", "site", "iid"),
+    [
+        ("manifest:/d/fed.zip", "manifest", "/d/fed.zip", {}, None, None),
+        ("manifest:/d/a,b=c/fed.zip", "manifest", "/d/a,b=c/fed.zip", {}, None, None),
+        ("isic2019:/d,split=flamby", "isic2019", "/d", {"split": "flamby"}, None, None),
+        ("lesions:sites=3,images=40", "lesions", "", {"sites": "3", "images": "40"}, None, None),
+        ("lesions:", "lesions", "", {}, None, None),
+        ("folder:/d@site=ward-7", "folder", "/d", {}, "ward-7", None),
+        ("folder:/d@home@split=iid:7", "folder", "/d@home", {}, None, 7),
+    ],
+)
+def test_parse(text: str, kind: str, body: str, options: dict, site: str | None, iid: int | None) -> None:
+    spec = parse_spec(text)
+    assert (spec.kind, spec.body, dict(spec.options), spec.site, spec.iid_sites) == (kind, body, options, site, iid)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fed.zip", ["is not a data SPEC", "manifest:"]),
+        ("webdataset:x", ["is not a data SPEC"]),
+        ("folder:x@site=", ["site ''"]),
+        ("folder:x@site=../up", ["'../up'"]),
+        ("folder:x@split=dirichlet:3", ["@split=iid:N"]),
+        ("folder:x@split=iid:0", ["@split=iid:N"]),
+        ("folder:x@split=iid:²", ["@split=iid:N"]),
+        ("folder:", ["names no path"]),
+        ("lesions:site=3", ["option site", "sites, images, seed"]),
+        ("lesions:abc", ["'abc' before its options"]),
+        ("lesions:sites=0", ["sites=0", "from 1 to"]),
+        ("lesions:sites=2,classes=NV+XX", ["NV+XX", "MEL"]),
+        ("lesions:skew=2", ["skew=2", "from 0 to 1"]),
+        ("lesions:skew=nan", ["skew=nan"]),
+        ("lesions:classes=NV+MEL,absent=2", ["absent=2", "0 to 1"]),
+        ("isic2019:/,split=random", ["'random'", "lesion and flamby"]),
+    ],
+)
+def test_faults_are_named(text: str, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        load_federation([text], image_px=8)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def clinic(root: Path, *names: str) -> str:
+    for i, name in enumerate(names):
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(i))
+    return f"folder:{root}"
+
+
+def test_folder_of_sites_and_classes(tmp_path: Path) -> None:
+    files = [f"{site}/{label}/{i}.png" for site in ("east", "west") for label in ("mel", "nevus") for i in range(10)]
+    spec = clinic(tmp_path / "d", *files, "east/unlabelled/x.png", "east/mel/notes.txt")
+    federation = load_federation([spec], image_px=8, unlabelled="site", cache_dir=tmp_path / "c")
+    assert federation.classes == ("mel", "nevus")
+    assert {name: len(site.unlabelled) for name, site in federation.sites.items()} == {"east": 1, "west": 0}
+    for i, name in enumerate(federation.names):
+        label = federation.labels[i]
+        assert name.split("/")[1] == (federation.classes[label] if label >= 0 else "unlabelled")
+
+
+def test_folder_of_classes_with_a_site_name(tmp_path: Path) -> None:
+    spec = clinic(tmp_path / "d", *(f"{label}/{i}.png" for label in ("mel", "nevus") for i in range(6)))
+    federation = load_federation([f"{spec}@site=ward"], image_px=8, cache_dir=tmp_path / "c")
+    assert list(federation.sites) == ["ward"]
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["a/b/c/d.png", "east/nv/1.png"], ["a/b/c/d.png", "out of place"]),
+        (["nv/1.png", "east/nv/1.png"], ["nv/1.png", "out of place"]),
+        (["1.png"], ["1.png", "out of place"]),
+        (["notes.txt"], ["holds no .jpg"]),
+    ],
+)
+def test_folder_faults(tmp_path: Path, names: list[str], words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        load_federation([clinic(tmp_path / "d", *names)], image_px=8)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
