@@ -1,0 +1,223 @@
+"""`edgefl-export` as a person uses it: keys, bundle, verification, exit codes (docs/design.md, section 5)."""
+
+import json
+import stat
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from edgefl_client.scorer import Scorer
+from edgefl_export import assemble, gates
+from edgefl_export.assemble import build_members, site_model
+from edgefl_export.cli import main
+from edgefl_export.graph import ScoreGraph
+from edgefl_export.key_store import open_key
+from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
+from edgefl_protocol.imaging import prepare
+from edgefl_protocol.keys import generate_signing_key
+from edgefl_trainer.engine.models import open_run, predict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+def call(*arguments, **options):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
+
+
+def assert_refused(result, code, *words):
+    """One sentence on stderr, nothing on stdout, no traceback, no word of success."""
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_keygen_writes_a_private_key_only_its_owner_reads(tmp_path):
+    """docs/design.md, section 5: PKCS#8 in signing.key, mode 0600; unencrypted with one warning line."""
+    result = call("keygen", tmp_path / "keys")
+    assert result.exit_code == 0
+    private, public = tmp_path / "keys" / "signing.key", tmp_path / "keys" / "signing.pub"
+    assert stat.S_IMODE(private.stat().st_mode) == 0o600
+    assert private.read_text().startswith("-----BEGIN PRIVATE KEY-----")
+    assert len(bytes.fromhex(public.read_text())) == 32
+    assert result.stderr.count("\n") == 1 and "not encrypted" in result.stderr
+
+
+@pytest.mark.parametrize("way", ["file", "environment"])
+def test_keygen_encrypts_under_a_passphrase_and_bundle_needs_it(tmp_path, run_folder, way):
+    """docs/design.md, section 5: passphrase from a file or EDGEFL_KEY_PASSPHRASE, never asked for."""
+    word = tmp_path / "word"
+    word.write_text("a long passphrase\nsecond line\n")
+    given = {"env": {"EDGEFL_KEY_PASSPHRASE": "a long passphrase"}} if way == "environment" else {}
+    arguments = ["--passphrase-file", word] if way == "file" else []
+    result = call("keygen", tmp_path / "keys", *arguments, **given)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "BEGIN ENCRYPTED PRIVATE KEY" in (tmp_path / "keys" / "signing.key").read_text()
+    bundle = ["bundle", run_folder, "--site", "north", "--sign", tmp_path / "keys", "-o", tmp_path / "m.edgefl"]
+    assert_refused(call(*bundle), 3, "passphrase")
+    assert_refused(call(*bundle, env={"EDGEFL_KEY_PASSPHRASE": "wrong"}), 3, "does not open")
+    assert not (tmp_path / "m.edgefl").exists()
+
+
+def test_keygen_never_overwrites(tmp_path):
+    """A second keygen into the folder leaves the first key as it was."""
+    call("keygen", tmp_path)
+    before = (tmp_path / "signing.key").read_bytes()
+    assert_refused(call("keygen", tmp_path), 1, "exists already")
+    assert (tmp_path / "signing.key").read_bytes() == before
+
+
+def test_key_that_others_can_read_is_refused(tmp_path, run_folder):
+    """docs/security.md 2.6: a private key open to group or world is not used."""
+    call("keygen", tmp_path / "keys")
+    (tmp_path / "keys" / "signing.key").chmod(0o644)
+    result = call("bundle", run_folder, "--site", "north", "--sign", tmp_path / "keys", "-o", tmp_path / "m.edgefl")
+    assert_refused(result, 1, "chmod 600")
+
+
+def test_bundle_loads_under_its_key_and_carries_the_runs_model(built, run_folder):
+    """docs/design.md, section 7: what a device loads holds the run's tensors, labels, preparation and card."""
+    data, trust = built["file"].read_bytes(), [bytes.fromhex(built["pub"].read_text())]
+    loaded = load_bundle(data, trust, now_ms=2**41)
+    run = open_run(run_folder)
+    predictor = run.predictor("north")
+    assert loaded.labels.classes == ("mel", "nv", "bkl") and loaded.labels.seen == (True, True, False)
+    assert loaded.preprocess == run.preprocess and loaded.preprocess.size == 36
+    assert set(loaded.weights) == set(predictor.module.options.tensors)
+    assert all((loaded.weights[name] == predictor.tensors[name]).all() for name in loaded.weights)
+    assert (loaded.card.site, loaded.card.method, dict(loaded.card.sites)) == ("north", "fedevprompt", {"north": 84})
+    assert loaded.card.refer_above == 0.8 and loaded.card.temperature == pytest.approx(1.3)
+    assert str(run_folder).encode() not in data
+
+
+def test_bundle_reports_the_worst_figure_of_every_gate(built):
+    """Export gates: the JSON names each quantity with its worst difference and what is allowed."""
+    facts = json.loads(built["out"].read_text())
+    assert set(facts["parity"]) == {"probabilities", "evidence", "vacuity", "dissonance", "map"}
+    assert all(0 <= figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
+
+
+def test_two_builds_are_byte_identical(run_folder, members):
+    """The same run, fields and key give the same bytes; another version does not."""
+    key = generate_signing_key()
+    again = build_members(site_model(open_run(run_folder), "north"))
+    builds = []
+    for files, version in ((members.files, 1), (again.files, 1), (members.files, 2)):
+        fields = BundleFields(federation=None, line="main", task="all", version=version, created_ms=1_790_000_000_000)
+        builds.append(build_bundle(files, fields, [key]))
+    assert builds[0] == builds[1] != builds[2]
+
+
+def test_device_scores_the_bundle_as_predict_does(built, run_folder):
+    """One image path: a 4:3 photograph scores alike through `predict` and through the device's Scorer."""
+    photo = np.random.default_rng(1).integers(0, 256, (90, 120, 3), np.uint8)
+    run = open_run(run_folder)
+    expected = predict(run.predictor("north"), np.array(prepare(photo, run.preprocess))[None])
+    loaded = load_bundle(built["file"].read_bytes(), [bytes.fromhex(built["pub"].read_text())], now_ms=2**41)
+    score = Scorer(loaded, threads=1).score(photo)
+    assert list(score.probabilities.values()) == pytest.approx(expected.probabilities[0].tolist(), abs=1e-4)
+    assert score.vacuity == pytest.approx(float(expected.vacuity[0]), abs=1e-4)
+
+
+def test_verify_accepts_the_right_key(built):
+    """Exit 0 and one line that names bundle and signer."""
+    result = call("verify", built["file"], "--trust", built["pub"])
+    assert result.exit_code == 0 and result.stdout.startswith("verified -/main/all version 1, signed by ")
+    facts = json.loads(call("verify", built["file"], "--trust", built["pub"], "--json").stdout)
+    assert facts["verified"] is True and facts["version"] == 1
+
+
+def test_verify_refuses_another_key(built, tmp_path):
+    """docs/security.md check 28: a bundle signed by somebody else is refused with exit 3."""
+    call("keygen", tmp_path / "other")
+    assert_refused(call("verify", built["file"], "--trust", tmp_path / "other" / "signing.pub"), 3, "is signed by")
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_verify_refuses_a_flipped_bit_anywhere(built, tmp_path, place, bit):
+    """docs/security.md check 28: whichever bit of the file changes, verify refuses with exit 3 and claims nothing."""
+    data = bytearray(built["file"].read_bytes())
+    data[int(place * len(data))] ^= 1 << bit
+    broken = tmp_path / "broken.edgefl"
+    broken.write_bytes(data)
+    assert_refused(call("verify", broken, "--trust", built["pub"]), 3)
+
+
+def test_verify_refuses_an_expired_bundle(built, members, tmp_path):
+    """docs/security.md 2.8: past its time a bundle is refused, although its signature is right."""
+    fields = BundleFields(federation=None, line="main", task="all", version=1, created_ms=1000, expires_ms=2000)
+    old = tmp_path / "old.edgefl"
+    old.write_bytes(build_bundle(members.files, fields, [open_key(built["keys"], None)]))
+    assert_refused(call("verify", old, "--trust", built["pub"]), 3, "expired")
+
+
+@pytest.mark.parametrize("broken", [b"", b"PK", b"not a zip" * 100])
+def test_verify_and_inspect_refuse_what_is_no_bundle(built, tmp_path, broken):
+    """Whatever the file is, the answer is one sentence and exit 3."""
+    (tmp_path / "x").write_bytes(broken)
+    assert_refused(call("verify", tmp_path / "x", "--trust", built["pub"]), 3)
+    assert_refused(call("inspect", tmp_path / "x"), 3)
+
+
+def test_missing_files_fail_with_one_sentence(built, tmp_path):
+    """A file that is not there, a public key that is none."""
+    assert_refused(call("verify", tmp_path / "none", "--trust", built["pub"]), 1, "does not exist")
+    assert_refused(call("verify", built["file"], "--trust", built["file"]), 1)
+    (tmp_path / "text").write_text("hello")
+    assert_refused(call("verify", built["file"], "--trust", tmp_path / "text"), 3, "no Ed25519 public key")
+
+
+def test_inspect_shows_claims_and_says_they_are_unchecked(built):
+    """`inspect` needs no key and never calls anything verified."""
+    text = call("inspect", built["file"]).stdout
+    assert text.startswith("not verified; the file claims:") and "score.onnx" in text and "fedevprompt" in text
+    facts = json.loads(call("inspect", built["file"], "--json").stdout)
+    assert facts["verified"] is False and facts["labels"]["classes"] == ["mel", "nv", "bkl"]
+    assert facts["sha256"] == json.loads(built["out"].read_text())["sha256"]
+
+
+def test_unknown_site_and_unfinished_run_are_told(built, run_folder, tmp_path):
+    """A site the run has no model of, and a folder that is no run: one sentence each, no file left behind."""
+    arguments = ["--sign", built["keys"], "-o", tmp_path / "m.edgefl"]
+    assert_refused(call("bundle", run_folder, "--site", "south", *arguments), 1, "south", "north")
+    assert_refused(call("bundle", tmp_path, "--site", "north", *arguments), 1, "not a run directory")
+    assert not (tmp_path / "m.edgefl").exists()
+
+
+def test_failed_gate_leaves_no_bundle(built, run_folder, graph, tmp_path, monkeypatch):
+    """Export gates: else no bundle; exit 1."""
+    monkeypatch.setattr(assemble, "export_score_graph", lambda module, tensors: ScoreGraph(graph, "1.23"))
+    monkeypatch.setattr(gates, "TOLERANCES", dict.fromkeys(gates.TOLERANCES, -1.0))
+    result = call("bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl")
+    assert_refused(result, 1, "no bundle is made")
+    assert not (tmp_path / "m.edgefl").exists()
+
+
+@pytest.mark.parametrize(
+    "option", [("--line", "Über"), ("--version", "0"), ("--federation", "a b"), ("--precision", "int4")]
+)
+def test_wrong_options_are_usage_errors(built, run_folder, tmp_path, option):
+    """Exit 2 before any work."""
+    result = call(
+        "bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl", *option
+    )
+    assert_refused(result, 2, option[0])
+
+
+@pytest.mark.parametrize("missing", ["torch", "onnx", "onnxscript", "timm"])
+def test_base_install_names_the_missing_extra(built, run_folder, tmp_path, missing):
+    """docs/design.md, section 2: without its extra the command exits 2 with a sentence; the rest works."""
+    block = f"import sys; sys.modules[{missing!r}] = None; from edgefl_export.cli import main; main()"
+    bundle = ["bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl"]
+
+    def run(*arguments):
+        command = [sys.executable, "-c", block, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    refused = run(*bundle)
+    assert refused.returncode == 2 and "needs edgefl[export]" in refused.stderr and refused.stdout == ""
+    assert run("--help").returncode == 0
+    assert run("verify", built["file"], "--trust", built["pub"]).returncode == 0

@@ -1,0 +1,148 @@
+"""The exported graph against PyTorch, and against the contract of docs/design.md, section 7."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from edgefl_export.errors import ExportError, GateError
+from edgefl_export.gates import check_parity, compare, gate_images, graph_scores
+from edgefl_export.graph import export_score_graph
+from edgefl_protocol.errors import BundleError
+from edgefl_protocol.onnx_rules import check_score_graph
+from edgefl_trainer.engine.models import predict
+
+OPTIONS = [
+    {},
+    {"readout": "mean", "evidence": "relu", "head_norm": "none"},
+    {"evidence": "exp", "prefix_mode": "sink"},
+    {"output": "softmax", "prompts": ()},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_graph_scores_as_pytorch_does(make, graph, images, options):
+    """Export gates: every choice of a method passes on 64 random images; inputs are the contract's."""
+    predictor = make(**options)
+    if options:
+        graph = export_score_graph(predictor.module, predictor.tensors).onnx
+    figures = check_parity(graph, predictor.module, predictor.tensors, images)
+    assert [figure.quantity for figure in figures] == list(predictor.module.options.outputs)
+    declared = check_score_graph(graph, predictor.tensors, 36, ("mel", "nv", "bkl"))
+    assert list(declared.inputs) == ["image", *predictor.module.options.tensors]
+    assert tuple(declared.outputs) == predictor.module.options.outputs
+
+
+def test_real_size_passes_the_gates_and_the_official_checker(make):
+    """Export gates: a ViT of 192 × 12 at 84 px, compared with the trainer's own predict() at another batch size."""
+    predictor = make("vit:192x12/12", image_px=84)
+    graph = export_score_graph(predictor.module, predictor.tensors).onnx
+    pictures = gate_images(84)
+    expected = predict(predictor, pictures)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    found = graph_scores(session, predictor.tensors, pictures, 3)
+    assert found["probabilities"] == pytest.approx(expected.probabilities, abs=1e-4)
+    assert found["evidence"] == pytest.approx(expected.evidence, rel=1e-4, abs=1e-4)
+    assert found["vacuity"] == pytest.approx(expected.vacuity, abs=1e-4)
+    assert found["dissonance"] == pytest.approx(expected.dissonance, abs=1e-4)
+    assert found["map"] == pytest.approx(expected.maps, abs=1e-3)
+    assert found["map"].max(axis=1) == pytest.approx(1)
+    assert np.ptp(found["vacuity"]) > 1e-3  # a flat output would agree with anything
+    onnx.checker.check_model(onnx.load_from_string(graph), full_check=True)
+
+
+def test_tensors_are_inputs_not_constants(predictor, graph, images):
+    """docs/design.md, graphs: whoever changes a tensor changes the score, so a device can score what it learned."""
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    usual = graph_scores(session, predictor.tensors, images[:4], 4)
+    for name, value in predictor.tensors.items():
+        shifted = {**predictor.tensors, name: np.asarray(value + np.float32(0.5))}
+        changed = graph_scores(session, shifted, images[:4], 4)
+        assert name == "prior" or np.abs(changed["evidence"] - usual["evidence"]).max() > 1e-6, name
+        assert np.abs(changed["probabilities"] - usual["probabilities"]).max() > 1e-7, name
+
+
+def test_graph_is_self_contained_and_tells_nothing_of_this_machine(graph):
+    """docs/security.md check 30: no external data, although the exporter's default writes it; no paths, no traces."""
+    model = onnx.load_from_string(graph)
+    assert all(tensor.data_location == onnx.TensorProto.DEFAULT for tensor in model.graph.initializer)
+    telling = (b".py", b"/home", b"stack_trace", b"site-packages", b"edgefl_trainer")
+    assert not any(text in graph for text in telling)
+    assert {entry.domain for entry in model.opset_import} == {""}
+
+
+def test_same_model_gives_the_same_bytes_in_another_process(graph):
+    """Two builds are byte-identical: also across processes, where hash seeds differ."""
+    code = (
+        "import sys, hashlib; sys.path.insert(0, sys.argv[1]); import conftest;"
+        "from edgefl_export.graph import export_score_graph; p = conftest.make_predictor();"
+        "print(hashlib.sha256(export_score_graph(p.module, p.tensors).onnx).hexdigest())"
+    )
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    other = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert other.strip() == hashlib.sha256(graph).hexdigest()
+
+
+def test_missing_tensor_is_named(make):
+    """A predictor without one of its tensors is refused by name."""
+    predictor = make()
+    rest = {name: value for name, value in predictor.tensors.items() if name != "prior"}
+    with pytest.raises(ExportError, match="lacks the tensors prior"):
+        export_score_graph(predictor.module, rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "passes"),
+    [
+        ("probabilities", 0.9e-4, True),
+        ("probabilities", 1.1e-4, False),
+        ("vacuity", 1.1e-4, False),
+        ("dissonance", 1.1e-4, False),
+        ("evidence", 0.9e-2, True),  # evidence is 100: the gate is 1e-4·(1 + 100)
+        ("evidence", 1.1e-2, False),
+        ("map", 0.9e-3, True),
+        ("map", 1.1e-3, False),
+        ("map", np.nan, False),
+        ("vacuity", np.inf, False),
+    ],
+)
+def test_gates_have_the_stated_tolerances(name, change, passes):
+    """docs/design.md, export gates: the tolerance of each quantity; a value that is not finite never passes."""
+    shapes = {"probabilities": (8, 3), "evidence": (8, 3), "vacuity": (8,), "dissonance": (8,), "map": (8, 9)}
+    expected = {key: np.full(shape, 100.0 if key == "evidence" else 0.5) for key, shape in shapes.items()}
+    found = {key: value.copy() for key, value in expected.items()}
+    found[name].flat[-1] += change
+    figures = {figure.quantity: figure for figure in compare(expected, found, 1)}
+    assert figures[name].passed == passes
+    assert all(figure.passed for key, figure in figures.items() if key != name)
+
+
+def test_a_graph_that_scores_otherwise_is_refused(make, graph, images):
+    """Export gates: a graph of another model fails, names the worst quantity, and makes no bundle."""
+    predictor = make(evidence="relu")
+    with pytest.raises(GateError, match="of the graph differs from the trainer"):
+        check_parity(graph, predictor.module, predictor.tensors, images)
+
+
+def test_gates_need_64_images(make, images):
+    """Export gates: on 64 images or more."""
+    predictor = make()
+    with pytest.raises(GateError, match="need 64 images, 63 were given"):
+        check_parity(b"", predictor.module, predictor.tensors, images[:63])
+
+
+def test_external_data_would_be_refused_by_the_device(predictor, graph):
+    """docs/security.md check 29: the walker the device uses refuses this very graph with one tensor moved outside."""
+    model = onnx.load_from_string(graph)
+    tensor = model.graph.initializer[0]
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/passwd")
+    with pytest.raises(BundleError) as refusal:
+        check_score_graph(model.SerializeToString(), predictor.tensors, 36, ("mel", "nv", "bkl"))
+    assert refusal.value.code == "external_data"
