@@ -9,9 +9,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from edgefl_protocol import (
     EnvelopeError,
     Expected,
@@ -45,6 +42,8 @@ from edgefl_protocol.errors import (
 from edgefl_protocol.header import encode_header
 from edgefl_protocol.pae import pae
 from edgefl_protocol.routes import ROUTES
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 
 def split(data):
@@ -277,7 +276,7 @@ def test_swapped_replies_are_refused(world1):
 
 
 def test_reflected_messages_are_refused(world1):
-    """docs/security.md check 8: a request is no reply, a reply is no request, even where one key pair plays both parts."""
+    """docs/security.md check 8: a request is no reply and the reverse, even where one key plays both parts."""
     box, key = world1.coordinator_box, world1.coordinator
     twin = replace(world1, site=key, site_box=box)
     request = twin.request()
@@ -552,7 +551,7 @@ print(time.process_time() - started, (peak - before) * 1024 / size)
 
 
 def test_a_large_envelope_is_quick_and_lean():
-    """docs/security.md check 13: 64 MiB sealed and opened in under 2 s, with at most 3.5 times the payload in memory."""
+    """docs/security.md check 13: 64 MiB sealed and opened in under 2 s, at most 3.5 times the payload in memory."""
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     seconds, multiple = map(float, done.stdout.split())
     assert seconds < 2 and multiple <= 3.5

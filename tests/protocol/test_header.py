@@ -1,15 +1,15 @@
 """The strict header parser. Source: docs/security.md 2.2 and check 10."""
 
+import contextlib
 import json
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from edgefl_protocol import Header
 from edgefl_protocol.errors import HeaderError
 from edgefl_protocol.header import MAX_HEADER_BYTES, encode_header, parse_header
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 GOOD = {
     "v": 1,
@@ -153,7 +153,5 @@ def test_noise_is_refused_with_the_typed_error(data):
 )
 def test_any_json_in_any_field_is_read_or_refused(value, data):
     key = data.draw(st.sampled_from(sorted(REPLY)))
-    try:
+    with contextlib.suppress(HeaderError):
         parse_header(json.dumps({**REPLY, key: value}).encode())
-    except HeaderError:
-        pass

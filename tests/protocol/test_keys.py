@@ -107,7 +107,7 @@ def test_wycheproof_ed25519():
 @pytest.mark.data
 @needs_wycheproof
 def test_wycheproof_x25519():
-    """docs/security.md check 2: 487 shared secrets match; 31 keys that would give a zero secret are refused by our loader."""
+    """docs/security.md check 2: 487 secrets match; the 31 keys that give a zero secret are refused by our loader."""
     matched = refused = 0
     for group in wycheproof("x25519_test.json"):
         for case in group["tests"]:

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import edgefl_protocol
+import pytest
 from edgefl_protocol import errors
 
 FOLDER = Path(edgefl_protocol.__file__).parent

@@ -1,5 +1,6 @@
 """Payloads and digests. Source: the formats page of the design; docs/security.md check 37."""
 
+import contextlib
 import hashlib
 import struct
 
@@ -78,8 +79,29 @@ def test_arrays_hold_finite_numbers_only(value, dtype):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "i:", "i:05", "i:-0", "i:+5", "i: 5", "i:5_0", "i:99999999999999999999", "i:9223372036854775808"]
-    + ["f:", "f:nan", "f:inf", "f:1e999", "f:1", "f:1.00", "f: 1.0", "f:1_0.0", "b:1", "x:1", "f:" + "1" * 40],
+    [
+        "",
+        "5",
+        "i:",
+        "i:05",
+        "i:-0",
+        "i:+5",
+        "i: 5",
+        "i:5_0",
+        "i:99999999999999999999",
+        "i:9223372036854775808",
+        "b:1",
+        "x:1",
+        "f:",
+        "f:nan",
+        "f:inf",
+        "f:1e999",
+        "f:1",
+        "f:1.00",
+        "f: 1.0",
+        "f:1_0.0",
+        "f:1111111111111111111111111111111111111111",
+    ],
 )
 def test_a_scalar_has_one_spelling(text):
     """docs/security.md check 37: equal content keeps equal bytes, so other spellings of a number are refused."""
@@ -96,10 +118,8 @@ def test_a_flipped_byte_never_gives_the_same_payload(position, flip):
     position %= len(data)
     was_space = data[position] == 0x20
     data[position] ^= flip
-    try:
+    with contextlib.suppress(PayloadError):
         assert Payload.from_bytes(bytes(data)) != payload or was_space
-    except PayloadError:
-        pass
 
 
 def test_numpy_scalars_become_plain_numbers():

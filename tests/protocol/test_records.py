@@ -1,12 +1,9 @@
-"""Signed records: time, index, key record. Sources: docs/security.md 2.4 to 2.8; TUF, sections on timestamp and root."""
+"""Signed records: time, index, key record. Sources: docs/security.md 2.4 to 2.8; TUF, timestamp and root."""
 
 import base64
 import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from edgefl_protocol import generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.records import (
@@ -19,6 +16,8 @@ from edgefl_protocol.records import (
     verify_key_record,
     verify_time,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 NOW = 1_790_000_000_000
 KEY = generate_signing_key()
@@ -62,7 +61,7 @@ def test_good_records_are_read():
     assert index.current("main", "all").version == 12 and index.current("main", "other") is None
     keys = check("keys", KEYS)
     assert (keys.number, keys.signing, keys.sealing) == (3, KEY.public_key, BOX.public_key)
-    assert INDEX == make_index(KEY, "skin", ENTRIES[::-1], NOW, NOW + 1000)
+    assert make_index(KEY, "skin", ENTRIES[::-1], NOW, NOW + 1000) == INDEX
 
 
 REFUSALS = [
@@ -87,7 +86,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("kind", "record", "changes", "code"), REFUSALS)
 def test_refusals_name_their_reason(kind, record, changes, code):
-    """docs/security.md 2.8, check 26 in part: wrong key, rollback, freeze (expired), other federation, altered fields."""
+    """docs/security.md 2.8, check 26 in part: wrong key, rollback, freeze, other federation, altered fields."""
     with pytest.raises(RecordError) as caught:
         check(kind, record, **changes)
     assert caught.value.code == code

@@ -1,5 +1,6 @@
 """The tensor file reader and writer. Source: the safetensors format; docs/security.md check 37."""
 
+import contextlib
 import json
 import struct
 import sys
@@ -172,23 +173,19 @@ def test_any_change_of_bytes_is_read_or_refused_never_a_crash(data):
     good = bytearray(write_tensors({"a": np.ones((2, 3), np.float32), "b": np.array([True])}, {"k": "v"}))
     for _ in range(data.draw(st.integers(1, 4))):
         good[data.draw(st.integers(0, len(good) - 1))] = data.draw(st.integers(0, 255))
-    try:
+    with contextlib.suppress(PayloadError):
         read_tensors(bytes(good), max_bytes=LIMIT)
-    except PayloadError:
-        pass
 
 
 def test_no_pickle_code_execution_or_command_is_reachable():
-    """docs/security.md check 37: an audit hook sees no `pickle.find_class`, `exec` or `os.system` while files are read."""
+    """docs/security.md check 37: an audit hook sees no `pickle.find_class`, `exec` or `os.system` meanwhile."""
     seen = []
     watched = {"pickle.find_class", "exec", "os.system", "subprocess.Popen"}
     active = [True]
     sys.addaudithook(lambda event, args: seen.append(event) if active[0] and event in watched else None)
     for data in HOSTILE.values():
-        try:
+        with contextlib.suppress(PayloadError):
             read_tensors(data, max_bytes=LIMIT)
-        except PayloadError:
-            pass
     active[0] = False
     assert seen == []
 
