@@ -1,1 +1,34 @@
-"""Placeholder replaced as the package is written."""
+"""The device: scores, explains and exchanges on onnxruntime, without any learning framework.
+
+    >>> from edgefl_client import Scorer
+
+`Scorer(bundle).score(image)` gives a `Score`. Names are loaded when first used, so that importing this package, and
+with it the command line, costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgefl_client.score import ModelInfo, Score
+    from edgefl_client.scorer import ScoreError, Scorer
+
+__all__ = ["ModelInfo", "Score", "ScoreError", "Scorer"]
+
+_HOME = {
+    "ModelInfo": "edgefl_client.score",
+    "Score": "edgefl_client.score",
+    "ScoreError": "edgefl_client.scorer",
+    "Scorer": "edgefl_client.scorer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,170 @@
+"""What a member believes of its coordinator: its keys and its clock, both only as far as they are signed.
+
+* The signing key is pinned by the invite. The sealing key comes from a key record signed by it, whose number never goes
+  down, and which is fetched anew after 24 hours.
+* A wrong clock corrects itself by the coordinator's signed answer to a fresh nonce, at most 48 hours in either
+  direction, and only when the round trip took at most 10 seconds on the monotonic clock.
+
+Source: docs/security.md, replay window (signed time) and rotation; check 20.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+
+from edgefl_protocol.errors import RecordError
+from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey
+from edgefl_protocol.records import KeyRecord, verify_key_record, verify_time
+
+from edgefl_client.exchange.errors import ExchangeError, Unavailable
+from edgefl_client.exchange.transport import Request, Transport
+
+MAX_CORRECTION_MS = 48 * 3_600_000
+MAX_ROUND_TRIP_S = 10.0
+REFRESH_AFTER_MS = 24 * 3_600_000
+LEAST_CORRECTION_MS = 1_000
+_RECORD_BYTES = 64 * 2**10
+_LOG = logging.getLogger("edgefl.exchange")
+
+
+def wall_clock_ms() -> int:
+    """Unix milliseconds by this machine's clock."""
+    return time.time_ns() // 1_000_000
+
+
+class CoordinatorView:
+    """Keys and time of one coordinator.
+
+    Args:
+        transport: carries bytes.
+        key_id: pinned key id of its signing key.
+        federation: ours.
+        record: its newest signed key record, or None at first contact.
+        fetched_ms: when that record was fetched.
+        clock_ms: this machine's clock; a test passes its own.
+        on_keys: called with this view after each fetched key record, to keep it.
+
+    Attributes:
+        record: the newest signed key record, as received.
+        fetched_ms: when it was fetched, Unix ms.
+
+    Raises:
+        Unavailable: at first contact, no usable key record could be fetched.
+        RecordError: the record is not the pinned coordinator's.
+        ExchangeError: the clock is off by more than 48 hours.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        key_id: str,
+        federation: str,
+        *,
+        record: bytes | None = None,
+        fetched_ms: int = 0,
+        clock_ms: Callable[[], int] = wall_clock_ms,
+        on_keys: "Callable[[CoordinatorView], None] | None" = None,
+    ) -> None:
+        self._transport = transport
+        self._key_id = key_id
+        self._federation = federation
+        self._clock_ms = clock_ms
+        self._on_keys = on_keys
+        self._offset_ms = 0
+        self.record = record if record is not None else self._fetch()
+        self.fetched_ms = fetched_ms
+        # The pin vouches for the signing key whatever the date, and only that key can tell the date.
+        self._keys = verify_key_record(self.record, key_id, federation, now_ms=0)
+        if record is None:
+            self._correct_clock()
+            self._adopt(self.record)
+        elif self.now_ms() - fetched_ms > REFRESH_AFTER_MS or self.now_ms() > self._keys.expires_ms:
+            self._refresh()
+
+    @property
+    def signing(self) -> PublicSigningKey:
+        """The pinned key that signs every reply and record."""
+        return self._keys.signing
+
+    @property
+    def sealing(self) -> PublicSealingKey:
+        """The current key to seal for."""
+        return self._keys.sealing
+
+    @property
+    def key_number(self) -> int:
+        """Number of the key record in use."""
+        return self._keys.number
+
+    @property
+    def offset_ms(self) -> int:
+        """How far this machine's clock is behind the coordinator's, as corrected."""
+        return self._offset_ms
+
+    def now_ms(self) -> int:
+        """Unix milliseconds by the corrected clock."""
+        return self._clock_ms() + self._offset_ms
+
+    def renew(self) -> bool:
+        """Fetch time and key record anew; True where one of them changed, False also where neither could be had."""
+        try:
+            before = self._keys.number
+            corrected = self._correct_clock()
+            self._refresh()
+        except (Unavailable, RecordError):
+            return False
+        return corrected or self._keys.number != before
+
+    def _fetch(self) -> bytes:
+        return self._transport.send(Request(method="GET", path="/v1/keys", max_answer_bytes=_RECORD_BYTES)).body
+
+    def _refresh(self) -> None:
+        try:
+            self._adopt(self._fetch())
+        except RecordError as error:
+            if self.now_ms() > self._keys.expires_ms:
+                self._correct_clock()  # our clock may be what is wrong
+            if self.now_ms() > self._keys.expires_ms:
+                raise Unavailable(
+                    "the coordinator's key record has expired and no newer one that it signed came; try again later",
+                    code="keys_expired",
+                ) from error
+            _LOG.warning("a key record was refused: %s", error)
+
+    def _adopt(self, record: bytes) -> None:
+        now_ms = self.now_ms()
+        found: KeyRecord = verify_key_record(record, self._key_id, self._federation, now_ms, self._keys.number)
+        self._keys, self.record, self.fetched_ms = found, record, now_ms
+        if self._on_keys is not None:
+            self._on_keys(self)
+
+    def _correct_clock(self) -> bool:
+        """Ask the coordinator for the time; True where the clock was corrected."""
+        nonce = secrets.token_urlsafe(24)
+        started = time.monotonic()
+        answer = self._transport.send(
+            Request(method="GET", path="/v1/time", query=f"nonce={nonce}", max_answer_bytes=_RECORD_BYTES)
+        )
+        trip_s = time.monotonic() - started
+        try:
+            signed = verify_time(answer.body, self.signing, nonce)
+        except RecordError as error:
+            raise Unavailable(
+                "the time that came is not signed by the coordinator; try again later", "not_signed"
+            ) from error
+        if trip_s > MAX_ROUND_TRIP_S:
+            raise Unavailable(
+                f"the signed time took {trip_s:.0f} s to come, too long to be used; try again later", "slow"
+            )
+        offset_ms = signed.now_ms + round(trip_s * 500) - self._clock_ms()
+        if abs(offset_ms) > MAX_CORRECTION_MS:
+            raise ExchangeError(
+                f"this clock is {abs(offset_ms) / 3_600_000:.0f} hours off, more than the 48 corrected; set it",
+                code="clock_too_far",
+            )
+        if abs(offset_ms - self._offset_ms) < LEAST_CORRECTION_MS:
+            return False
+        _LOG.warning("clock corrected by %+.1f s, as the coordinator signed", (offset_ms - self._offset_ms) / 1000)
+        self._offset_ms = offset_ms
+        return True

@@ -1,0 +1,67 @@
+"""Errors of the exchange with a coordinator; each is one sentence with a `code`.
+
+    EdgeflError
+    └── ExchangeError
+        ├── Unavailable      nothing was decided: try again later (network, deadline, or an answer anybody could forge)
+        ├── TlsRefused       the server's certificate, or the pin of the invite, does not fit: nothing was sent
+        ├── Refused          the coordinator's signed answer is a typed refusal; `code` is the refusal's
+        ├── NotEnrolled      the home folder holds no membership, or one that is not approved yet
+        └── OutboxError      the outbox is full, damaged or held by another process
+
+`Unavailable` is the only one after which the same work item is sent again (docs/security.md, order of checks: an
+unsealed status only ever means "try again later").
+"""
+
+from edgefl_protocol.errors import EdgeflError
+
+
+class ExchangeError(EdgeflError):
+    """Something between this site and its coordinator failed."""
+
+    code = "exchange"
+
+
+class Unavailable(ExchangeError):
+    """Nothing was decided; the same work item may be sent again later.
+
+    Attributes:
+        retry_after_s: the wait the server asked for, if any.
+    """
+
+    code = "unavailable"
+
+    def __init__(self, message: str, code: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message, code)
+        self.retry_after_s = retry_after_s
+
+
+class TlsRefused(ExchangeError):
+    """The server's certificate or the invite's pin does not fit."""
+
+    code = "tls_refused"
+
+
+class Refused(ExchangeError):
+    """The coordinator refused, in a signed and sealed answer.
+
+    Attributes:
+        highest: with code `seq_behind`, the highest sequence number the coordinator has seen from this key.
+    """
+
+    code = "refused"
+
+    def __init__(self, message: str, code: str, highest: int | None = None) -> None:
+        super().__init__(message, code)
+        self.highest = highest
+
+
+class NotEnrolled(ExchangeError):
+    """There is no approved membership to act with."""
+
+    code = "not_enrolled"
+
+
+class OutboxError(ExchangeError):
+    """The outbox cannot take or give a work item."""
+
+    code = "outbox"

@@ -1,0 +1,177 @@
+"""A member's private keys and sequence numbers on the disk.
+
+* Keys lie in one folder (mode 0700), each file 0600 and refused when others can read it; with a passphrase they are
+  encrypted.
+* A sequence number is never used twice, not even after a crash: numbers are reserved on the disk in blocks of 256
+  before the first of a block is used. A lock keeps a second process (cron and a hand) from sharing the key.
+
+Source: docs/security.md, replay window, and keys at rest. The lock is POSIX `flock`.
+"""
+
+import fcntl
+import os
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from edgefl_protocol.durable import read_private, write_atomic
+from edgefl_protocol.errors import KeyMaterialError, StorageError
+from edgefl_protocol.key_files import (
+    MAX_KEY_FILE_BYTES,
+    sealing_key_from_pem,
+    sealing_key_to_pem,
+    signing_key_from_pem,
+    signing_key_to_pem,
+)
+from edgefl_protocol.keys import DEFAULT_SUITE, generate_sealing_key, generate_signing_key
+
+from edgefl_client.exchange.errors import ExchangeError
+
+BLOCK = 256  # sequence numbers reserved at a time
+MAX_SEQUENCE = 2**53 - 1
+MAX_JUMP = 2**32
+LOCK_WAIT_S = 10.0
+_SIGNING, _SEALING, _QUEUE, _LOCK = "signing.key", "sealing.key", "outbox.key", "lock"
+
+
+class Identity:
+    """The private half of a member, held by this process alone until `close`.
+
+    Args:
+        folder: the folder of the keys, made by `create`.
+        passphrase: opens encrypted keys.
+        lock_wait_s: how long to wait for another process to let go.
+
+    Raises:
+        KeyMaterialError: a key is damaged or the passphrase does not fit.
+        StorageError: a key file is missing, unreadable or open to others.
+        ExchangeError: another process holds the keys.
+    """
+
+    def __init__(self, folder: Path, passphrase: bytes | None = None, lock_wait_s: float = LOCK_WAIT_S) -> None:
+        self._folder = folder
+        self.signing = signing_key_from_pem(read_private(folder / _SIGNING, MAX_KEY_FILE_BYTES), passphrase)
+        self.sealing = sealing_key_from_pem(read_private(folder / _SEALING, MAX_KEY_FILE_BYTES), passphrase)
+        self.outbox_key = read_private(folder / _QUEUE, 32)
+        if len(self.outbox_key) != 32:
+            raise KeyMaterialError(f"{folder / _QUEUE} is damaged; remove it with outbox.sqlite3 and contribute again")
+        self._next = self._end = 0  # of the block reserved by this process
+        self._lock = _acquire(folder / _LOCK, lock_wait_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes use the keys."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def _sequence_file(self) -> Path:
+        return self._folder / f"sequence-{self.signing.key_id[:16]}"
+
+    def next_sequence(self) -> int:
+        """A sequence number that was never used with this key.
+
+        Raises:
+            StorageError: a block cannot be reserved on the disk.
+        """
+        if self._next == self._end:
+            self._reserve(self._read_sequence())
+        number = self._next
+        self._next += 1
+        return number
+
+    def jump_above(self, highest: int) -> None:
+        """Continue above what the coordinator has seen, after a device was restored from an older image.
+
+        Args:
+            highest: the highest number the coordinator named, in a signed answer.
+
+        Raises:
+            ExchangeError: the jump is larger than 2^32, which no restored device needs.
+        """
+        here = max(self._next, self._read_sequence())
+        if highest + BLOCK - here > MAX_JUMP or highest + 2 * BLOCK > MAX_SEQUENCE:
+            raise ExchangeError(
+                f"the coordinator asks for sequence numbers above {highest}, this key stands at {here}: a jump above "
+                f"{MAX_JUMP} is refused; ask the operator for a new invite",
+                code="seq_jump",
+            )
+        self._reserve(max(here, highest + BLOCK))
+
+    def _read_sequence(self) -> int:
+        if not self._sequence_file.exists():
+            return 1
+        text = read_private(self._sequence_file, 32).decode("ascii", "replace").strip()
+        if not text.isdigit() or not 1 <= int(text) <= MAX_SEQUENCE:
+            raise StorageError(f"{self._sequence_file} is damaged; ask the operator for a new invite", "damaged")
+        return int(text)
+
+    def _reserve(self, start: int) -> None:
+        if self._lock < 0:
+            raise ExchangeError("these keys were closed", code="closed")
+        write_atomic(self._sequence_file, f"{start + BLOCK}\n".encode("ascii"), mode=0o600)
+        self._next, self._end = start, start + BLOCK
+
+
+def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes | None = None) -> None:
+    """Make a member's keys in an existing folder of mode 0700; keys that are there stay.
+
+    Args:
+        folder: where they go.
+        suite: of the sealing key, 1 or 2.
+        passphrase: encrypts signing and sealing key.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    makers: dict[str, Callable[[], bytes]] = {
+        _SIGNING: lambda: signing_key_to_pem(generate_signing_key(), passphrase),
+        _SEALING: lambda: sealing_key_to_pem(generate_sealing_key(suite), passphrase),
+        _QUEUE: lambda: secrets.token_bytes(32),
+    }
+    for name, make in makers.items():
+        if not (folder / name).exists():
+            write_atomic(folder / name, make(), mode=0o600)
+
+
+def remove_identity(folder: Path) -> None:
+    """Remove a member's keys and sequence numbers, so that a new enrolment starts afresh.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    for path in [folder / name for name in (_SIGNING, _SEALING, _QUEUE)] + sorted(folder.glob("sequence-*")):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot remove {path}: {error.strerror}", "storage") from error
+
+
+def _acquire(path: Path, wait_s: float) -> int:
+    """Take the lock file; the kernel lets it go when the process ends, however it ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", "storage") from error
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                raise ExchangeError(
+                    f"another edgefl process has used this member's keys for {wait_s:g} s; try again when it is done",
+                    code="keys_in_use",
+                ) from None
+            time.sleep(0.05)
+        else:
+            return descriptor

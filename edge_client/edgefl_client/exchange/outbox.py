@@ -1,0 +1,243 @@
+"""The outbox: work items that wait to be sent, safe against crashes and thieves of the disk.
+
+* An item is on the disk before `put` returns (SQLite, `synchronous=FULL`, rollback journal: no version of SQLite with
+  the write-ahead-log reset defect can lose it) and stays until `delete`, which is called only after a signed answer.
+* Contents are encrypted with ChaCha20-Poly1305 under a key of this site; the item's key, kind and federation are
+  bound in.
+* Items, bytes and age are bounded. Sealing happens at send time, so a retry is a new envelope around the same item.
+
+Source: docs/security.md, replay window and idempotency; reliability table.
+"""
+
+import contextlib
+import hashlib
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from edgefl_protocol.errors import StorageError
+
+from edgefl_client.exchange.errors import OutboxError
+
+_DAY_MS = 86_400_000
+_NONCE_BYTES = 12
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS item (
+    idem TEXT PRIMARY KEY,
+    federation TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    round INTEGER,
+    created_ms INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    bytes INTEGER NOT NULL,
+    sealed BLOB NOT NULL
+) STRICT
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkItem:
+    """Something to send, in the clear only in memory.
+
+    Attributes:
+        idem: stable key that makes a repeated send count once.
+        federation: whom it is for.
+        kind: name of the route that takes it.
+        round: the round it has been promised to; None until it is first sent.
+        created_ms: when it was put, Unix milliseconds.
+        attempts: how often it was sent without a signed answer.
+        payload: bytes of its payload.
+    """
+
+    idem: str
+    federation: str
+    kind: str
+    round: int | None
+    created_ms: int
+    attempts: int
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """What the outbox holds at most."""
+
+    items: int = 64
+    bytes: int = 128 * 2**20
+    age_ms: int = 30 * _DAY_MS
+
+
+class Outbox:
+    """The outbox of one site.
+
+    Args:
+        path: the database file; made with mode 0600.
+        key: 32 secret bytes of this site.
+        bounds: what it holds at most.
+
+    Raises:
+        OutboxError: the file is damaged or held by another process.
+        StorageError: the disk is full or the folder cannot be written.
+    """
+
+    def __init__(self, path: Path, key: bytes, bounds: Bounds | None = None) -> None:
+        self._path = path
+        self._cipher = ChaCha20Poly1305(key)
+        self._bounds = bounds or Bounds()
+        with self._mapped():
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None)
+            self._db.execute("PRAGMA journal_mode=DELETE")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute("PRAGMA secure_delete=ON")
+            self._db.execute(_SCHEMA)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; items stay."""
+        self._db.close()
+
+    def put(self, federation: str, kind: str, payload: bytes, now_ms: int) -> str:
+        """Keep a work item and give its key.
+
+        An older item of the same federation and kind that was never sent is replaced: the newer one says all it said.
+
+        Args:
+            federation: whom it is for.
+            kind: name of the route that takes it.
+            payload: bytes of its payload.
+            now_ms: Unix milliseconds.
+
+        Raises:
+            OutboxError: the outbox is full.
+            StorageError: the disk is full; the item is not kept.
+        """
+        idem = secrets.token_hex(16)
+        sealed = self._seal(payload, idem, federation, kind)
+        with self._transaction():
+            self._db.execute("DELETE FROM item WHERE federation = ? AND kind = ? AND round IS NULL", (federation, kind))
+            items, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
+            if items + 1 > self._bounds.items or size + len(sealed) > self._bounds.bytes:
+                raise OutboxError(
+                    f"the outbox holds {items} items of {size} bytes together; allowed are {self._bounds.items} items "
+                    f"and {self._bounds.bytes} bytes: send them with edgefl sync",
+                    code="outbox_full",
+                )
+            self._db.execute(
+                "INSERT INTO item (idem, federation, kind, created_ms, bytes, sealed) VALUES (?, ?, ?, ?, ?, ?)",
+                (idem, federation, kind, now_ms, len(sealed), sealed),
+            )
+        return idem
+
+    def items(self, federation: str) -> list[WorkItem]:
+        """Work items for a federation, oldest first.
+
+        Raises:
+            OutboxError: an item does not decrypt under this site's key.
+        """
+        with self._mapped():
+            rows = self._db.execute(
+                "SELECT idem, kind, round, created_ms, attempts, sealed FROM item WHERE federation = ? "
+                "ORDER BY created_ms, rowid",
+                (federation,),
+            ).fetchall()
+        return [
+            WorkItem(
+                idem=idem, federation=federation, kind=kind, round=round_number, created_ms=created_ms,
+                attempts=attempts, payload=self._open(sealed, idem, federation, kind),
+            )
+            for idem, kind, round_number, created_ms, attempts, sealed in rows
+        ]  # fmt: skip
+
+    def count(self) -> int:
+        """How many items wait."""
+        with self._mapped():
+            return int(self._db.execute("SELECT COUNT(*) FROM item").fetchone()[0])
+
+    def promise(self, idem: str, round_number: int) -> None:
+        """Note durably, before the first send, the round an item belongs to, and count the attempt."""
+        with self._transaction():
+            self._db.execute("UPDATE item SET round = ?, attempts = attempts + 1 WHERE idem = ?", (round_number, idem))
+
+    def release(self, item: WorkItem) -> str:
+        """Free an item from a round that closed without it, under a new key, and give that key."""
+        idem = secrets.token_hex(16)
+        sealed = self._seal(item.payload, idem, item.federation, item.kind)
+        with self._transaction():
+            self._db.execute(
+                "UPDATE item SET idem = ?, round = NULL, attempts = 0, sealed = ? WHERE idem = ?",
+                (idem, sealed, item.idem),
+            )
+        return idem
+
+    def delete(self, idem: str) -> None:
+        """Forget an item: only after a signed answer said that it arrived or can never be taken."""
+        with self._transaction():
+            self._db.execute("DELETE FROM item WHERE idem = ?", (idem,))
+
+    def expire(self, now_ms: int) -> int:
+        """Drop items past the age bound and say how many."""
+        with self._transaction():
+            return self._db.execute("DELETE FROM item WHERE created_ms < ?", (now_ms - self._bounds.age_ms,)).rowcount
+
+    def _seal(self, payload: bytes, *bound: str) -> bytes:
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        return nonce + self._cipher.encrypt(nonce, payload, _bind(bound))
+
+    def _open(self, sealed: bytes, *bound: str) -> bytes:
+        try:
+            return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _bind(bound))
+        except (InvalidTag, ValueError) as error:
+            raise OutboxError(
+                f"{self._path} holds an item that this key does not open; move the file away and contribute again",
+                code="outbox_damaged",
+            ) from error
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._mapped():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def _mapped(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise _storage_error(self._path, error) from error
+        except OSError as error:
+            raise StorageError(
+                f"cannot open {self._path}: {error.strerror}; check the home folder", "storage"
+            ) from error
+
+
+def _bind(parts: tuple[str, ...]) -> bytes:
+    return hashlib.sha256(b"\0".join(part.encode() for part in parts)).digest()
+
+
+def _storage_error(path: Path, error: sqlite3.DatabaseError) -> OutboxError | StorageError:
+    name = getattr(error, "sqlite_errorname", "")
+    if name == "SQLITE_FULL":
+        return StorageError(f"cannot write {path}: the disk is full; free space and try again", "disk_full")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return OutboxError(f"{path} is in use by another edgefl process; try again when it is done", "outbox_busy")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return OutboxError(f"{path} is damaged; move it away and contribute again", "outbox_damaged")
+    return StorageError(f"cannot use {path}: {error}; check the disk and the home folder", "storage")

@@ -1,0 +1,79 @@
+"""One request, one answer: the only way bytes leave a site.
+
+The protocol has one method, so that a test's coordinator in memory, our HTTPS transport and a simulated bad network are
+the same thing to everything above. An answer is just bytes with a status: whether it means anything is decided by
+opening it (docs/security.md, order of checks).
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+MAX_ENVELOPE_BYTES = 32 * 2**20 + 2**16  # a full payload and its envelope
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is sent.
+
+    Attributes:
+        method: "POST" with a body, or "GET".
+        path: path below the coordinator's public base, starting with "/".
+        body: an envelope; empty for GET.
+        query: query string without "?"; only `/v1/time` has one.
+        max_answer_bytes: longest answer that is read.
+    """
+
+    method: str
+    path: str
+    body: bytes = b""
+    query: str = ""
+    max_answer_bytes: int = MAX_ENVELOPE_BYTES
+
+    def __repr__(self) -> str:
+        return f"Request({self.method} {self.path}, {len(self.body)} bytes)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came back, unverified.
+
+    Attributes:
+        status: HTTP status; anybody on the way can forge it.
+        body: at most `max_answer_bytes` of the request.
+        retry_after_s: the wait the answer asks for, in seconds, if it does.
+    """
+
+    status: int
+    body: bytes
+    retry_after_s: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Answer({self.status}, {len(self.body)} bytes)"
+
+
+class Transport(Protocol):
+    """Sends one request and gives its answer, or raises within its deadline."""
+
+    def send(self, request: Request) -> Answer:
+        """Send a request.
+
+        Raises:
+            Unavailable: no answer came within the deadline, or it was cut, too long or redirected.
+            TlsRefused: the server is not the one this site trusts; nothing of the request was sent.
+        """
+        ...
+
+
+def retry_waits(attempts: int, first_s: float, cap_s: float, rng: random.Random) -> Iterator[float]:
+    """Waits between attempts in seconds: doubling, with full jitter, so that sites do not come back together.
+
+    Args:
+        attempts: attempts in all; one wait fewer is given.
+        first_s: upper end of the first wait.
+        cap_s: upper end of any wait.
+        rng: source of the jitter.
+    """
+    for step in range(attempts - 1):
+        yield rng.uniform(0.0, min(cap_s, first_s * 2**step))

@@ -1,0 +1,342 @@
+"""A device's part in a federation, as the command line offers it: enrol, pull, contribute, sync, status.
+
+Each function does one command's work and gives what `--json` prints. Nothing is printed here.
+"""
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import BundleError, EdgeflError
+from edgefl_protocol.imaging import MAX_FILE_BYTES
+from edgefl_protocol.invite import decode_invite
+from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.payload import Payload
+
+from edgefl_client import models
+from edgefl_client.contribution import (
+    MAX_MAPS,
+    Candidate,
+    LabelledImage,
+    LabelsError,
+    read_labels,
+    reply_payload,
+    select_maps,
+)
+from edgefl_client.exchange.coordinator import wall_clock_ms
+from edgefl_client.exchange.enrolment import enrol, trust_certificate
+from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused
+from edgefl_client.exchange.https import HttpsTransport
+from edgefl_client.exchange.identity import Identity
+from edgefl_client.exchange.member import Member
+from edgefl_client.exchange.membership import Membership, ca_file, load_membership, load_task, read_ca
+from edgefl_client.exchange.outbox import Outbox
+from edgefl_client.exchange.transport import Transport
+from edgefl_client.home import Home
+from edgefl_client.scorer import Scorer
+from edgefl_client.trust import list_trusted
+
+KEPT_BROADCASTS = 3
+Connect = Callable[[Path, Membership], Transport]
+
+
+def connect_https(folder: Path, membership: Membership) -> Transport:
+    """The transport of a real device."""
+    return HttpsTransport(membership.url, ca_file(folder, membership), membership.proxy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the commands need of this device.
+
+    Attributes:
+        home: its home folder.
+        passphrase: opens encrypted keys, or None.
+        connect: makes the transport; a test passes its own.
+        clock_ms: this machine's clock.
+    """
+
+    home: Home
+    passphrase: bytes | None = None
+    connect: Connect = connect_https
+    clock_ms: Callable[[], int] = wall_clock_ms
+
+    def member(self) -> Member:
+        """Open the membership."""
+        folder = self.home.member
+        return Member(
+            folder,
+            lambda membership: self.connect(folder, membership),
+            passphrase=self.passphrase,
+            clock_ms=self.clock_ms,
+        )
+
+    def outbox(self, identity: Identity) -> Outbox:
+        """Open the outbox."""
+        self.home.prepare()
+        return Outbox(self.home.outbox_file, identity.outbox_key)
+
+
+def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, suite: int) -> dict[str, Any]:
+    """Join the federation of an invite, or go on where a joining was cut off.
+
+    Args:
+        device: this device.
+        text: the invite.
+        ca: file of the coordinator's certificate or authority, or None.
+        proxy: proxy to use from now on, or None.
+        suite: of the sealing key.
+
+    Raises:
+        EdgeflError: the enrolment is refused or cannot go on.
+    """
+    invite = decode_invite(text, device.clock_ms())
+    folder = device.home.prepare(device.home.member)
+    own_ca = trust_certificate(folder, invite, None if ca is None else read_ca(ca))
+    draft = Membership(
+        url=invite.url, federation=invite.federation, name=invite.name, role=invite.role, state="joining",
+        coordinator_key_id=invite.coordinator_key_id, key_record=b"", key_number=0, key_fetched_ms=0, own_ca=own_ca,
+        proxy=proxy, token_sha256=invite.token_sha256, idem="",
+    )  # fmt: skip
+    membership = enrol(
+        folder, invite, device.connect(folder, draft), own_ca=own_ca, proxy=proxy, suite=suite,
+        passphrase=device.passphrase, clock_ms=device.clock_ms,
+    )  # fmt: skip
+    return {
+        "federation": membership.federation,
+        "name": membership.name,
+        "role": membership.role,
+        "state": membership.state,
+        "fingerprint": membership.fingerprint,
+    }
+
+
+def run_pull(device: Device) -> dict[str, Any]:
+    """Fetch the federation's current bundle, verify it and use it from now on.
+
+    Raises:
+        EdgeflError: no answer, a refusal, or a bundle that is not what it should be; the one in use stays.
+    """
+    home = device.home
+    with device.member() as member:
+        task = member.task()
+        entry = member.index().current(task.line, task.task)
+        if entry is None:
+            raise ExchangeError(f"the federation has published no bundle for {task.line}/{task.task} yet", "no_bundle")
+        wanted = {"line": entry.line, "task": entry.task, "version": entry.version, "sha256": entry.sha256}
+        if home.current_file.exists() and models.current_file(home).stem == entry.sha256:
+            return {"changed": False, "file": str(models.current_file(home)), **wanted}
+        data = member.bundle(entry.line, entry.task, entry.version)
+        trusted = [one.key.public for one in list_trusted(home)]
+        bundle = load_bundle(data, trusted, member.now_ms(), models.last_seen(home))
+        named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
+        if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
+            raise BundleError(
+                f"the bundle that came is {bundle.id} version {bundle.manifest.version}, not the one of the signed "
+                "index; try again later, and tell the operator",
+                code="other_bundle",
+            )
+    path = models.install(home, data, bundle)
+    return {"changed": True, "file": str(path), **wanted}
+
+
+def run_contribute(device: Device, labels: Path, scorer: Scorer, bundle: Bundle, *, dry_run: bool) -> dict[str, Any]:
+    """Score labelled pictures here and put the chosen rollout maps into the outbox.
+
+    Args:
+        device: this device.
+        labels: CSV with the columns image and label.
+        scorer: scores with `bundle`.
+        bundle: the model.
+        dry_run: keep nothing; only say what would leave.
+
+    Raises:
+        LabelsError: the table or the model cannot give maps.
+        ImageError: a picture cannot be used; nothing is kept.
+        EdgeflError: the membership or the disk.
+    """
+    task = _task(device, required=not dry_run)
+    classes = bundle.labels.classes if task is None else task.classes
+    if set(classes) != set(bundle.labels.classes):
+        raise LabelsError(
+            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
+            code="other_classes",
+        )
+    candidates = [_candidate(scorer, row) for row in read_labels(labels, classes)]
+    chosen = select_maps(candidates, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
+    payload = reply_payload(candidates, chosen, scorer.model.state_sha256)
+    _check_fits(payload, task)
+    content = payload.to_bytes()
+    report = {
+        "dry_run": dry_run,
+        "images": len(candidates),
+        "maps": {classes[label]: len(positions) for label, positions in chosen.items()},
+        "arrays": {
+            name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in payload.arrays.items()
+        },
+        "scalars": dict(payload.scalars),
+        "bytes": len(content),
+        "idem": None,
+    }
+    if not dry_run:
+        federation = load_membership(device.home.member).federation
+        with (
+            Identity(device.home.member, device.passphrase) as identity,
+            device.outbox(identity) as outbox,
+        ):
+            report["idem"] = outbox.put(federation, "reply", content, device.clock_ms())
+    return report
+
+
+def run_sync(device: Device) -> dict[str, Any]:
+    """Do what is due, then leave: fetch the task and the broadcast, send what the open round takes.
+
+    Raises:
+        EdgeflError: no answer or a refusal; what was not answered stays in the outbox.
+    """
+    with device.member() as member, device.outbox(member.identity) as outbox:
+        expired = outbox.expire(device.clock_ms())
+        task = member.task()
+        sent = member.deliver(outbox, task)
+        broadcast = _fetch_broadcast(device, member, task)
+        return {
+            "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},
+            "broadcast": broadcast,
+            "sent": [
+                {"idem": one.idem, "round": one.round, "outcome": one.outcome, "code": one.code, "bytes": one.bytes}
+                for one in sent
+            ],
+            "expired": expired,
+            "waiting": outbox.count(),
+        }
+
+
+def run_status(device: Device, *, online: bool) -> dict[str, Any]:
+    """What this device is and has; asks the coordinator only where `online`.
+
+    Args:
+        device: this device.
+        online: whether to ask the coordinator for the round.
+
+    Raises:
+        EdgeflError: a file of the home folder is damaged.
+    """
+    home = device.home
+    report: dict[str, Any] = {
+        "home": str(home.root),
+        "trusted_signers": len(list_trusted(home)),
+        "model": None,
+        "membership": None,
+        "round": None,
+        "waiting": 0,
+        "coordinator": None,
+    }
+    if home.current_file.exists():
+        report["model"] = {"file": str(models.current_file(home)), "sha256": models.current_file(home).stem}
+    try:
+        membership = load_membership(home.member)
+    except NotEnrolled:
+        return report
+    if online and membership.state != "joining":
+        try:
+            with device.member() as member:
+                task = member.task()
+                membership = member.membership
+            report["round"] = {"number": task.round, "state": task.state, "replied": task.replied}
+            report["coordinator"] = {"reachable": True, "error": None}
+        except ExchangeError as error:
+            report["coordinator"] = {"reachable": False, "error": {"code": error.code, "message": str(error)}}
+    report["membership"] = {
+        "url": membership.url,
+        "federation": membership.federation,
+        "name": membership.name,
+        "role": membership.role,
+        "state": membership.state,
+        "fingerprint": membership.fingerprint,
+    }
+    if home.outbox_file.exists():
+        with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
+            report["waiting"] = outbox.count()
+    return report
+
+
+def _task(device: Device, *, required: bool) -> TaskReply | None:
+    """The task as last fetched; where it is required and missing, say how to get it."""
+    if required:
+        load_membership(device.home.member)
+    task = load_task(device.home.member)
+    if task is None and required:
+        raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
+    return task
+
+
+def _candidate(scorer: Scorer, row: LabelledImage) -> Candidate:
+    try:
+        score = scorer.score(read_bounded(row.path, MAX_FILE_BYTES))
+    except EdgeflError as error:
+        raise type(error)(f"{row.path}: {error}", error.code) from error
+    if score.attention is None or score.vacuity is None:
+        raise LabelsError("this model gives no rollout map or no vacuity, so it has nothing to contribute", "no_maps")
+    return Candidate(label=row.label, vacuity=score.vacuity, attention=score.attention)
+
+
+def _check_fits(payload: Payload, task: TaskReply | None) -> None:
+    if task is None:
+        return
+    for name, array in payload.arrays.items():
+        if array.shape[1] != task.tokens:
+            raise LabelsError(
+                f"{name} has {array.shape[1]} patches a map, the federation's task {task.tokens}: pull its bundle",
+                code="other_tokens",
+            )
+    size = len(payload.to_bytes())
+    if size > task.max_reply_bytes:
+        raise LabelsError(f"the maps take {size} bytes, the federation allows {task.max_reply_bytes}", "too_large")
+
+
+def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[str, Any] | None:
+    """Keep this round's broadcast of the others' maps; a typed refusal is reported, not an error."""
+    if task.round < 1:
+        return None
+    folder = device.home.prepare(device.home.broadcasts)
+    path = folder / f"{member.membership.federation}-{task.round:06d}.payload"
+    if not path.exists():
+        try:
+            write_atomic(path, member.broadcast(task.round).to_bytes(), mode=0o600)
+        except Refused as refusal:
+            return {"file": None, "maps": 0, "bytes": 0, "error": {"code": refusal.code, "message": str(refusal)}}
+        for old in sorted(folder.glob(f"{member.membership.federation}-*.payload"))[:-KEPT_BROADCASTS]:
+            old.unlink(missing_ok=True)
+    data = read_bounded(path, 2**26)
+    arrays = Payload.from_bytes(data).arrays
+    maps = sum(len(array) for name, array in arrays.items() if name.startswith("maps."))
+    return {"file": str(path), "maps": maps, "bytes": len(data), "error": None}
+
+
+def today() -> datetime.date:
+    """The date by this machine's clock."""
+    return datetime.datetime.now(datetime.UTC).date()
+
+
+def status_text(report: dict[str, Any]) -> str:
+    """A status for a person, a line per thing."""
+    member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
+    lines = [
+        f"home: {report['home']}",
+        f"model: {model['file']}" if model else "model: none",
+        f"trusted signers: {report['trusted_signers']}",
+    ]
+    if member is None:
+        return "\n".join([*lines, "member of no federation"])
+    lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
+    if member["state"] == "pending":
+        lines.append(f"fingerprint for the operator: {member['fingerprint']}")
+    if turn is not None:
+        lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
+    if asked is not None and asked["error"] is not None:
+        lines.append(f"coordinator: {asked['error']['message']}")
+    return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])

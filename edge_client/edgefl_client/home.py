@@ -1,0 +1,122 @@
+"""The home folder of a device: where everything it keeps lies, readable by its owner only.
+
+    trust.json           keys of bundle signers trusted by hand
+    current.json         the bundle in use, and the highest version seen of each (federation, line, task)
+    models/              bundles, named by the SHA-256 of the file
+    member/              membership, private keys, sequence numbers, coordinator's certificate
+    broadcasts/          payloads received, one file a round
+    outbox.sqlite3       work items waiting to be sent
+
+Nothing is created by looking: a folder comes into being when something is first kept in it.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import StorageError
+
+ENVIRONMENT = "EDGEFL_HOME"
+MAX_JSON_BYTES = 256 * 2**10
+
+
+@dataclass(frozen=True)
+class Home:
+    """Paths below one home folder.
+
+    Attributes:
+        root: the home folder.
+    """
+
+    root: Path
+
+    @property
+    def trust_file(self) -> Path:
+        """Keys of bundle signers."""
+        return self.root / "trust.json"
+
+    @property
+    def current_file(self) -> Path:
+        """Which bundle is in use, and the highest versions seen."""
+        return self.root / "current.json"
+
+    @property
+    def models(self) -> Path:
+        """Folder of bundles."""
+        return self.root / "models"
+
+    @property
+    def member(self) -> Path:
+        """Folder of the membership and its keys."""
+        return self.root / "member"
+
+    @property
+    def broadcasts(self) -> Path:
+        """Folder of received payloads."""
+        return self.root / "broadcasts"
+
+    @property
+    def outbox_file(self) -> Path:
+        """The outbox's database."""
+        return self.root / "outbox.sqlite3"
+
+    def prepare(self, folder: Path | None = None) -> Path:
+        """Make the home folder, and a folder in it, with mode 0700.
+
+        Args:
+            folder: a folder below the root; None for the root alone.
+
+        Raises:
+            StorageError: the folder cannot be made, or belongs to somebody else.
+        """
+        for path in (self.root, *([folder] if folder is not None else [])):
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if path.stat().st_mode & 0o077:
+                    path.chmod(0o700)
+            except OSError as error:
+                raise StorageError(
+                    f"cannot use the home folder {path}: {error.strerror}; choose another with --home", "home"
+                ) from error
+        return folder or self.root
+
+
+def find_home(given: str | None) -> Home:
+    """The home folder of this process: the given one, else EDGEFL_HOME, else `~/.edgefl`."""
+    return Home(Path(given or os.environ.get(ENVIRONMENT) or "~/.edgefl").expanduser())
+
+
+def read_json(path: Path, what: str) -> dict[str, Any] | None:
+    """The JSON object in a file, or None where there is no file.
+
+    Args:
+        path: the file.
+        what: what it holds, for the error.
+
+    Raises:
+        StorageError: the file is damaged, too long or unreadable.
+    """
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(read_bounded(path, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise StorageError(
+            f"{path} is damaged: {what} cannot be read; restore or remove the file", "damaged"
+        ) from error
+    if not isinstance(value, dict):
+        raise StorageError(f"{path} is damaged: {what} cannot be read; restore or remove the file", "damaged")
+    return value
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON object durably, mode 0600.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written; the old content is still there.
+    """
+    write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode=0o600)

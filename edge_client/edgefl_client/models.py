@@ -1,0 +1,112 @@
+"""The bundles a device keeps: which one is in use, and which versions were seen.
+
+A bundle enters only through `load_bundle`; its file is named by its SHA-256 and written before `current.json` names
+it, so after a crash the old or the new bundle is in use, never none and never half of one (docs/security.md, check
+33). A version below the highest seen of its (federation, line, task) is refused even where the newer file is gone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import StorageError
+
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.trust import list_trusted
+
+MAX_FILE_BYTES = 2**31
+Line = tuple[str | None, str, str]  # federation, line, task
+
+
+class NoModel(StorageError):
+    """This home folder has no bundle in use."""
+
+    code = "no_model"
+
+
+def read_bundle(path: Path, trust: Iterable[bytes], now_ms: int, last_seen: Mapping[Line, int] | None = None) -> Bundle:
+    """Read and verify a bundle file.
+
+    Args:
+        path: the file.
+        trust: public keys of trusted signers.
+        now_ms: Unix milliseconds.
+        last_seen: highest version seen of each line.
+
+    Raises:
+        StorageError: the file cannot be read.
+        BundleError: it is not a bundle that a trusted signer vouches for now.
+    """
+    return load_bundle(read_bounded(path, MAX_FILE_BYTES), trust, now_ms, last_seen)
+
+
+def last_seen(home: Home) -> dict[Line, int]:
+    """Highest version seen of each (federation, line, task)."""
+    record = _record(home)
+    return {(entry["federation"], entry["line"], entry["task"]): entry["version"] for entry in record["seen"]}
+
+
+def current_file(home: Home) -> Path:
+    """File of the bundle in use.
+
+    Raises:
+        NoModel: there is none.
+    """
+    sha256 = _record(home)["current"]
+    if sha256 is None:
+        raise NoModel("this device has no model yet; name one with --model, or fetch the federation's with edgefl pull")
+    return home.models / f"{sha256}.edgefl"
+
+
+def open_model(home: Home, file: Path | None, extra_trust: Sequence[bytes], now_ms: int) -> Bundle:
+    """The bundle to score with: a named file, or the one in use.
+
+    Args:
+        home: the device's home.
+        file: a bundle's file, or None.
+        extra_trust: keys trusted for this call beside the list.
+        now_ms: Unix milliseconds.
+
+    Raises:
+        NoModel: no file is named and none was pulled.
+        BundleError: it is refused.
+    """
+    trust = [*(one.key.public for one in list_trusted(home)), *extra_trust]
+    path = current_file(home) if file is None else file
+    return read_bundle(path, trust, now_ms, last_seen(home))
+
+
+def install(home: Home, data: bytes, bundle: Bundle) -> Path:
+    """Keep a verified bundle and use it from now on; the one before is removed.
+
+    Args:
+        home: the device's home.
+        data: bytes of the file.
+        bundle: what `load_bundle` made of exactly these bytes.
+
+    Raises:
+        StorageError: the disk is full; the bundle in use stays in use.
+    """
+    folder = home.prepare(home.models)
+    path = folder / f"{bundle.sha256}.edgefl"
+    if not path.exists():
+        write_atomic(path, data, mode=0o600)
+    record = _record(home)
+    before = record["current"]
+    seen = last_seen(home)
+    line = bundle.manifest.line_key
+    seen[line] = max(bundle.manifest.version, seen.get(line, 0))
+    entries = [
+        {"federation": key[0], "line": key[1], "task": key[2], "version": version}
+        for key, version in sorted(seen.items(), key=lambda item: (item[0][0] or "", *item[0][1:]))
+    ]
+    write_json(home.current_file, {"format": 1, "current": bundle.sha256, "seen": entries})
+    if before not in (None, bundle.sha256):
+        (folder / f"{before}.edgefl").unlink(missing_ok=True)
+    return path
+
+
+def _record(home: Home) -> dict[str, Any]:
+    return read_json(home.current_file, "which bundle is in use") or {"format": 1, "current": None, "seen": []}

@@ -1,0 +1,94 @@
+"""What the device says about one picture, with the JSON keys other programs rely on (docs/design.md, section 5).
+
+A `Score` is a plain value: it can be printed, drawn and stored without the runtime that made it. Importing this module
+loads neither the runtime nor Pillow.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Attention = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Which model spoke, and with which values.
+
+    Attributes:
+        id: name of the bundle's line, task and version.
+        sha256: SHA-256 of the bundle file.
+        version: version number inside the line.
+        state_kind: `bundle` for the values the bundle was signed with.
+        state_sha256: digest of the values used (prompts, head, prior …).
+    """
+
+    id: str
+    sha256: str
+    version: int
+    state_kind: str
+    state_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The `model` object of a score."""
+        return {
+            "id": self.id,
+            "sha256": self.sha256,
+            "version": self.version,
+            "state": {"kind": self.state_kind, "sha256": self.state_sha256},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Result for one picture.
+
+    Attributes:
+        image: name of the picture as the caller gave it, or None.
+        predicted: class with the largest alpha among the classes seen in training; None where the model abstains.
+        probabilities: per class, summing to 1.
+        evidence: per class, at least 0; None for softmax methods.
+        vacuity: K/S in (0, 1]; None for softmax methods.
+        dissonance: conflicting evidence in [0, 1 - vacuity]; None for softmax methods.
+        entropy_nats: entropy of the probabilities.
+        refer: True when any reason to refer was found.
+        refer_reasons: the reasons, in the order of `referral.REASON_WORDS`.
+        heatmap: path of the drawn heat map, or None.
+        model: which model spoke.
+        milliseconds: wall time of decoding, preparing and running, per picture.
+        attention: the rollout map behind the heat map; None for networks without one. Not part of the JSON.
+    """
+
+    image: str | None
+    predicted: str | None
+    probabilities: Mapping[str, float]
+    evidence: Mapping[str, float] | None
+    vacuity: float | None
+    dissonance: float | None
+    entropy_nats: float
+    refer: bool
+    refer_reasons: tuple[str, ...]
+    heatmap: str | None
+    model: ModelInfo
+    milliseconds: float
+    attention: Attention | None = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `edgefl score --json` prints."""
+        return {
+            "image": self.image,
+            "predicted": self.predicted,
+            "probabilities": dict(self.probabilities),
+            "evidence": None if self.evidence is None else dict(self.evidence),
+            "vacuity": self.vacuity,
+            "dissonance": self.dissonance,
+            "entropy_nats": self.entropy_nats,
+            "refer": self.refer,
+            "refer_reasons": list(self.refer_reasons),
+            "heatmap": self.heatmap,
+            "model": self.model.to_json(),
+            "milliseconds": round(self.milliseconds, 3),
+        }

@@ -1,0 +1,229 @@
+"""Scores pictures with a verified bundle on onnxruntime.
+
+* The graph is loaded from the bytes that `load_bundle` verified, never from a path, and with an empty folder as the
+  only place external data could come from (docs/security.md, attack list 1 and 2).
+* Inputs and outputs are those that `load_bundle` checked; numbers that are not finite never become a score.
+* Threads are pinned in number and do not spin while waiting, so a device can do other things.
+* A photo is prepared by `edgefl_protocol.imaging` alone, the code that prepared the training pictures.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnxruntime
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.errors import BundleError, EdgeflError
+from edgefl_protocol.imaging import decode, from_pillow, prepare
+from edgefl_protocol.model_card import Card
+from edgefl_protocol.payload import digest
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
+from PIL import Image
+
+from edgefl_client.referral import Measures, ReferralRules, predicted_class, refer_reasons
+from edgefl_client.score import ModelInfo, Score
+
+Photo = bytes | Image.Image | NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+_RUNTIME_ERRORS = (
+    runtime_errors.Fail,
+    runtime_errors.InvalidArgument,
+    runtime_errors.InvalidGraph,
+    runtime_errors.InvalidProtobuf,
+    runtime_errors.NotImplemented,
+    runtime_errors.RuntimeException,
+    RuntimeError,
+)
+
+
+class ScoreError(EdgeflError):
+    """The network gave no usable numbers for a picture."""
+
+    code = "not_finite"
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    pixels: NDArray[np.uint8]  # (S, S, 3)
+    too_small: bool
+    milliseconds: float
+
+
+class Scorer:
+    """Scores pictures with one bundle.
+
+    Args:
+        bundle: a verified bundle.
+        threads: threads of one run; None for the processors this process may use.
+        refer_above: vacuity (softmax methods: entropy in nats) above which a picture is referred; None for the card's.
+        clock: gives Unix milliseconds; a scorer that outlives its bundle refers everything.
+
+    Raises:
+        BundleError: the runtime cannot load the graph, or its inputs and outputs are not as agreed.
+        ValueError: `threads` or `refer_above` is out of range.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int | None = None,
+        refer_above: float | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        if threads is not None and not 1 <= threads <= 1024:
+            raise ValueError(f"threads is {threads}; allowed are 1 to 1024")
+        if refer_above is not None and not 0.0 <= refer_above < float("inf"):
+            raise ValueError(f"refer_above is {refer_above}; allowed are numbers from 0")
+        self._bundle = bundle
+        self._classes, self._seen = bundle.labels.classes, bundle.labels.seen
+        self._rules = _rules(bundle.card, refer_above)
+        self._clock = clock or _wall_clock_ms
+        self._graph = _load_graph(bundle.score_onnx, threads or _processors())
+        self.model = ModelInfo(
+            id=bundle.id, sha256=bundle.sha256, version=bundle.manifest.version, state_kind="bundle",
+            state_sha256=digest(bundle.weights),
+        )  # fmt: skip
+
+    @property
+    def fit(self) -> str:
+        """How photos are brought to the network's square: `squash` or `crop`."""
+        return self._bundle.preprocess.fit
+
+    def score(self, image: Photo, name: str | None = None) -> Score:
+        """Score one picture.
+
+        Args:
+            image: bytes of a JPEG or PNG, a Pillow image, or upright uint8 pixels (H, W, 3).
+            name: what to call it in the score.
+
+        Raises:
+            ImageError: the picture cannot be used; `code` says why.
+            ScoreError: the network gave no finite numbers.
+        """
+        return self.score_batch([image], [name])[0]
+
+    def score_batch(self, images: Sequence[Photo], names: Sequence[str | None] | None = None) -> list[Score]:
+        """Score several pictures in one run of the network.
+
+        Args:
+            images: as for `score`.
+            names: what to call them; None for no names.
+
+        Returns:
+            One score per picture, in order.
+
+        Raises:
+            ImageError: a picture cannot be used.
+            ScoreError: the network gave no finite numbers.
+        """
+        called = list(names) if names is not None else [None] * len(images)
+        if len(called) != len(images):
+            raise ValueError(f"{len(images)} pictures but {len(called)} names")
+        if not images:
+            return []
+        prepared = [self._prepare(image) for image in images]
+        started = time.perf_counter()
+        found = self._run(np.stack([one.pixels for one in prepared]))
+        share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
+        return [self._judge(found, row, called[row], one, share_ms) for row, one in enumerate(prepared)]
+
+    def _prepare(self, image: Photo) -> _Prepared:
+        started = time.perf_counter()
+        if isinstance(image, bytes):
+            photo = decode(image)
+        elif isinstance(image, Image.Image):
+            photo = from_pillow(image)
+        else:
+            photo = image
+        pixels = prepare(photo, self._bundle.preprocess)
+        too_small = min(photo.shape[:2]) < self._bundle.preprocess.size
+        return _Prepared(pixels, too_small, (time.perf_counter() - started) * 1e3)
+
+    def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
+        try:
+            values = self._graph.run(list(self._bundle.outputs), {"image": pixels, **self._bundle.weights})
+        except _RUNTIME_ERRORS as error:
+            raise BundleError(f"the model cannot run: {_first_line(error)}", "graph_run") from error
+        found = dict(zip(self._bundle.outputs, values, strict=True))
+        for name, value in found.items():
+            if not np.isfinite(value).all():
+                raise ScoreError(f"the model's output {name} is not finite for this picture; report it to the signer")
+        return found
+
+    def _judge(
+        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: _Prepared, share_ms: float
+    ) -> Score:
+        probabilities = found["probabilities"][row]
+        evidence = found["evidence"][row] if "evidence" in found else None
+        positive = probabilities[probabilities > 0].astype(np.float64)
+        measures = Measures(
+            probabilities=probabilities,
+            vacuity=float(found["vacuity"][row]) if "vacuity" in found else None,
+            dissonance=float(found["dissonance"][row]) if "dissonance" in found else None,
+            entropy_nats=float(-(positive * np.log(positive)).sum()) + 0.0,  # no minus zero
+        )
+        index = predicted_class(measures, self._seen)
+        expires_ms = self._bundle.manifest.expires_ms
+        expired = expires_ms is not None and self._clock() >= expires_ms
+        reasons = refer_reasons(measures, self._seen, self._rules, too_small=prepared.too_small, expired=expired)
+        return Score(
+            image=name,
+            predicted=None if index is None else self._classes[index],
+            probabilities=self._by_class(probabilities),
+            evidence=None if evidence is None else self._by_class(evidence),
+            vacuity=measures.vacuity,
+            dissonance=measures.dissonance,
+            entropy_nats=measures.entropy_nats,
+            refer=bool(reasons),
+            refer_reasons=reasons,
+            heatmap=None,
+            model=self.model,
+            milliseconds=prepared.milliseconds + share_ms,
+            attention=found["map"][row].copy() if "map" in found else None,
+        )
+
+    def _by_class(self, values: Floats) -> dict[str, float]:
+        return {name: float(value) for name, value in zip(self._classes, values, strict=True)}
+
+
+def _rules(card: Card, refer_above: float | None) -> ReferralRules:
+    stated = card.metrics.get("refer_dissonance_above")
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int | float)):
+        raise BundleError("the card's metric refer_dissonance_above is no number; ask the signer", "bad_card")
+    uncertain_above = card.refer_above if refer_above is None else refer_above
+    return ReferralRules(uncertain_above=uncertain_above, dissonance_above=None if stated is None else float(stated))
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors only
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    with tempfile.TemporaryDirectory(prefix="edgefl-empty-") as empty:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
+        try:
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except _RUNTIME_ERRORS as error:
+            raise BundleError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the model: {_first_line(error)}", "graph_load"
+            ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,183 @@
+"""Scores against an oracle written from the formulas, and the referral rules."""
+
+import numpy as np
+import pytest
+from edgefl_client import Scorer
+from edgefl_client.scorer import ScoreError
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.imaging import prepare
+from edgefl_protocol.payload import digest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+
+
+def oracle(bundle, pixels):
+    """docs/methods.md, sections 1.3 and 1.8, in numpy."""
+    w = bundle.weights
+    features = prepare(pixels, bundle.preprocess).astype(float).mean((0, 1)) / 255
+    logits = (w["head.weight"].astype(float) @ features + w["head.bias"]) / w["temperature"]
+    e = np.log1p(np.exp(logits))
+    alpha = e + w["prior"]
+    s = alpha.sum()
+    b = e / s
+    dissonance = 0.0
+    for k in range(len(b)):
+        rest = [j for j in range(len(b)) if j != k]
+        balance = [1 - abs(b[j] - b[k]) / (b[j] + b[k]) if b[j] + b[k] > 0 else 0 for j in rest]
+        total = b[rest].sum()
+        dissonance += b[k] * (b[rest] @ balance) / total if total > 0 else 0
+    p = alpha / s
+    return p, e, len(b) / s, dissonance, -(p * np.log(p)).sum()
+
+
+@given(pixels=arrays(np.uint8, (27, 33, 3)))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_measures_follow_the_formulas(lab, plain_bundle, pixels):
+    """docs/methods.md, 1.8: vacuity, dissonance, entropy; evidence at temperature T; tolerances of the export gates."""
+    score = Scorer(plain_bundle, threads=1).score(pixels)
+    p, e, vacuity, dissonance, entropy = oracle(plain_bundle, pixels)
+    assert list(score.probabilities) == list(lab.CLASSES)
+    assert np.allclose(list(score.probabilities.values()), p, atol=1e-4)
+    assert np.allclose(list(score.evidence.values()), e, rtol=1e-4, atol=1e-4)
+    assert score.vacuity == pytest.approx(vacuity, abs=1e-4)
+    assert score.dissonance == pytest.approx(dissonance, abs=1e-4)
+    assert score.entropy_nats == pytest.approx(entropy, abs=1e-4)
+    assert score.predicted == lab.CLASSES[int(np.argmax(p))]
+
+
+def test_json_keys_are_the_contract(lab, plain_bundle):
+    """docs/design.md, section 5: exactly these keys, this nesting, these types."""
+    value = Scorer(plain_bundle, threads=1).score(lab.photo(), "a.png").to_json()
+    assert list(value) == [
+        "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
+        "refer_reasons", "heatmap", "model", "milliseconds",
+    ]  # fmt: skip
+    assert list(value["model"]) == ["id", "sha256", "version", "state"]
+    assert value["model"]["state"] == {"kind": "bundle", "sha256": digest(lab.WEIGHTS)}
+    assert value["model"]["sha256"] == plain_bundle.sha256
+    assert value["model"]["id"] == "skin/main/all"
+    assert value["image"] == "a.png"
+    assert value["heatmap"] is None
+    assert value["refer"] is bool(value["refer_reasons"])
+    assert isinstance(value["milliseconds"], float)
+    assert value["milliseconds"] > 0
+
+
+def test_bytes_pillow_and_array_score_alike(lab, plain_bundle):
+    """docs/design.md, section 6: score(image: bytes | PIL.Image | uint8 (H, W, 3))."""
+    scorer = Scorer(plain_bundle, threads=1)
+    pixels = np.random.default_rng(3).integers(0, 256, (30, 44, 3)).astype(np.uint8)
+    data = lab.encoded(pixels)
+    scores = [scorer.score(data), scorer.score(Image.fromarray(pixels)), scorer.score(pixels)]
+    assert scores[0].probabilities == scores[1].probabilities == scores[2].probabilities
+
+
+def test_batch_equals_single(lab, plain_bundle):
+    scorer = Scorer(plain_bundle, threads=1)
+    photos = [lab.photo(colour=(40 * k, 250 - 30 * k, 90)) for k in range(5)]
+    together = scorer.score_batch(photos, [f"{k}" for k in range(5)])
+    assert [one.image for one in together] == ["0", "1", "2", "3", "4"]
+    for one, alone in zip(together, (scorer.score(pixels) for pixels in photos), strict=True):
+        # the tolerance of the export gates, docs/design.md, section 7
+        assert np.allclose(list(one.evidence.values()), list(alone.evidence.values()), rtol=1e-4, atol=1e-4)
+    assert scorer.score_batch([]) == []
+    with pytest.raises(ValueError, match="2 pictures but 1 names"):
+        scorer.score_batch(photos[:2], ["a"])
+
+
+def test_an_absent_class_is_never_predicted_but_refers(lab, make_bundle):
+    """docs/methods.md, 1.3: predict argmax alpha among seen classes; an unseen class on top refers."""
+    blue = lab.photo(colour=(0, 0, 255))
+    assert Scorer(make_bundle(), threads=1).score(blue).predicted == "BCC"
+    score = Scorer(make_bundle(seen=(True, True, False)), threads=1).score(blue)
+    assert max(score.probabilities, key=score.probabilities.get) == "BCC"
+    assert score.predicted == max(("MEL", "NV"), key=score.probabilities.get)
+    assert "unseen_class" in score.refer_reasons
+
+
+def test_without_evidence_nothing_is_predicted(lab, make_bundle):
+    """docs/methods.md, 1.3: at vacuity >= 0.999 predict nothing and refer, whatever the threshold."""
+    bundle = make_bundle(head__bias=np.full(3, -40, np.float32), refer_above=None)
+    score = Scorer(bundle, threads=1).score(lab.photo())
+    assert score.vacuity >= 0.999
+    assert score.predicted is None
+    assert "vacuity" in score.refer_reasons
+
+
+def test_threshold_of_card_and_of_caller(lab, make_bundle):
+    """docs/methods.md, 1.8: refer = vacuity > threshold."""
+    bundle = make_bundle(refer_above=0.9)
+    vacuity = Scorer(bundle, threads=1).score(lab.photo()).vacuity
+    assert 0.05 < vacuity < 0.9
+    assert Scorer(bundle, threads=1).score(lab.photo()).refer_reasons == ()
+    assert Scorer(bundle, threads=1, refer_above=vacuity / 2).score(lab.photo()).refer_reasons == ("vacuity",)
+    assert Scorer(bundle, threads=1, refer_above=vacuity).score(lab.photo()).refer_reasons == ()  # above, not at
+
+
+def test_dissonance_refers_only_where_the_card_says_from_where(lab, make_bundle):
+    grey = lab.photo(colour=(200, 200, 200))
+    assert Scorer(make_bundle(), threads=1).score(grey).dissonance > 0.2
+    score = Scorer(make_bundle(metrics={"refer_dissonance_above": 0}), threads=1).score(grey)
+    assert score.refer_reasons == ("dissonance",)
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "small"), [(24, 24, False), (23, 50, True), (50, 23, True), (24, 25, False)]
+)
+def test_size_refers_below_the_networks_input(lab, plain_bundle, width, height, small):
+    assert ("size" in Scorer(plain_bundle, threads=1).score(lab.photo(width, height)).refer_reasons) is small
+
+
+def test_a_scorer_that_outlives_its_bundle_refers(lab, make_bundle):
+    bundle = make_bundle(expires_ms=lab.NOW_MS + 1000)
+    now = [lab.NOW_MS]
+    scorer = Scorer(bundle, threads=1, clock=lambda: now[0])
+    assert "model_expired" not in scorer.score(lab.photo()).refer_reasons
+    now[0] = lab.NOW_MS + 1000
+    assert "model_expired" in scorer.score(lab.photo()).refer_reasons
+
+
+def test_softmax_model_has_no_evidence(lab, make_bundle):
+    """docs/design.md, section 5: softmax methods: evidence, vacuity and dissonance null; the threshold is entropy."""
+    bundle = make_bundle(softmax=True, refer_above=1.0)
+    score = Scorer(bundle, threads=1).score(lab.photo(colour=(100, 100, 100)))
+    assert (score.evidence, score.vacuity, score.dissonance) == (None, None, None)
+    assert score.entropy_nats > 1.0
+    assert score.refer_reasons == ("vacuity",)
+    assert score.predicted is not None
+
+
+def test_a_network_without_attention_has_no_map(lab, make_bundle):
+    assert Scorer(make_bundle(with_map=False), threads=1).score(lab.photo()).attention is None
+
+
+def test_numbers_that_are_not_finite_are_no_score(lab, make_bundle):
+    bundle = make_bundle(temperature=np.array(0.0, np.float32), head__bias=np.zeros(3, np.float32))
+    with pytest.raises(ScoreError, match="not finite"):
+        Scorer(bundle, threads=1).score(lab.photo(colour=(0, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    "options", [{"threads": 0}, {"threads": 2000}, {"refer_above": -0.1}, {"refer_above": float("nan")}]
+)
+def test_options_out_of_range(plain_bundle, options):
+    with pytest.raises(ValueError, match="allowed"):
+        Scorer(plain_bundle, **options)
+
+
+def test_an_unreadable_picture_is_a_typed_error(plain_bundle):
+    with pytest.raises(ImageError):
+        Scorer(plain_bundle, threads=1).score(b"no picture")
+    with pytest.raises(ImageError):
+        Scorer(plain_bundle, threads=1).score(np.zeros((4, 4), np.uint8))
+
+
+def test_a_4_to_3_photo_is_squashed_not_cropped(lab, make_bundle):
+    """docs/design.md, section 7: fit squash uses the whole photo, crop its centred square."""
+    pixels = lab.photo(80, 60, (0, 0, 0))
+    pixels[:, :8] = 255  # only at the left edge, outside the centred square
+    squash = Scorer(make_bundle(), threads=1).score(pixels).attention.reshape(6, 6)
+    crop = Scorer(make_bundle(fit="crop"), threads=1).score(pixels).attention.reshape(6, 6)
+    assert squash[:, 0].min() > 0.9
+    assert crop.max() < 0.01
