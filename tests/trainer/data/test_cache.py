@@ -1,6 +1,8 @@
 """docs/design.md 5 and 10: pictures are decoded once; a cache entry is whole or absent."""
 
 import io
+import os
+import resource
 import zipfile
 from pathlib import Path
 
@@ -77,6 +79,30 @@ def test_a_cache_that_cannot_be_written_is_named(make_zip, tmp_path: Path) -> No
     blocked.write_text("not a folder")
     with pytest.raises(DataError, match=r"cannot be written .* EDGEFL_CACHE"):
         load_federation([f"manifest:{make_zip(ward_records(2))}"], image_px=8, cache_dir=blocked / "cache")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(make_zip, cache: Path) -> None:
+    """Bad input, "a disk that is full": a limit on file size stands for it, and fails in the same place."""
+    path = make_zip(ward_records(6))
+    table = read_manifest(path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, hard))
+    try:
+        with pytest.raises(DataError, match=r"cannot be written .* free space there"):
+            cached_pictures([table], 8, "squash", cache)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_cleared(make_zip, cache: Path) -> None:
+    old, young = cache / ".0123.ab.tmp", cache / ".4567.cd.tmp"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    load_federation([f"manifest:{make_zip(ward_records(2))}"], image_px=8)
+    assert not old.exists()
+    assert young.exists()
 
 
 def test_a_damaged_entry_is_named(make_zip, cache: Path) -> None:

@@ -2,7 +2,7 @@
 
 Guarantees: a cache entry is complete or absent (it is filled under a temporary name, fsynced, then renamed); its key is
 a digest of the pixel source, the rows' files, the size, the fit and the format of this cache, so a changed source makes
-a new entry; two processes that fill the same entry do not disturb each other. Nothing here ever deletes another entry.
+a new entry; two processes that fill the same entry do not disturb each other. No entry is ever deleted here.
 """
 
 import hashlib
@@ -10,19 +10,26 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from edgefl_protocol.imaging import Fit
-from numpy.lib.format import open_memmap
+from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import Table
+from edgefl_trainer.data.rows import Pixels, Table
 
 _FORMAT = "1"  # raise it when the decoding of a picture changes
+_ABANDONED_S = 2 * 24 * 3600  # no picture set takes that long to write
+
+Pairs = Iterator[tuple[Pixels, Pixels | None]]  # image, mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +72,12 @@ def cached_pictures(tables: Sequence[Table], image_px: int, fit: Fit, cache_dir:
     key = hashlib.sha256("\0".join(part.name for part in parts).encode()).hexdigest()
     masked = all(table.pixels.has_masks for table in tables)
 
-    def fill(images: NDArray[np.uint8], masks: NDArray[np.uint8] | None) -> None:
-        start = 0
+    def join() -> Pairs:
         for part in map(_open, parts):
-            stop = start + len(part.images)
-            images[start:stop] = part.images
-            if masks is not None and part.masks is not None:
-                masks[start:stop] = part.masks
-            start = stop
+            masks = part.masks if part.masks is not None else repeat(None)
+            yield from zip(part.images, masks, strict=False)
 
-    return _open(_entry(cache_dir, key, sum(len(table.rows) for table in tables), image_px, masked, fill))
-
-
-Fill = Callable[[NDArray[np.uint8], NDArray[np.uint8] | None], None]
+    return _open(_entry(cache_dir, key, sum(len(table.rows) for table in tables), image_px, masked, join))
 
 
 def _one_table(table: Table, image_px: int, fit: Fit, cache_dir: Path) -> Path:
@@ -85,42 +85,31 @@ def _one_table(table: Table, image_px: int, fit: Fit, cache_dir: Path) -> Path:
     for row in table.rows:
         digest.update(f"\0{row.source}".encode())
 
-    def fill(images: NDArray[np.uint8], masks: NDArray[np.uint8] | None) -> None:
+    def load() -> Pairs:
         from rich.console import Console
         from rich.progress import track
 
-        loaded = table.pixels.load(table.rows, image_px, fit)
-        shown = track(
-            loaded,
+        yield from track(
+            table.pixels.load(table.rows, image_px, fit),
             description=f"Reading {len(table.rows):,} images at {image_px} px",
             total=len(table.rows),
             console=Console(file=sys.stderr),
             transient=True,
         )
-        for i, (image, mask) in enumerate(shown):
-            images[i] = image
-            if masks is not None and mask is not None:
-                masks[i] = mask
 
-    return _entry(cache_dir, digest.hexdigest(), len(table.rows), image_px, table.pixels.has_masks, fill)
+    return _entry(cache_dir, digest.hexdigest(), len(table.rows), image_px, table.pixels.has_masks, load)
 
 
-def _entry(cache_dir: Path, key: str, n: int, image_px: int, masked: bool, fill: Fill) -> Path:
-    """The folder of one cache entry, filled when absent."""
+def _entry(cache_dir: Path, key: str, n: int, image_px: int, masked: bool, load: Callable[[], Pairs]) -> Path:
+    """The folder of one cache entry, written when absent."""
     entry = cache_dir / key
     if (entry / "images.npy").is_file():
         return entry
     partial = cache_dir / f".{key[:16]}.{secrets.token_hex(6)}.tmp"
     try:
         partial.mkdir(parents=True)
-        images = open_memmap(partial / "images.npy", mode="w+", dtype=np.uint8, shape=(n, image_px, image_px, 3))
-        masks = None
-        if masked:
-            masks = open_memmap(partial / "masks.npy", mode="w+", dtype=np.uint8, shape=(n, image_px, image_px))
-        fill(images, masks)
-        images.flush()
-        if masks is not None:
-            masks.flush()
+        _clear_abandoned(cache_dir)
+        _write(partial, n, image_px, masked, load())
         _publish(partial, entry)
     except OSError as error:
         raise DataError(
@@ -129,6 +118,30 @@ def _entry(cache_dir: Path, key: str, n: int, image_px: int, masked: bool, fill:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return entry
+
+
+def _write(folder: Path, n: int, image_px: int, masked: bool, pairs: Pairs) -> None:
+    """Write pictures one after the other: a full disk is an `OSError` here, in a writable memory map it kills."""
+    with (folder / "images.npy").open("wb") as images, ExitStack() as stack:
+        masks = stack.enter_context((folder / "masks.npy").open("wb")) if masked else None
+        _write_header(images, (n, image_px, image_px, 3))
+        if masks is not None:
+            _write_header(masks, (n, image_px, image_px))
+        for image, mask in pairs:
+            images.write(image.tobytes())
+            if masks is not None and mask is not None:
+                masks.write(mask.tobytes())
+
+
+def _write_header(stream: BinaryIO, shape: tuple[int, ...]) -> None:
+    write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
+
+
+def _clear_abandoned(cache_dir: Path) -> None:
+    """Remove what processes that were killed while writing left behind two days ago or earlier."""
+    for path in cache_dir.glob(".*.tmp"):
+        if time.time() - path.stat().st_mtime > _ABANDONED_S:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _publish(partial: Path, entry: Path) -> None:

@@ -6,6 +6,7 @@ link that leaves the folder is refused; no read is larger than `MAX_FILE_BYTES`;
 
 import hashlib
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
@@ -135,7 +136,7 @@ class ZipStore:
         try:
             with self._zip.open(info) as stream:
                 data = stream.read(max_bytes + 1)
-        except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError) as error:
+        except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError) as error:
             raise DataError(f"{name} in {self.name} cannot be unpacked: {error}.") from error
         if len(data) > max_bytes:
             raise DataError(f"{name} in {self.name} unpacks to more than the {max_bytes} bytes allowed.")
