@@ -1,0 +1,351 @@
+"""A coordinator on a temporary folder, members that speak the protocol, and an aggregation worker without a trainer."""
+
+import asyncio
+import hashlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from edgefl_coordinator import members
+from edgefl_coordinator.aggregation import step
+from edgefl_coordinator.app import make_app
+from edgefl_coordinator.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.handling import handle
+from edgefl_coordinator.jobs import JobResult, read_job, write_result
+from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.settings import Home
+from edgefl_coordinator.setup import make_home
+from edgefl_protocol import (
+    Payload,
+    expected_reply,
+    generate_sealing_key,
+    generate_signing_key,
+    open_envelope,
+    seal,
+)
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.invite import decode_invite
+from edgefl_protocol.messages import (
+    ROUTES,
+    EnrolProofReply,
+    EnrolProofRequest,
+    EnrolReply,
+    EnrolRequest,
+    Refusal,
+    ReplyRequest,
+)
+
+NOW_MS = 1_790_000_000_000
+TOKENS = 4
+
+
+class Clock:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def settings_table(**changes: Any) -> dict[str, Any]:
+    """Settings of a small FedEvPrompt-like federation; `rounds`, `limits`, `task` merge into their tables."""
+    table: dict[str, Any] = {
+        "federation": "skin",
+        "public_url": "https://127.0.0.1:8443",
+        "suite": 1,
+        "task": {
+            "method": "fedevprompt",
+            "name": "nevus",
+            "classes": ["nevus", "other"],
+            "maps_per_class": 2,
+            "backbone": {"image_px": 24, "patch": 12},
+        },
+        "rounds": {"count": 2, "quorum_min": 2, "quorum_target": 4, "deadline_s": 60, "start": "manual"},
+        "limits": {},
+    }
+    for name, value in changes.items():
+        table[name] = {**table[name], **value} if isinstance(value, dict) else value
+    return table
+
+
+def maps_payload(seed: int = 0, classes: tuple[int, ...] = (0, 1)) -> Payload:
+    """A valid contribution: max-normalised float16 maps of each class."""
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for label in classes:
+        maps = rng.uniform(0.1, 1.0, (2, TOKENS))
+        arrays[f"maps.{label}"] = (maps / maps.max(axis=1, keepdims=True)).astype(np.float16)
+    return Payload(arrays, {"site_sha256": hashlib.sha256(str(seed).encode()).hexdigest()})
+
+
+def toy_worker(folder: Path, timeout_s: float) -> None:
+    """FedEvPrompt's server in ten lines: the state holds each site's newest maps; a site gets those of the others."""
+    job = read_job(folder)
+    state = Payload.from_bytes(read_bounded(job.state, 2**30)) if job.state else Payload()
+    if job.kind == "aggregate":
+        arrays = dict(state.arrays)
+        for name, path in sorted(job.replies.items()):
+            reply = Payload.from_bytes(read_bounded(path, 2**30))
+            arrays = {key: value for key, value in arrays.items() if not key.startswith(f"{name}/")}
+            arrays |= {f"{name}/{key}": value for key, value in reply.arrays.items()}
+        state = Payload(arrays, {"aggregated": job.number})
+    broadcasts = {}
+    for site in job.sites:
+        others = sorted({key.split("/")[0] for key in state.arrays} - {site})
+        own = {f"maps.{others.index(key.split('/')[0])}.{key.rsplit('.', 1)[1]}": value
+               for key, value in state.arrays.items() if key.split("/")[0] != site}  # fmt: skip
+        broadcasts[site] = Payload(own, {"phase": "train", "round": 1, "rounds": 2}).to_bytes()
+    phases = ("warm", "train", "train")
+    write_result(folder, JobResult(b"" if job.kind == "broadcast" else state.to_bytes(), phases, broadcasts))
+
+
+@dataclass
+class TestMember:
+    """A member's side of the protocol, with its own counter and no network."""
+
+    __test__ = False
+
+    coordinator: Coordinator
+    name: str
+    role: str = "site"
+    suite: int = 1
+    signing: Any = field(default_factory=generate_signing_key)
+    sealing: Any = None
+    counter: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.sealing = self.sealing or generate_sealing_key(self.suite)
+
+    def envelope(self, cty: str, payload: Payload, rnd: int = 0, **header: Any) -> bytes:
+        """Seal a request; header fields may be overridden."""
+        now_ms = self.coordinator.clock()
+        fields = {
+            "typ": "request",
+            "mth": "POST",
+            "pth": ROUTES[cty].path,
+            "fed": self.coordinator.settings.federation,
+            "cty": cty,
+            "rnd": rnd,
+            "iat": now_ms,
+            "exp": now_ms + 300_000,
+            "seq": header.pop("seq", None) or next(self.counter),
+        }
+        return seal(payload.to_bytes(), {**fields, **header}, self.signing, self.coordinator.keys.sealing.public_key)
+
+    def open(self, request: bytes, reply: bytes) -> tuple[int, Payload]:
+        """Verify a sealed answer; returns its signed status and payload."""
+        key = self.coordinator.keys.signing
+        opened = open_envelope(
+            reply, self.sealing, {key.key_id: key.public}, expected_reply(request), self.coordinator.clock(), None
+        )
+        return opened.header.sts, Payload.from_bytes(opened.payload)
+
+    def send(self, cty: str, request: bytes) -> Payload | Refusal | int:
+        """Hand an envelope to the coordinator: the payload, the refusal, or the bare status of an unsealed answer."""
+        answer = handle(self.coordinator, ROUTES[cty], request)
+        if not answer.sealed:
+            return answer.status
+        status, payload = self.open(request, answer.body)
+        refusal = Refusal.from_payload(payload)
+        assert status == answer.status == (refusal.status if refusal else 200)
+        return refusal or payload
+
+    def call(self, cty: str, payload: Payload, rnd: int = 0) -> Payload | Refusal | int:
+        """Seal and send."""
+        return self.send(cty, self.envelope(cty, payload, rnd))
+
+    def reply(self, number: int, idem: str | None = None, payload: Payload | None = None) -> Payload | Refusal | int:
+        """Reply in a round."""
+        message = ReplyRequest(idem=idem or f"{self.name}-round-{number:016}", reply=payload or maps_payload())
+        return self.call("reply", message.to_payload(), rnd=number)
+
+    def enrolment(self, invited: bytes, /, **changes: Any) -> EnrolRequest:
+        """The first message."""
+        request = EnrolRequest(
+            idem=f"enrol-{self.name:>016}".replace(" ", "0"),
+            token=invited,
+            name=self.name,
+            role=self.role,
+            signing_public=self.signing.public,
+            sealing_suite=self.sealing.suite,
+            sealing_public=self.sealing.public,
+        )
+        return replace(request, **changes)
+
+    def enrol(self, token: bytes) -> EnrolProofReply:
+        """Enrol and prove, all the way to pending."""
+        answer = self.call("enrol", self.enrolment(token).to_payload())
+        assert isinstance(answer, Payload), answer
+        nonce = EnrolReply.from_payload(answer).nonce
+        proved = self.call("enrol-proof", EnrolProofRequest(idem="p" * 16, nonce=nonce).to_payload())
+        assert isinstance(proved, Payload), proved
+        return EnrolProofReply.from_payload(proved)
+
+
+def token_of(coordinator: Coordinator, name: str, role: str = "site", hours: float = 1.0) -> bytes:
+    """Make an invite and return its token."""
+    facts = OPERATIONS["invite"](coordinator, {"name": name, "role": role, "hours": hours})
+    return decode_invite(facts["invite"], coordinator.clock()).token
+
+
+def approved_member(coordinator: Coordinator, name: str, role: str = "site") -> TestMember:
+    """An approved member."""
+    member = TestMember(coordinator, name, role)
+    proof = member.enrol(token_of(coordinator, name, role))
+    OPERATIONS["approve"](coordinator, {"name": name, "fingerprint": proof.fingerprint})
+    return member
+
+
+def quick_member(coordinator: Coordinator, name: str) -> TestMember:
+    """An approved member put into the store directly, for tests that need many."""
+    member = TestMember(coordinator, name)
+    with coordinator.store.transaction() as connection:
+        token = hashlib.sha256(name.encode()).digest()
+        now_ms, sha256 = coordinator.clock(), hashlib.sha256(token).hexdigest()
+        members.add_invite(
+            connection, now_ms, name=name, role="site", token_sha256=sha256, expires_ms=now_ms + 3_600_000
+        )
+        stored = members.enrol(connection, now_ms, member.enrolment(token), member.sealing.public_key)
+        members.prove(connection, now_ms, stored)
+        members.approve(connection, now_ms, name, stored.fingerprint("skin"), "skin")
+    return member
+
+
+def start_rounds(coordinator: Coordinator) -> None:
+    """Open the first round."""
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, toy_worker)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def make_coordinator(tmp_path: Path, clock: Clock) -> Iterator[Callable[..., Coordinator]]:
+    """Make a coordinator in a folder of its own; the same folder name opens the same one again."""
+    opened: list[Coordinator] = []
+
+    def make(folder: str = "home", **changes: Any) -> Coordinator:
+        home = Home(tmp_path / folder)
+        if not home.config.exists():
+            make_home(home, settings_table(**changes))
+        coordinator = open_coordinator(home, clock=clock)
+        opened.append(coordinator)
+        return coordinator
+
+    yield make
+    for coordinator in opened:
+        coordinator.store.close()
+
+
+@pytest.fixture
+def coordinator(make_coordinator: Callable[..., Coordinator]) -> Coordinator:
+    return make_coordinator()
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """What came back over ASGI."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+
+class AsgiClient:
+    """A transport that calls the ASGI application in process, on an event loop in a thread."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self.thread.start()
+
+        async def make() -> Any:
+            return make_app(coordinator)
+
+        self.app = asyncio.run_coroutine_threadsafe(make(), self.loop).result()
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes | list[bytes] = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        address: str = "192.0.2.1",
+    ) -> HttpAnswer:
+        """Send one request; a list is sent in pieces. Content-Length is added unless `headers` are given."""
+        return asyncio.run_coroutine_threadsafe(self._request(method, target, body, headers, address), self.loop).result()
+
+    async def _request(
+        self, method: str, target: str, body: bytes | list[bytes], headers: dict[str, str] | None, address: str
+    ) -> HttpAnswer:
+        pieces = [body] if isinstance(body, bytes) else list(body)
+        shown = {"content-length": str(sum(map(len, pieces)))} if headers is None and method == "POST" else headers or {}
+        path, _, query = target.partition("?")
+        scope = {
+            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "https",
+            "path": path, "raw_path": path.encode(), "query_string": query.encode(), "root_path": "",
+            "headers": [(name.lower().encode(), value.encode()) for name, value in shown.items()],
+            "client": (address, 1), "server": ("127.0.0.1", 1), "state": {},
+        }  # fmt: skip
+        sent: list[Any] = []
+        waiting = [
+            {"type": "http.request", "body": piece, "more_body": index + 1 < len(pieces)}
+            for index, piece in enumerate(pieces)
+        ]
+
+        async def receive() -> Any:
+            return waiting.pop(0) if waiting else {"type": "http.disconnect"}
+
+        async def send(event: Any) -> None:
+            sent.append(event)
+
+        await self.app(scope, receive, send)
+        return HttpAnswer(
+            sent[0]["status"], dict(sent[0]["headers"]), b"".join(event.get("body", b"") for event in sent[1:])
+        )
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def asgi() -> Iterator[Callable[[Coordinator], AsgiClient]]:
+    clients: list[AsgiClient] = []
+
+    def make(coordinator: Coordinator) -> AsgiClient:
+        clients.append(AsgiClient(coordinator))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def tools() -> Any:
+    """The helpers above, for test modules (which cannot import a conftest)."""
+    return Tools
+
+
+class Tools:
+    Member = TestMember
+    approved_member = staticmethod(approved_member)
+    quick_member = staticmethod(quick_member)
+    token_of = staticmethod(token_of)
+    start_rounds = staticmethod(start_rounds)
+    maps_payload = staticmethod(maps_payload)
+    toy_worker = staticmethod(toy_worker)
+    settings_table = staticmethod(settings_table)
