@@ -1,0 +1,397 @@
+"""Enrolment and calls against a coordinator in memory, over a wire that cuts, forges and swaps."""
+
+import dataclasses
+import os
+
+import numpy as np
+import pytest
+from edgefl_client.exchange import (
+    Answer,
+    EnrolmentError,
+    ExchangeError,
+    Member,
+    NotEnrolled,
+    Outbox,
+    Refused,
+    Unavailable,
+    enrol,
+    load_membership,
+    load_task,
+)
+from edgefl_client.exchange.identity import BLOCK
+from edgefl_protocol import Payload, fingerprint, generate_sealing_key, generate_signing_key
+from edgefl_protocol.errors import RecordError, StorageError
+from edgefl_protocol.messages import Refusal
+
+KEY = bytes(32)
+
+
+def reply_of(value):
+    return Payload({"maps.0": np.full((1, 36), value, np.float16)}, {"site_sha256": "0" * 64})
+
+
+def quick(folder, transport, **options):
+    return Member(folder, lambda _: transport, sleep=lambda _: None, lock_wait_s=0.2, **options)
+
+
+def test_enrolment_ends_pending_with_the_fingerprint_of_both(coordinator, folder, net):
+    """docs/security.md, enrolment, steps 1 to 3."""
+    membership = enrol(folder, coordinator.invite(), coordinator, clock_ms=lambda: net.NOW_MS)
+    (member,) = coordinator.members.values()
+    assert membership.state == "pending"
+    assert membership.fingerprint == fingerprint("skin", member.signing, member.sealing.public)
+    assert member.sealing.suite == 2
+    assert load_membership(folder) == membership
+    with quick(folder, coordinator, clock_ms=lambda: net.NOW_MS) as one, pytest.raises(NotEnrolled, match="approved"):
+        one.task()
+    coordinator.approve()
+    with quick(folder, coordinator, clock_ms=lambda: net.NOW_MS) as one:
+        assert one.task().classes == coordinator.classes
+    assert load_membership(folder).state == "approved"
+    assert load_task(folder).tokens == 36
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_enrolment_goes_on_after_a_cut_at_every_request(coordinator, folder, net, cut):
+    """docs/security.md, check 19 for enrolment: same invite, same keys, one member."""
+    wire = net.Wire(coordinator, faults=[None] * cut + [net.cut_answer] * 4)
+    invite = coordinator.invite()
+    with pytest.raises(Unavailable):
+        enrol(folder, invite, wire, clock_ms=lambda: net.NOW_MS, sleep=lambda _: None)
+    membership = enrol(folder, invite, coordinator, clock_ms=lambda: net.NOW_MS, sleep=lambda _: None)
+    assert membership.state == "pending"
+    assert len(coordinator.members) == 1
+    again = enrol(folder, invite, coordinator, clock_ms=lambda: net.NOW_MS)
+    assert again == membership
+
+
+def test_the_token_is_never_sealed_for_another_coordinator(coordinator, folder, net):
+    """docs/security.md, enrolment step 1: a key record not signed by the pinned key is refused first."""
+    other = net.FakeCoordinator()
+    with pytest.raises(RecordError):
+        enrol(folder, coordinator.invite(), other, clock_ms=lambda: net.NOW_MS)
+    assert [request.method for request in other.requests] == ["GET"]
+
+
+def test_an_expired_invite_by_the_corrected_clock(coordinator, folder, net):
+    coordinator.now_ms = net.NOW_MS + 25 * net.HOUR_MS
+    with pytest.raises(EnrolmentError, match="expired"):
+        enrol(folder, coordinator.invite(), coordinator, clock_ms=lambda: net.NOW_MS)
+    assert not coordinator.members
+
+
+def test_refused_token_and_second_membership(coordinator, folder, net):
+    invite = coordinator.invite()
+    coordinator.tokens_open.clear()
+    with pytest.raises(Refused, match="used") as refused:
+        enrol(folder, invite, coordinator, clock_ms=lambda: net.NOW_MS)
+    assert refused.value.code == "used_invite"
+    first = (folder / "signing.key").read_bytes()
+    enrol(folder, coordinator.invite("device-2"), coordinator, clock_ms=lambda: net.NOW_MS)
+    assert (folder / "signing.key").read_bytes() != first  # a new invite, new keys
+    with pytest.raises(EnrolmentError, match="already"):
+        enrol(folder, coordinator.invite("device-3"), coordinator, clock_ms=lambda: net.NOW_MS)
+
+
+def test_a_fingerprint_that_differs_stops_the_enrolment(coordinator, folder, net, monkeypatch):
+    """docs/security.md, check 22: fingerprint mismatch: 0 enrolled."""
+    original = coordinator._enrol
+
+    def other_fingerprint(skid, payload):
+        answer = original(skid, payload)
+        if "fingerprint" in answer.scalars:
+            return Payload({}, {**answer.scalars, "fingerprint": "0" * 20})
+        return answer
+
+    monkeypatch.setattr(coordinator, "_enrol", other_fingerprint)
+    with pytest.raises(EnrolmentError, match="stands between"):
+        enrol(folder, coordinator.invite(), coordinator, clock_ms=lambda: net.NOW_MS)
+    assert load_membership(folder).state == "joining"
+
+
+def test_retry_after_a_cut_answer_has_one_effect(member, coordinator, wire, net, tmp_path):
+    """docs/security.md, check 19: new envelope, same idem, ×200: one effect each, identical answer."""
+    first_answers = {}
+    for number in range(200):
+        coordinator.round = number + 1
+        wire.faults = [net.cut_answer] * (number % 3)
+        idem = f"{number:032x}"
+        answer = member.reply(idem, reply_of(1), number + 1)
+        coordinator.now_ms += 1
+        assert member.reply(idem, reply_of(1), number + 1) == answer
+        first_answers[idem] = answer.first_answer_ms
+    assert len(coordinator.effects) == 200
+    assert len(first_answers) == 200
+    bodies = [request.body for request in wire.sent if request.method == "POST"]
+    assert len(set(bodies)) == len(bodies)  # no envelope was ever sent twice
+
+
+def test_exact_replays_have_no_effect(member, coordinator, wire):
+    """docs/security.md, check 17: the same bytes again: 0 accepted."""
+    member.reply("a" * 32, reply_of(1), 1)
+    captured = wire.sent[-1]
+    coordinator.replied.clear()
+    coordinator.answers.clear()
+    for _ in range(1000):
+        coordinator.send(captured)
+    assert len(coordinator.effects) == 1
+
+
+def test_a_replayed_answer_of_an_attacker_is_not_believed(member, coordinator, wire, net):
+    """docs/security.md, check 8: swapped replies: 0 accepted; an old answer to the same route neither."""
+    member.task()
+    old: list[Answer] = []
+
+    def record(request, send):
+        old.append(send(request))
+        return old[-1]
+
+    def swap(request, send):
+        send(request)
+        return old[0]
+
+    wire.faults = [record]
+    assert member.task().round == 1
+    coordinator.round = 2
+    wire.faults = [swap, None, None, None]
+    assert member.task().round == 2
+    wire.faults = [swap] * 20
+    with pytest.raises(Unavailable) as problem:
+        member.task()
+    assert problem.value.code == "not_signed"
+
+
+def forge_status(request, send):
+    answer = send(request)
+    return dataclasses.replace(answer, status=500)
+
+
+def flip_byte(request, send):
+    answer = send(request)
+    position = len(answer.body) // 2
+    changed = bytes([answer.body[position] ^ 1])
+    return dataclasses.replace(answer, body=answer.body[:position] + changed + answer.body[position + 1 :])
+
+
+def change_path(request, send):
+    return send(dataclasses.replace(request, path="/v1/index"))
+
+
+def change_request(request, send):
+    return send(dataclasses.replace(request, body=request.body[:-1] + bytes([request.body[-1] ^ 1])))
+
+
+def empty(request, send):
+    return Answer(status=200, body=b"")
+
+
+def forged_page(status):
+    return lambda request, send: Answer(status=status, body=b"<html>accepted</html>")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        flip_byte,
+        change_path,
+        change_request,
+        empty,
+        *(forged_page(status) for status in (200, 401, 403, 404, 410, 500)),
+    ],
+)
+def test_a_proxy_that_edits_things_changes_nothing(member, coordinator, wire, folder, tmp_path, fault):
+    """docs/security.md, check 44: 0 accepted changes; an unsealed status only means "try again later"."""
+    task = member.task()
+    with Outbox(tmp_path / "outbox.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", reply_of(1).to_bytes(), 0)
+        before = load_membership(folder)
+        wire.faults = [fault] * 50
+        with pytest.raises(Unavailable):
+            member.deliver(outbox, task)
+        assert len(outbox.items("skin")) == 1
+        after = load_membership(folder)
+        assert (after.state, after.key_number) == (before.state, before.key_number)
+        wire.faults = []
+        (done,) = member.deliver(outbox, task)
+        assert done.outcome == "accepted"
+        assert outbox.items("skin") == []
+    assert len(coordinator.effects) == 1
+
+
+def test_an_edited_status_of_a_signed_answer_is_ignored(member, wire):
+    """docs/security.md, envelope: the status that counts is the signed one."""
+    wire.faults = [forge_status]
+    assert member.task().round == 1
+
+
+def test_restored_device_jumps_above_once(member, coordinator, wire, folder, net):
+    """docs/security.md, idempotency: seq_behind → highest + 256, once; a jump above 2^32 is refused."""
+    coordinator.window._windows[member.identity.signing.key_id] = (5_000, bytes(256))
+    assert member.task().round == 1
+    assert member.identity.next_sequence() == 5_000 + BLOCK + 1
+    coordinator.window._windows[member.identity.signing.key_id] = (2**40, bytes(256))
+    with pytest.raises(ExchangeError) as error:
+        member.task()
+    assert error.value.code == "seq_jump"
+    coordinator.refuse["task"] = Refusal(code="seq_behind", message="again", highest=9_000)
+    with pytest.raises(Refused):  # a second request for a jump in one call is not followed
+        member.task()
+
+
+@pytest.mark.parametrize(
+    ("hours", "recovers"), [(-47, True), (-3, True), (3, True), (47, True), (-49, False), (49, False)]
+)
+def test_wrong_clock_recovers_within_48_hours(joined, coordinator, wire, folder, net, hours, recovers):
+    """docs/security.md, check 20: a device 47 h off recovers, 49 h off refuses."""
+    wrong = net.NOW_MS + hours * net.HOUR_MS
+    if recovers:
+        with quick(folder, wire, clock_ms=lambda: wrong) as one:
+            assert one.task().round == 1
+            assert abs(one.now_ms() - net.NOW_MS) < 2_000
+    else:
+        with pytest.raises(ExchangeError, match="hours off"), quick(folder, wire, clock_ms=lambda: wrong) as one:
+            one.task()
+
+
+def test_time_answers_only_a_fresh_nonce(joined, coordinator, wire, folder, net):
+    """docs/security.md, replay: a signed time that was recorded before does not move the clock."""
+    wrong = net.NOW_MS - 5 * net.HOUR_MS
+    recorded = coordinator._plain
+    stale = recorded(type("R", (), {"path": "/v1/time", "query": "nonce=" + "A" * 32})())
+    coordinator._plain = lambda request: stale if request.path == "/v1/time" else recorded(request)
+    with quick(folder, wire, clock_ms=lambda: wrong) as one:
+        with pytest.raises(Unavailable):
+            one.task()
+        assert one.now_ms() == wrong
+
+
+def test_coordinators_new_sealing_key_is_picked_up(member, coordinator, folder):
+    """docs/security.md, rotation: the key record is refreshed; its number never goes down."""
+    coordinator.sealing, coordinator.key_number = generate_sealing_key(1), 7
+    assert member.task().round == 1
+    assert load_membership(folder).key_number == 7
+    coordinator.sealing, coordinator.key_number = generate_sealing_key(1), 6
+    with pytest.raises(Unavailable):
+        member.task()
+    assert load_membership(folder).key_number == 7
+
+
+def test_another_signing_key_is_never_believed(member, coordinator):
+    coordinator.signing = generate_signing_key()
+    with pytest.raises(Unavailable):
+        member.task()
+
+
+def test_old_key_record_is_refreshed_before_sealing(joined, coordinator, wire, folder, net):
+    """docs/security.md, rotation: a record older than 24 h is fetched anew."""
+    later = net.NOW_MS + 25 * net.HOUR_MS
+    coordinator.now_ms = later
+    with quick(folder, wire, clock_ms=lambda: later):
+        assert [request.path for request in wire.sent] == ["/v1/keys"]
+    assert load_membership(folder).key_fetched_ms == later
+
+
+def test_index_never_goes_back(member, coordinator, net):
+    """docs/security.md, check 26: an older index than one seen is refused."""
+    coordinator.bundles["main", "all", 1] = b"x"
+    assert member.index().current("main", "all").version == 1
+    coordinator.now_ms -= 60_000
+    with pytest.raises(RecordError) as error:
+        member.index()
+    assert error.value.code == "rolled_back"
+
+
+@pytest.mark.parametrize("code", ["busy", "storage_full", "internal"])
+def test_a_busy_coordinator_is_asked_again_and_then_left(member, coordinator, wire, code):
+    coordinator.refuse["task"] = Refusal(code=code, message="later")
+    with pytest.raises(Unavailable, match="later"):
+        member.task()
+    assert len([request for request in wire.sent if request.path == "/v1/task"]) == 4
+
+
+def test_deliver_settles_a_promised_item_in_its_own_round(member, coordinator, wire, tmp_path, net):
+    """docs/security.md, idempotency: the answer was lost and the round moved on: the first answer comes back."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", reply_of(1).to_bytes(), 0)
+        wire.faults = [None] + [net.cut_answer] * 4
+        task = member.task()
+        with pytest.raises(Unavailable):
+            member.deliver(outbox, task)
+        assert len(coordinator.effects) == 1
+        coordinator.round = 2
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round) == ("accepted", 1)
+        assert outbox.items("skin") == []
+    assert len(coordinator.effects) == 1
+
+
+def test_deliver_offers_a_late_item_to_the_next_round(member, coordinator, wire, tmp_path, net):
+    """docs/security.md, order of checks: late → typed round_closed; never mixed in, never lost."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        first = outbox.put("skin", "reply", reply_of(1).to_bytes(), 0)
+        task = member.task()
+        coordinator.round = 2
+        (kept,) = member.deliver(outbox, task)
+        assert (kept.outcome, kept.code) == ("kept", "round_closed")
+        (item,) = outbox.items("skin")
+        assert item.idem != first
+        assert item.round is None
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round) == ("accepted", 2)
+    assert [effect[1] for effect in coordinator.effects] == [2]
+
+
+def test_deliver_drops_only_what_can_never_be_taken(member, coordinator, tmp_path):
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", reply_of(1).to_bytes(), 0)
+        coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="wrong shape")
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.code) == ("refused", "bad_contribution")
+        assert outbox.items("skin") == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "closed", "done"])
+def test_nothing_is_sent_while_no_round_is_open(member, coordinator, tmp_path, state):
+    coordinator.state = state
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", reply_of(1).to_bytes(), 0)
+        assert member.deliver(outbox, member.task()) == []
+        assert len(outbox.items("skin")) == 1
+
+
+def test_second_process_cannot_use_the_keys(member, folder, wire):
+    """docs/security.md, idempotency: a lock file per key."""
+    with pytest.raises(ExchangeError, match="another edgefl process") as error:
+        quick(folder, wire)
+    assert error.value.code == "keys_in_use"
+
+
+def test_keys_open_to_others_are_refused(joined, folder, wire):
+    """docs/security.md, keys at rest: mode 0600, refused if group or world readable."""
+    assert {path.stat().st_mode & 0o777 for path in folder.glob("*.key")} == {0o600}
+    (folder / "sealing.key").chmod(0o640)
+    with pytest.raises(StorageError, match="chmod 600"):
+        quick(folder, wire)
+
+
+@pytest.mark.parametrize("cut", range(0, 1200, 97))
+def test_a_truncated_membership_is_a_sentence(joined, folder, wire, cut):
+    """docs/security.md, check 60: truncation of a state file: typed error, never a wrong number."""
+    path = folder / "membership.json"
+    data = path.read_bytes()
+    path.write_bytes(data[:cut])
+    os.chmod(path, 0o600)
+    with pytest.raises((StorageError, NotEnrolled)):
+        quick(folder, wire)
+
+
+def test_every_attempt_waits_with_jitter(joined, coordinator, folder, wire, net):
+    """docs/security.md, reliability: jittered backoff."""
+    waits: list[float] = []
+    with Member(folder, lambda _: wire, clock_ms=lambda: net.NOW_MS, sleep=waits.append) as one:
+        wire.faults = [net.lost_request] * 4
+        with pytest.raises(Unavailable):
+            one.task()
+    assert len(waits) == 3
+    assert all(0 <= wait <= 0.5 * 2**step for step, wait in enumerate(waits))
+    assert len(set(waits)) == 3
