@@ -129,3 +129,42 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
     settings = resolve(method, options, config, assignments)
     summary = run_federation(settings, out, resume=resume)
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
+
+
+@cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--data", multiple=True, required=True, metavar="SPEC", help="Data to judge on; repeatable.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
+@needs_trainer
+def evaluate(run_dir: Path, data: tuple[str, ...], device: str, as_json: bool) -> None:
+    """Judge the models of RUN on all `test` rows of the data, or on its `val` rows where it has no test rows."""
+    from edgefl_trainer.engine.evaluation import evaluate as judge_run
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.engine.text import site_lines
+
+    summary = judge_run(open_run(run_dir), data, device)
+    click.echo(f"reported on {summary['reported_rows']} rows", err=True)
+    click.echo(json.dumps(summary) if as_json else "\n".join(site_lines(summary)))
+
+
+@cli.command()
+@click.argument("runs", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option("--format", "style", type=click.Choice(["md", "csv", "json", "latex"]), default="md", show_default=True, help="Form.")
+@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="PNG", help="Also draw accuracy over rounds.")
+@needs_trainer
+def table(runs: tuple[Path, ...], style: str, plot: Path | None) -> None:
+    """Compare runs: sites by methods, mean and spread, worst site, bytes of a round."""
+    from edgefl_protocol.durable import write_atomic
+
+    from edgefl_trainer.engine.federation import read_metrics
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.evaluate.plot import plot_rounds
+    from edgefl_trainer.evaluate.table import render_table
+
+    summaries = [open_run(folder).summary for folder in runs]
+    click.echo(render_table(summaries, style))
+    if plot is not None:
+        lines = {folder.name: read_metrics(folder) for folder in runs}
+        write_atomic(plot, plot_rounds(lines, metric="tune_balanced_accuracy"))
+        click.echo(f"drew {plot}", err=True)

@@ -17,7 +17,7 @@ from edgefl_trainer.engine.federation import FederationState, stamped
 from edgefl_trainer.engine.models import predict, save_predictor
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import fit_temperature, refer_threshold, relu_evidence, softplus_evidence
-from edgefl_trainer.evaluate.metrics import federation_summary, site_metrics
+from edgefl_trainer.evaluate.metrics import entropy_nats, federation_summary, site_metrics
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
 from edgefl_trainer.methods.contract import (
     Examples,
@@ -96,7 +96,7 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
     tensors = {**predictor.tensors, "temperature": np.asarray(temperature, dtype=np.float32)}
     calibrated = replace(predictor, tensors=tensors)
     scores = predict(calibrated, tune.images[tune.rows], site.device)
-    uncertainty = scores.vacuity if scores.vacuity is not None else 1 - scores.probabilities.max(axis=1)
+    uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
     threshold = refer_threshold(uncertainty, scores.predicted == tune.targets)
     return calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}
 

@@ -13,16 +13,19 @@ def summary_text(summary: Mapping[str, Any]) -> str:
             for name, found in summary["probe"].items()
         ]
     elif summary["mean_balanced_accuracy"] is not None:
-        lines.append(f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy")
-        for name, site in summary["sites"].items():
-            lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}")
-        spread = _pct(summary["std_balanced_accuracy"])
-        lines.append(
-            f"mean {_pct(summary['mean_balanced_accuracy'])} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}"
-        )
+        lines += site_lines(summary)
     up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
     lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
     return "\n".join(lines)
+
+
+def site_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Balanced accuracy of each site, then mean, spread and worst."""
+    lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy"]
+    for name, site in summary["sites"].items():
+        lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}")
+    mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
+    return [*lines, f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}"]
 
 
 def _pct(value: float | None) -> str:

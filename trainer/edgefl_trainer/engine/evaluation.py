@@ -1,0 +1,71 @@
+"""Score a finished run's models on other rows than those of the run itself."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.engine.results import judge
+from edgefl_trainer.engine.sites import choose_device
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.methods.contract import Examples
+
+
+def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dict[str, Any]:
+    """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
+
+    Args:
+        run: a finished run.
+        data: SPECs; their sites are matched by name.
+        device: auto, cpu or cuda.
+
+    Returns:
+        The keys of `summary.json` without bytes and seconds, and `reported_rows`.
+
+    Raises:
+        DataError: the data cannot be read or names classes the run does not know.
+        RunError: no site of the data has a model in the run.
+    """
+    federation = load_federation(
+        data,
+        image_px=run.backbone.spec.image_px,
+        task=run.settings.task,
+        classes=run.settings.classes or None,
+        seed=run.settings.seed,
+    )
+    labels = _labels_of_run(run, federation.classes, federation.labels)
+    where = choose_device(device)
+    known = [name for name in federation.sites if name in run.sites]
+    if not known:
+        raise RunError(f"no site of the data has a model in {run.folder}: it has {', '.join(run.sites)}.")
+    figures: dict[str, dict[str, Any]] = {}
+    for name in known:
+        rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
+        found = judge(run.predictor(name), Examples(federation.images, labels, rows), where)
+        figures[name] = {"n_train": run.summary["sites"][name]["n_train"], **found}
+    kept = ("method", "task", "seed", "rounds", "preset")
+    return {
+        **{key: run.summary[key] for key in kept},
+        "partition_sha256": federation.partition_sha256,
+        "reported_rows": federation.report_split,
+        "classes": list(run.classes),
+        "sites": figures,
+        **federation_summary(figures),
+        "state_sha256": run.summary["state_sha256"],
+    }
+
+
+def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: np.ndarray) -> np.ndarray:
+    """Labels of the data as indices into the run's classes."""
+    unknown = [name for name in classes if name not in run.classes]
+    if unknown:
+        raise DataError(
+            f"Class {unknown[0]!r} of the data is unknown to the run, which has {', '.join(run.classes)}: "
+            "choose other data, or train with this class."
+        )
+    index = np.array([run.classes.index(name) for name in classes] + [-1])
+    return index[labels]
+
