@@ -9,6 +9,9 @@ import hashlib
 import ssl
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_pem_x509_certificates
+
 from edgefl_client.exchange.errors import TlsRefused
 
 MAX_CA_BYTES = 256 * 2**10
@@ -44,15 +47,9 @@ def certificates(pem: bytes) -> list[bytes]:
         TlsRefused: the file holds none, or is damaged.
     """
     try:
-        text = pem.decode("ascii")
-        parts = text.split(ssl.PEM_HEADER)[1:]
-        found = [
-            ssl.PEM_cert_to_DER_cert(ssl.PEM_HEADER + part.split(ssl.PEM_FOOTER)[0] + ssl.PEM_FOOTER) for part in parts
-        ]
-    except ValueError as error:  # covers a damaged base64 body and bytes that are no text
-        raise TlsRefused("the file given with --ca is not a readable PEM certificate", code="bad_ca_file") from error
-    if not found:
-        raise TlsRefused("the file given with --ca holds no PEM certificate", code="bad_ca_file")
+        found = [one.public_bytes(Encoding.DER) for one in load_pem_x509_certificates(pem)]
+    except ValueError as error:
+        raise TlsRefused("the file given with --ca holds no readable PEM certificate", code="bad_ca_file") from error
     return found
 
 
