@@ -2,8 +2,9 @@
 
 Guarantees of `read_graph`:
 
-    (1) every byte is accounted for by the ONNX schema below: a field number, wire type or message it does not know, a
-        singular field that stands twice, and protobuf groups are refused, so no other parser can see another model
+    (1) every field is one of the ONNX schema below: a field number or wire type it does not know, a singular field that
+        stands twice, and protobuf groups are refused, so no other parser can see another model; texts, numbers and
+        messages without tensors are not looked into
     (2) nesting, the number of fields and of nodes are bounded
     (3) no tensor lies outside the file: `external_data` or a `data_location` other than DEFAULT is refused in every
         TensorProto, wherever it hangs (initializer, sparse initializer, attribute, subgraph, function, training graph)

@@ -30,12 +30,15 @@ def test_round_trip(value: object) -> None:
     assert write_json(parse_json(data, max_depth=64)) == data
 
 
-@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=3), max_leaves=12))
-def test_depth_is_exact(value: list[object]) -> None:
-    """The bracket count equals the real depth, computed on the parsed value."""
+TEXTS = st.text('[]"\\\\', max_size=6)
 
-    def depth(item: list[object]) -> int:
-        return 1 + max((depth(inner) for inner in item), default=0)  # type: ignore[arg-type]
+
+@given(st.lists(st.recursive(TEXTS, lambda inner: st.lists(inner, max_size=3), max_leaves=12), max_size=3))
+def test_depth_is_exact(value: list[object]) -> None:
+    """The bracket count equals the real depth, computed on the parsed value, whatever its texts hold."""
+
+    def depth(item: object) -> int:
+        return 1 + max((depth(inner) for inner in item), default=0) if isinstance(item, list) else 0
 
     data = json.dumps(value).encode()
     assert parse_json(data, max_depth=depth(value)) == value

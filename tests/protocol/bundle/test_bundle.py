@@ -485,7 +485,8 @@ for data in files:
 print(json.dumps([codes, peak() - before]))
 """
     arguments = [sys.executable, "-c", script, str(inputs), good.key.public.hex(), str(good.now_ms)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, cwd=inside)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=inside)
+    assert done.returncode == 0, done.stderr
     codes, growth = json.loads(done.stdout)
     for name, code in zip(archives, codes, strict=True):
         assert code in ("bad_archive", "truncated"), name
