@@ -1,0 +1,67 @@
+"""What a reply may hold: docs/security.md check 37 at the coordinator, docs/methods.md on what FedEvPrompt shares."""
+
+import numpy as np
+import pytest
+from edgefl_protocol import Payload
+from edgefl_protocol.messages import Refusal
+
+GOOD = np.array([[0.25, 1.0, 0.0, 0.5]], np.float16)
+SHA = {"site_sha256": "0" * 64}
+
+# fmt: off
+BAD = {
+    "another array":   Payload({"weights": GOOD}, SHA),
+    "class too high":  Payload({"maps.2": GOOD}, SHA),
+    "class spelled":   Payload({"maps.01": GOOD}, SHA),
+    "float32":         Payload({"maps.0": GOOD.astype(np.float32)}, SHA),
+    "one axis":        Payload({"maps.0": GOOD[0]}, SHA),
+    "too many maps":   Payload({"maps.0": np.repeat(GOOD, 3, axis=0)}, SHA),
+    "no map":          Payload({"maps.0": GOOD[:0]}, SHA),
+    "other grid":      Payload({"maps.0": np.ones((1, 9), np.float16)}, SHA),
+    "input size":      Payload({"maps.0": np.ones((1, 576), np.float16)}, SHA),
+    "negative":        Payload({"maps.0": GOOD - np.float16(0.5)}, SHA),
+    "above one":       Payload({"maps.0": GOOD * np.float16(2)}, SHA),
+    "not normalised":  Payload({"maps.0": GOOD * np.float16(0.5)}, SHA),
+    "second not":      Payload({"maps.0": np.concatenate([GOOD, GOOD / 2])}, SHA),
+    "no digest":       Payload({"maps.0": GOOD}, {}),
+    "digest a number": Payload({"maps.0": GOOD}, {"site_sha256": 7}),
+}
+# fmt: on
+
+
+@pytest.fixture
+def member(coordinator, tools):
+    found = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    return found
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_contributions(member, name) -> None:
+    """Refused typed, nothing stored; the same member may then send a good one."""
+    refused = member.reply(1, payload=BAD[name])
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("bad_contribution", 422)
+    assert isinstance(member.reply(1, payload=Payload({"maps.1": GOOD}, SHA), idem="good-work-item-1"), Payload)
+
+
+def test_not_a_number_never_arrives(member) -> None:
+    """Check 46, the first line of defence: NaN cannot be written, and bytes that hold it do not parse."""
+    data = bytearray(Payload({"maps.0": GOOD}, {**SHA, "idem": "work-item-00000001"}).to_bytes())
+    place = data.rindex(np.float16(0.25).tobytes())
+    data[place : place + 2] = np.float16(np.nan).tobytes()
+
+    class Raw:
+        def to_bytes(self) -> bytes:
+            return bytes(data)
+
+    refused = member.call("reply", Raw(), rnd=1)
+    assert isinstance(refused, Refusal) and refused.code == "bad_message"
+
+
+def test_a_reply_above_the_cap(make_coordinator, tools) -> None:
+    """The task states the cap; a longer reply is refused typed."""
+    coordinator = make_coordinator(limits={"reply_bytes": 100})
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    refused = member.reply(1)
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("too_large", 413)

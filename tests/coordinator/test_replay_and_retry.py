@@ -1,0 +1,128 @@
+"""Each envelope once, each work item once: docs/security.md checks 16 to 19."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from edgefl_coordinator.schema import replies
+from edgefl_protocol import Payload
+from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest
+from sqlalchemy import func, select
+
+
+def stored(coordinator) -> int:
+    with coordinator.store.transaction() as connection:
+        return connection.scalar(select(func.count()).select_from(replies))
+
+
+def blobs(coordinator) -> int:
+    return sum(1 for _ in coordinator.store.home.blobs.iterdir())
+
+
+def codes(answers) -> set[str]:
+    return {answer.code if isinstance(answer, Refusal) else "accepted" for answer in answers}
+
+
+def test_exact_replays(make_coordinator, clock, tools) -> None:
+    """Check 17: the same bytes 1,000 times, at once, in turn, after a restart and near expiry: 0 accepted."""
+    coordinator = make_coordinator()
+    member, other = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
+    tools.start_rounds(coordinator)
+    message = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
+    request = member.envelope("reply", message, rnd=1)
+    assert isinstance(member.send("reply", request), Payload)
+    before = blobs(coordinator)
+    with ThreadPoolExecutor(16) as pool:
+        assert codes(pool.map(lambda _: member.send("reply", request), range(400))) == {"replayed"}
+    assert codes(member.send("reply", request) for _ in range(200)) == {"replayed"}
+    coordinator.store.close()
+    member.coordinator = again = make_coordinator()
+    assert codes(member.send("reply", request) for _ in range(200)) == {"replayed"}
+    clock.now_ms += 299_999
+    assert codes(member.send("reply", request) for _ in range(200)) == {"replayed"}
+    clock.now_ms += 2
+    assert member.send("reply", request) == 401  # past its time nothing needs to be remembered
+    other.coordinator = again
+    assert stored(again) == 1
+    assert blobs(again) == before
+
+
+def test_a_replayed_read_is_refused(coordinator, tools) -> None:
+    """Check 17: requests that change nothing are admitted once, too."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    request = member.envelope("task", Payload())
+    assert isinstance(member.send("task", request), Payload)
+    refused = member.send("task", request)
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("replayed", 409)
+
+
+def test_concurrent_double_submissions(make_coordinator, tools) -> None:
+    """Check 18: 200 work items, each sent twice at once (same idem, new envelope), are accepted exactly 200 times."""
+    coordinator = make_coordinator(rounds={"quorum_target": 1000})
+    crowd = [tools.quick_member(coordinator, f"clinic-{number:03}") for number in range(200)]
+    tools.start_rounds(coordinator)
+    sealed = [
+        (member, member.envelope("reply", ReplyRequest(idem="x" * 16, reply=tools.maps_payload()).to_payload(), rnd=1))
+        for member in crowd
+        for _ in range(2)
+    ]
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda pair: pair[0].send("reply", pair[1]), sealed))
+    assert codes(answers) == {"accepted"}
+    assert [answers[2 * i].to_bytes() for i in range(200)] == [answers[2 * i + 1].to_bytes() for i in range(200)]
+    assert stored(coordinator) == 200
+    coordinator.store.sweep()
+    assert blobs(coordinator) == 200 + 200 + 1  # replies, broadcasts, state
+
+
+def test_retries_after_a_cut_answer(coordinator, clock, tools) -> None:
+    """Check 19: the same work item 200 times, each in a new envelope: one effect, always the first answer."""
+    member, _ = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
+    tools.start_rounds(coordinator)
+    first = member.reply(1, idem="work-item-00000001")
+    assert ReplyReply.from_payload(first).first_answer_ms == clock.now_ms
+    for _ in range(199):
+        clock.now_ms += 100
+        assert member.reply(1, idem="work-item-00000001") == first
+    assert stored(coordinator) == 1
+
+
+def test_a_retry_is_answered_after_the_round_closed(coordinator, clock, tools) -> None:
+    """Check 19: the first answer comes back even when the round has closed meanwhile."""
+    one, two = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
+    tools.start_rounds(coordinator)
+    first = one.reply(1, idem="work-item-00000001")
+    two.reply(1)
+    clock.now_ms += 60_000
+    assert two.reply(1, idem="other-work-item-2").code == "round_closed"
+    assert one.reply(1, idem="work-item-00000001") == first
+
+
+def test_one_idem_for_two_payloads(coordinator, tools) -> None:
+    """docs/security.md, idempotency: same key, other payload is a typed conflict."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    member.reply(1, idem="work-item-00000001")
+    refused = member.reply(1, idem="work-item-00000001", payload=tools.maps_payload(seed=5))
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("idem_conflict", 409)
+    refused = member.reply(1, idem="work-item-00000002")
+    assert refused.code == "already_replied"
+    assert stored(coordinator) == 1
+
+
+def test_a_member_restored_from_an_image(coordinator, tools) -> None:
+    """docs/security.md, replay window: a sequence far below the window is told the highest; a huge jump is refused."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    assert isinstance(member.send("task", member.envelope("task", Payload(), seq=50_000)), Payload)
+    behind = member.send("task", member.envelope("task", Payload(), seq=7))
+    assert (behind.code, behind.highest) == ("seq_behind", 50_000)
+    assert isinstance(member.send("task", member.envelope("task", Payload(), seq=behind.highest + 256)), Payload)
+    assert member.send("task", member.envelope("task", Payload(), seq=2**33)).code == "seq_jump"
+
+
+@pytest.mark.parametrize("order", [list(range(3, 103)), list(range(102, 2, -1))])
+def test_shuffled_numbers_inside_the_window(coordinator, tools, order) -> None:
+    """Check 16 against the store: numbers in any order inside the window are admitted exactly once."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    for seq in order:
+        assert isinstance(member.send("task", member.envelope("task", Payload(), seq=seq)), Payload)
+    assert codes(member.send("task", member.envelope("task", Payload(), seq=seq)) for seq in order) == {"replayed"}

@@ -1,0 +1,228 @@
+"""Rounds through the sealed routes and the store, with a toy aggregation worker: checks 51, 55, 64 and reliability."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgefl_coordinator import aggregation
+from edgefl_coordinator.aggregation import commit, next_job, step
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.jobs import read_result, write_job
+from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.schema import audit, broadcasts, replies, rounds, states
+from edgefl_protocol import Payload
+from edgefl_protocol.messages import BroadcastRequest, Refusal, TaskReply
+from sqlalchemy import func, select
+
+
+def count(coordinator: Any, table: Any) -> int:
+    with coordinator.store.transaction() as connection:
+        return connection.scalar(select(func.count()).select_from(table))
+
+
+def events(coordinator: Any) -> list[str]:
+    with coordinator.store.transaction() as connection:
+        return list(connection.scalars(select(audit.c.event).order_by(audit.c.number)))
+
+
+def task(member: Any) -> TaskReply:
+    return TaskReply.from_payload(member.call("task", Payload()))
+
+
+def broadcast(member: Any, number: int) -> Any:
+    return member.call("broadcast", BroadcastRequest(round=number).to_payload(), rnd=number)
+
+
+@pytest.fixture
+def four(coordinator: Any, tools: Any) -> list[Any]:
+    return [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcd"]
+
+
+def test_a_federation_from_first_to_last_round(coordinator, tools, four) -> None:
+    """Three exchanges and the final broadcast; each member gets the maps of exactly the three others."""
+    assert (task(four[0]).state, task(four[0]).round) == ("waiting", 0)
+    assert broadcast(four[0], 1).code == "no_round"
+    tools.start_rounds(coordinator)
+    for number in (1, 2, 3):
+        seen = task(four[0])
+        assert (seen.state, seen.round, seen.rounds, seen.replied) == ("open", number, 3, False)
+        assert seen.phase == ("warm" if number == 1 else "train")
+        for index, member in enumerate(four):
+            got = broadcast(member, number)
+            peers = {name.split(".")[1] for name in got.arrays}
+            assert len(peers) == (0 if number == 1 else 3)
+            assert isinstance(member.reply(number, payload=tools.maps_payload(10 * number + index)), Payload)
+        assert task(four[0]).state == "closed"
+        assert step(coordinator, tools.toy_worker)
+    assert task(four[0]).state == "done"
+    final = broadcast(four[1], 4)
+    others = [tools.maps_payload(30 + index).arrays["maps.0"].tobytes() for index in (0, 2, 3)]
+    assert sorted(others) == sorted(array.tobytes() for name, array in final.arrays.items() if name.endswith(".0"))
+    assert broadcast(four[1], 5).code == "no_round"
+    assert four[0].reply(4).code == "no_round"
+    assert not step(coordinator, tools.toy_worker)
+
+
+def test_a_straggler_is_told_and_never_mixed_in(coordinator, clock, tools, four) -> None:
+    """Check 64: partial close at the deadline; the late reply gets `round_closed`, is logged and not counted."""
+    tools.start_rounds(coordinator)
+    for member in four[:3]:
+        member.reply(1)
+    clock.now_ms += 60_000
+    late = four[3].reply(1)
+    assert isinstance(late, Refusal) and late.code == "round_closed"
+    assert step(coordinator, tools.toy_worker)
+    assert count(coordinator, replies) == 3
+    assert events(coordinator).count("refused") == 1
+    assert task(four[3]).round == 2
+
+
+def test_below_the_minimum_the_round_goes_on(coordinator, clock, tools, four) -> None:
+    """Check 64: below the minimum at the deadline, the round is extended and keeps its reply."""
+    tools.start_rounds(coordinator)
+    first_deadline = task(four[0]).deadline_ms
+    four[0].reply(1)
+    clock.now_ms += 61_000
+    assert not step(coordinator, tools.toy_worker)
+    assert task(four[0]).deadline_ms == first_deadline + 60_000
+    assert isinstance(four[1].reply(1), Payload)
+    clock.now_ms += 60_000
+    assert step(coordinator, tools.toy_worker)
+    assert count(coordinator, replies) == 2
+
+
+def test_too_few_others_release_nothing(coordinator, clock, tools, four) -> None:
+    """Check 51: three replied, so each of them has two others: nothing is released to them; the fourth sees three."""
+    tools.start_rounds(coordinator)
+    for member in four[:3]:
+        member.reply(1)
+    clock.now_ms += 60_000
+    step(coordinator, tools.toy_worker)
+    refused = broadcast(four[0], 2)
+    assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("small_cohort", 403)
+    assert len(broadcast(four[3], 2).arrays) == 6
+
+
+def test_an_empty_reply_is_no_contribution(coordinator, clock, tools, four) -> None:
+    """Check 51: a reply without maps cannot fill a cohort up."""
+    tools.start_rounds(coordinator)
+    for member in four[:3]:
+        member.reply(1)
+    four[3].reply(1, payload=Payload({}, {"site_sha256": "0" * 64}))
+    step(coordinator, tools.toy_worker)
+    assert broadcast(four[0], 2).code == "small_cohort"
+
+
+def test_a_small_cohort_must_be_allowed_and_is_audited(make_coordinator, tools) -> None:
+    """docs/security.md, exchange policy: one other only with allow_small_cohort."""
+    with pytest.raises(OperatorError, match="allow-small-cohort"):
+        make_coordinator("refused", rounds={"min_cohort": 1})
+    coordinator = make_coordinator(rounds={"min_cohort": 1, "allow_small_cohort": True, "quorum_target": 2})
+    pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
+    tools.start_rounds(coordinator)
+    for member in pair:
+        member.reply(1)
+    step(coordinator, tools.toy_worker)
+    assert len(broadcast(pair[0], 2).arrays) == 2
+
+
+def test_a_member_approved_later_joins_the_open_round(coordinator, tools, four) -> None:
+    tools.start_rounds(coordinator)
+    late = tools.approved_member(coordinator, "clinic-e")
+    assert broadcast(late, 1).code == "not_found"
+    assert step(coordinator, tools.toy_worker)
+    assert isinstance(broadcast(late, 1), Payload)
+    assert not step(coordinator, tools.toy_worker)
+
+
+def test_a_revoked_members_open_reply_is_dropped(coordinator, tools, four) -> None:
+    """docs/security.md, revocation: uploads of the open round are dropped."""
+    tools.start_rounds(coordinator)
+    four[0].reply(1)
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
+    assert count(coordinator, replies) == 0
+
+
+def test_automatic_start(make_coordinator, tools) -> None:
+    coordinator = make_coordinator(rounds={"start": "automatic", "quorum_target": 2})
+    tools.approved_member(coordinator, "clinic-a")
+    assert not step(coordinator, tools.toy_worker)
+    tools.approved_member(coordinator, "clinic-b")
+    assert step(coordinator, tools.toy_worker)
+    assert count(coordinator, rounds) == 1
+
+
+def run(coordinator: Any, worker: Callable[[Path, float], None], folder: Path) -> tuple[Any, Any]:
+    due = next_job(coordinator)
+    folder.mkdir()
+    write_job(folder, due.job)
+    worker(folder, 60)
+    return due, read_result(folder)
+
+
+def test_a_job_done_twice_counts_once(coordinator, tools, four, tmp_path) -> None:
+    """Reliability, aggregation exactly once: the same bytes again, and a second commit changes nothing."""
+    tools.start_rounds(coordinator)
+    for index, member in enumerate(four):
+        member.reply(1, payload=tools.maps_payload(index))
+    due, first = run(coordinator, tools.toy_worker, tmp_path / "one")
+    _, second = run(coordinator, tools.toy_worker, tmp_path / "two")
+    assert first == second
+    commit(coordinator, due, first)
+    before = [count(coordinator, table) for table in (states, rounds, broadcasts)]
+    kept = {path.name for path in coordinator.store.home.blobs.iterdir()}
+    commit(coordinator, due, second)
+    assert [count(coordinator, table) for table in (states, rounds, broadcasts)] == before == [2, 2, 8]
+    assert {path.name for path in coordinator.store.home.blobs.iterdir()} == kept
+
+
+def test_a_kill_inside_aggregation(make_coordinator, tools, monkeypatch) -> None:
+    """Reliability: dying before the commit leaves the round closed; the next start does the job, to the same hash."""
+    hashes = []
+    for name in ("undisturbed", "killed"):
+        coordinator = make_coordinator(name)
+        for index, letter in enumerate("abcd"):
+            member = tools.approved_member(coordinator, f"clinic-{letter}")
+            if index == 3:
+                tools.start_rounds(coordinator)
+            members = [*members, member] if index else [member]
+        for index, member in enumerate(members):
+            member.reply(1, payload=tools.maps_payload(index))
+        if name == "killed":
+            with monkeypatch.context() as patch:
+                patch.setattr(aggregation, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+                with pytest.raises(KeyboardInterrupt):
+                    step(coordinator, tools.toy_worker)
+            coordinator.store.close()
+            coordinator = make_coordinator(name)
+        assert step(coordinator, tools.toy_worker)
+        with coordinator.store.transaction() as connection:
+            hashes.append(connection.scalar(select(states.c.sha256).where(states.c.number == 1)))
+    assert hashes[0] == hashes[1]
+
+
+def test_a_failing_worker_loses_nothing(coordinator, tools, four) -> None:
+    tools.start_rounds(coordinator)
+    for member in four:
+        member.reply(1)
+
+    def broken(folder: Path, timeout_s: float) -> None:
+        raise OperatorError("the aggregation worker failed (1): out of memory")
+
+    with pytest.raises(OperatorError, match="out of memory"):
+        step(coordinator, broken)
+    assert events(coordinator)[-1] == "job_failed"
+    assert not list(coordinator.store.home.jobs.iterdir())
+    assert step(coordinator, tools.toy_worker)
+
+
+def test_replies_are_stored_as_they_came(coordinator, tools, four) -> None:
+    tools.start_rounds(coordinator)
+    four[0].reply(1, payload=tools.maps_payload(7))
+    with coordinator.store.transaction() as connection:
+        row = connection.execute(select(replies)).one()
+    data = coordinator.store.get_blob(row.blob)
+    assert Payload.from_bytes(data) == tools.maps_payload(7)
+    assert row.sha256 == hashlib.sha256(data).hexdigest()
