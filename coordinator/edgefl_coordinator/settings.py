@@ -7,7 +7,7 @@ silently; nothing else reads the environment or this file. Source: docs/security
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
@@ -275,13 +275,11 @@ def settings_from_table(table: Mapping[str, Any]) -> Settings:
 
 
 def settings_to_table(settings: Settings) -> dict[str, Any]:
-    """Return the plain nested dict that TOML can hold."""
-    table = asdict(
-        settings,
-        dict_factory=lambda pairs: {key: dict(item) if isinstance(item, Mapping) else item for key, item in pairs},
-    )
-    table["task"]["classes"] = list(settings.task.classes)
-    return table
+    """Return the plain nested dict that TOML can hold; `settings_from_table` reads it back."""
+    task = {**vars(settings.task), "classes": list(settings.task.classes)}
+    task |= {"backbone": dict(settings.task.backbone), "settings": dict(settings.task.settings)}
+    nested = {"task": task, "rounds": dict(vars(settings.rounds)), "limits": dict(vars(settings.limits))}
+    return {**vars(settings), **nested}
 
 
 def _table(value: object, name: str) -> Mapping[str, Any]:

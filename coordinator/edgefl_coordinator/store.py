@@ -213,9 +213,14 @@ def _migrate(store: Store, now_ms: int) -> None:
 
 
 def _storage_error(error: DBAPIError) -> StorageError:
-    name = getattr(error.orig, "sqlite_errorname", "")
+    """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone too."""
+    chain: list[BaseException] = [error]
+    while chain[-1].__context__ is not None:
+        chain.append(chain[-1].__context__)
+    first = next(found for found in reversed(chain) if isinstance(found, sqlite3.Error))
+    name = getattr(first, "sqlite_errorname", "")
     if name == "SQLITE_FULL":
         return StorageError("the store is full: free space on its disk, then send again", "disk_full")
-    if isinstance(error.orig, sqlite3.IntegrityError):
+    if isinstance(first, sqlite3.IntegrityError):
         return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
-    return StorageError(f"the store cannot be read or written ({name or type(error.orig).__name__})", "storage")
+    return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")

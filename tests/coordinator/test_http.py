@@ -1,0 +1,294 @@
+"""The HTTP side over an in-process transport and over real sockets: checks 11, 39, 40 and the plain routes."""
+
+import asyncio
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import uvicorn
+from edgefl_coordinator.app import make_app
+from edgefl_coordinator.deadline import deadline_protocol
+from edgefl_coordinator.guard import RateLimit
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import RecordError
+from edgefl_protocol.messages import ROUTES, RecordReply
+from edgefl_protocol.records import verify_key_record, verify_time
+
+NONCE = "0123456789abcdefABCDEF_-"
+
+
+@pytest.fixture
+def client(asgi, coordinator):
+    return asgi(coordinator)
+
+
+def test_a_sealed_request_over_http(client, coordinator, tools) -> None:
+    """The HTTP status is the signed `sts`, whatever the answer."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    for payload, status in ((Payload(), 200), (Payload({}, {"extra": 1}), 400)):
+        request = member.envelope("task", payload)
+        answer = client.request("POST", "/v1/task", request)
+        assert answer.status == status
+        assert answer.headers[b"content-type"] == b"application/octet-stream"
+        assert member.open(request, answer.body)[0] == status
+
+
+def test_in_pieces(client, coordinator, tools) -> None:
+    member = tools.approved_member(coordinator, "clinic-a")
+    request = member.envelope("task", Payload())
+    assert client.request("POST", "/v1/task", [request[:10], request[10:11], b"", request[11:]]).status == 200
+
+
+# fmt: off
+REFUSED = [
+    ("GET",    "/",                     {},                                               404),
+    ("GET",    "/v1/task",              {},                                               404),
+    ("POST",   "/healthz",              {"content-length": "0"},                          404),
+    ("POST",   "/v1/nothing",           {"content-length": "0"},                          404),
+    ("POST",   "/v1/task?x=1",          {"content-length": "0"},                          404),
+    ("GET",    "/healthz?x=1",          {},                                               404),
+    ("PUT",    "/v1/task",              {"content-length": "0"},                          404),
+    ("POST",   "/v1/task/",             {"content-length": "0"},                          404),
+    ("POST",   "/v1/task",              {},                                               411),
+    ("POST",   "/v1/task",              {"transfer-encoding": "chunked"},                 411),
+    ("POST",   "/v1/task",              {"transfer-encoding": "chunked", "content-length": "5"}, 411),
+    ("POST",   "/v1/task",              {"content-length": "33554433"},                   413),
+    ("POST",   "/v1/task",              {"content-length": "99999999999999999999"},       400),
+    ("POST",   "/v1/task",              {"content-length": "-5"},                         400),
+    ("POST",   "/v1/task",              {"content-length": "5", "content-encoding": "gzip"}, 415),
+    ("POST",   "/v1/task",              {"content-length": "5", "content-encoding": "identity, gzip"}, 415),
+    ("GET",    "/healthz",              {"content-length": "5"},                          413),
+    ("GET",    "/v1/time",              {},                                               400),
+    ("GET",    "/v1/time?nonce=short",  {},                                               400),
+    ("GET",    f"/v1/time?nonce={NONCE}&nonce={NONCE}", {},                               400),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("method", "target", "headers", "status"), REFUSED)
+def test_what_does_not_pass(client, method, target, headers, status) -> None:
+    """Check 39 and docs/security.md, envelope: lengths, codings, paths and query strings."""
+    assert client.request(method, target, b"hello", headers).status == status
+
+
+@pytest.mark.parametrize("body", [b"short", b"longer than stated"])
+def test_lying_length(client, body) -> None:
+    """Check 39: a length that lies is a 400."""
+    assert client.request("POST", "/v1/task", body, {"content-length": "9"}).status == 400
+
+
+def test_uniform_refusal(client, coordinator, clock, tools) -> None:
+    """Check 11: six causes before the signature give byte-equal status, headers and body."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    stranger = tools.Member(coordinator, "nobody")
+    good = member.envelope("task", Payload())
+    flipped = bytearray(good)
+    flipped[-1] ^= 1
+    elsewhere = replace(coordinator, keys=replace(coordinator.keys, sealing=stranger.sealing))
+    causes = {
+        "no envelope": b"hello",
+        "bad ciphertext": bytes(flipped),
+        "unknown sender": stranger.envelope("task", Payload()),
+        "other federation": member.envelope("task", Payload(), fed="bone"),
+        "made for another route": member.envelope("index", Payload()),
+        "too old": member.envelope("task", Payload(), iat=clock() - 300_001, exp=clock() + 1),
+        "sealed for another": replace(member, coordinator=elsewhere).envelope("task", Payload()),
+        "header cut": good[:40],
+    }
+    answers = {name: client.request("POST", "/v1/task", body) for name, body in causes.items()}
+    assert len({(a.status, tuple(sorted(a.headers.items())), a.body) for a in answers.values()}) == 1
+    assert answers["no envelope"].status == 401
+
+
+def test_every_envelope_fits_one_route(coordinator, client, tools) -> None:
+    """Check 8: an envelope made for endpoint i is accepted only at i, for all pairs."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    for made in ROUTES:
+        for sent in ROUTES:
+            if made != sent:
+                body = member.envelope(made, Payload({}, {"signing_public": member.signing.public.hex()}))
+                assert client.request("POST", ROUTES[sent].path, body).status == 401, (made, sent)
+
+
+def test_plain_routes(client, coordinator, clock) -> None:
+    """docs/security.md, signed time and key record: signed by the pinned key, over the caller's nonce."""
+    assert client.request("GET", "/healthz").body == b"ok\n"
+    key = coordinator.keys.signing.public_key
+    record = client.request("GET", f"/v1/time?nonce={NONCE}").body
+    assert verify_time(record, key, NONCE).now_ms == clock.now_ms
+    with pytest.raises(RecordError):
+        verify_time(record, key, NONCE[::-1])
+    keys = verify_key_record(client.request("GET", "/v1/keys").body, key.key_id, "skin", clock.now_ms)
+    assert keys.sealing == coordinator.keys.sealing.public_key
+
+
+def test_sealed_records(coordinator, clock, tools) -> None:
+    member = tools.approved_member(coordinator, "clinic-a")
+    record = RecordReply.from_payload(member.call("keys", Payload())).record
+    assert verify_key_record(record, coordinator.keys.signing.key_id, "skin", clock.now_ms).number == 1
+
+
+def test_sixty_a_minute(client) -> None:
+    """docs/security.md, signed time: 60 requests a minute an address; others are not affected."""
+    target = f"/v1/time?nonce={NONCE}"
+    statuses = [client.request("GET", target).status for _ in range(61)]
+    assert statuses == [200] * 60 + [503]
+    assert client.request("GET", target, address="192.0.2.2").status == 200
+    assert client.request("GET", "/healthz").status == 200
+
+
+def test_the_minute_ends() -> None:
+    now = [0.0]
+    limit = RateLimit(1, clock=lambda: now[0])
+    assert [limit.allows("a", "/"), limit.allows("a", "/")] == [True, False]
+    now[0] = 60.0
+    assert limit.allows("a", "/")
+
+
+def test_memory_for_bodies_is_bounded(asgi, make_coordinator) -> None:
+    """Check 45: bodies that together pass the bound get 503 with Retry-After, before a byte is read."""
+    client = asgi(make_coordinator(limits={"waiting_bytes": 1000, "body_bytes": 2**20, "reply_bytes": 1000}))
+    answer = client.request("POST", "/v1/task", bytes(1001))
+    assert (answer.status, answer.headers[b"retry-after"], answer.headers[b"connection"]) == (503, b"2", b"close")
+    assert client.request("POST", "/v1/task", bytes(1000)).status == 401
+    assert client.request("POST", "/v1/task", bytes(1000)).status == 401  # the first body's share was given back
+
+
+class Running:
+    """The application under uvicorn with our receive deadline on 127.0.0.1, without TLS: for slow senders."""
+
+    def __init__(self, coordinator, header_s: float, body_s: float) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self.port = self.listening.getsockname()[1]
+        config = uvicorn.Config(
+            make_app(coordinator), http=deadline_protocol(header_s, body_s), ws="none", lifespan="off", log_config=None
+        )
+        self.server = uvicorn.Server(config)
+        self.thread = threading.Thread(
+            target=lambda: asyncio.run(self.server.serve(sockets=[self.listening])), daemon=True
+        )
+
+    def __enter__(self) -> "Running":
+        self.thread.start()
+        while not self.server.started:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.should_exit = True
+        self.thread.join()
+        self.listening.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def healthy(self) -> float:
+        """Seconds that a good client waits for its answer."""
+        started = time.monotonic()
+        with self.connect() as one:
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            answer = b""
+            while piece := one.recv(4096):
+                answer += piece
+        assert b" 200 " in answer.split(b"\r\n")[0] and answer.endswith(b"ok\n")
+        return time.monotonic() - started
+
+
+def seconds_until_closed(one: socket.socket, drip: bytes = b"") -> float:
+    """Drip bytes in until the other side closes."""
+    started = time.monotonic()
+    one.settimeout(0.1)
+    while time.monotonic() - started < 15:
+        try:
+            if drip:
+                one.send(drip)
+            if one.recv(1024) == b"":
+                break
+        except TimeoutError:
+            continue
+        except OSError:
+            break
+    return time.monotonic() - started
+
+
+@pytest.mark.parametrize(
+    ("first", "drip"),
+    [
+        (b"", b""),  # connects and says nothing
+        (b"POST /v1/task HTTP/1.1\r\nHost: x\r\nX-Slow: ", b"a"),  # slow header
+        (b"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b"a"),  # slow body
+        (b"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b""),  # silent body
+    ],
+)
+def test_slow_senders_are_closed(coordinator, first, drip) -> None:
+    """Check 40: closed within the deadline + 2 s, however the bytes trickle."""
+    with Running(coordinator, 0.5, 0.5) as running, running.connect() as one:
+        one.sendall(first)
+        assert seconds_until_closed(one, drip) < 2.5
+
+
+def test_five_hundred_slow_senders(coordinator) -> None:
+    """Check 40: with 500 slow sockets a good client is still answered, p95 below 500 ms; then all 500 are closed."""
+    with Running(coordinator, 4.0, 4.0) as running:
+        slow = [running.connect() for _ in range(500)]
+        for index, one in enumerate(slow):
+            head = b"POST /v1/task HTTP/1.1\r\nHost: x\r\n"
+            one.sendall(head + (b"Content-Length: 9999\r\n\r\nx" if index % 2 else b"X-Slow: "))
+        waits = sorted(running.healthy() for _ in range(20))
+        assert waits[18] < 0.5
+        started = time.monotonic()
+        for one in slow:
+            one.settimeout(10)
+            try:
+                assert one.recv(1) == b""
+            except ConnectionError:
+                pass
+            one.close()
+        assert time.monotonic() - started < 4.0 + 2.0
+
+
+def test_an_idle_connection_may_send_again(coordinator) -> None:
+    """The deadline is a request's, not a connection's: two requests with a pause longer than none of them."""
+    with Running(coordinator, 1.0, 1.0) as running, running.connect() as one:
+        for _ in range(2):
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"ok\n"):
+                answer += one.recv(4096)
+            time.sleep(1.5)
+
+
+def test_a_chunked_flood_is_cut(coordinator) -> None:
+    """Check 39: 411 for a chunked body without reading it; the connection closes long before 8 MB."""
+    with Running(coordinator, 5, 5) as running, running.connect() as one:
+        one.sendall(b"POST /v1/task HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sent, chunk = 0, b"10000\r\n" + bytes(0x10000) + b"\r\n"
+        try:
+            while sent < 64 * 2**20:
+                one.sendall(chunk)
+                sent += len(chunk)
+        except OSError:
+            pass
+        assert sent < 8 * 2**20
+
+
+def test_many_bodies_at_once(coordinator, tools) -> None:
+    """Check 45 in small: 64 parallel senders of valid requests are all answered."""
+    members = [tools.quick_member(coordinator, f"clinic-{number:02}") for number in range(16)]
+    sealed = [member.envelope("task", Payload()) for member in members for _ in range(4)]
+    with Running(coordinator, 10, 10) as running:
+
+        def ask(body: bytes) -> bytes:
+            with running.connect() as one:
+                head = f"POST /v1/task HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+                one.sendall(head.encode() + body)
+                answer = b""
+                while piece := one.recv(65536):
+                    answer += piece
+            return answer.split(b"\r\n", 1)[0]
+
+        with ThreadPoolExecutor(16) as pool:
+            assert set(pool.map(ask, sealed)) == {b"HTTP/1.1 200 OK"}
