@@ -5,6 +5,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 from edgefl_protocol import Expected, ReplayWindow, SealingKey, SigningKey, open_envelope, seal
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of the code under test: no deadline, no complaint about slow generation.
+settings.register_profile("protocol", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("protocol")
 
 NOW_MS = 1_790_000_000_000
 

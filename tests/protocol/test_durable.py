@@ -18,6 +18,16 @@ def test_content_and_mode_arrive_and_no_temporary_file_stays(tmp_path):
     assert os.listdir(tmp_path) == ["key"]
 
 
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_the_mode_is_the_one_asked_for_whatever_the_umask(tmp_path, mode):
+    before = os.umask(0o077)
+    try:
+        write_atomic(tmp_path / "a", b"x", mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == mode
+
+
 @pytest.mark.parametrize("step", ["write", "fsync", "replace"])
 def test_a_failure_at_any_step_leaves_the_old_content(tmp_path, monkeypatch, step):
     """The old bytes or the new bytes, never a mixture; a full disk is one typed sentence."""

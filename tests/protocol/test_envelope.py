@@ -235,6 +235,16 @@ def test_an_envelope_is_accepted_at_its_own_endpoint_only(world1):
     assert accepted == [(name, name) for name in ROUTES] and len(ROUTES) >= 8
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("mth", "GET"), ("pth", "/v1/replies"), ("fed", "eye"), ("typ", "reply"), ("cty", "task"), ("irt", "0" * 64)],
+)
+def test_each_word_of_the_route_counts_alone(world1, field, value):
+    """docs/security.md 2.3: `mth`, `pth`, `fed`, `typ` and `cty` must each be what the endpoint expects."""
+    with pytest.raises(RouteError):
+        world1.open(world1.request(), expected=world1.expected(**{field: value}))
+
+
 def answer(world, data, text=b"answer"):
     """Return the coordinator's reply to a request, and the opened request."""
     opened = world.open(data)

@@ -297,6 +297,8 @@ def test_a_key_id_commits_to_the_key_its_suite_and_its_use():
     signing, sealing = PublicSigningKey(raw), PublicSealingKey(1, raw)
     assert signing.key_id == hashlib.sha256(pae(b"\x01", b"sign", raw)).hexdigest()
     assert sealing.key_id == hashlib.sha256(pae(b"\x01", b"seal", raw)).hexdigest() != signing.key_id
+    hybrid = generate_sealing_key(2)
+    assert hybrid.key_id == hashlib.sha256(pae(b"\x02", b"seal", hybrid.public)).hexdigest()
 
 
 def test_a_fingerprint_is_a_hundred_bits_in_crockford_base32():

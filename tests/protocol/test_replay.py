@@ -7,9 +7,10 @@ range, which our limit of 2^32 per jump refuses, so those start from a counter n
 
 import random
 import threading
+import time
 
 import pytest
-from edgefl_protocol import Header, ReplayWindow, judge
+from edgefl_protocol import Header, ReplayWindow, judge, replay
 from edgefl_protocol.errors import ReplayError, SequenceError
 from edgefl_protocol.replay import EMPTY_BITMAP, MAX_JUMP, NO_HIGHEST, WINDOW
 from hypothesis import given, settings
@@ -157,8 +158,9 @@ def header(seq, mid, *, skid="a" * 64, exp=600_000):
     )
 
 
-def test_a_thousand_copies_at_once_are_accepted_once():
-    """docs/security.md check 17: 20 threads, 50 copies each."""
+def test_a_thousand_copies_at_once_are_accepted_once(monkeypatch):
+    """docs/security.md check 17: 20 threads, 50 copies each, switched in the middle of the judgement."""
+    monkeypatch.setattr(replay, "judge", lambda *args: (judge(*args), time.sleep(0.001))[0])
     window, accepted, start = ReplayWindow(), [], threading.Barrier(20)
 
     def send():
