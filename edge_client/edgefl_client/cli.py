@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from edgefl_protocol.bundle import Bundle
+
     from edgefl_client.federate import Device
     from edgefl_client.home import Home
+    from edgefl_client.scorer import Scorer
 
 _HOME_HELP = "Folder of this device's keys, models and outbox.  [env var: EDGEFL_HOME; default: ~/.edgefl]"
 _home = click.option("--home", "home_dir", metavar="DIR", help=_HOME_HELP)
@@ -295,10 +298,14 @@ def status(
     _report(report, as_json, federate.status_text(report))
 
 
-def main() -> None:
-    """Run the command line and leave with its exit code."""
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and leave with its exit code.
+
+    Args:
+        arguments: what follows the command's name; None for this process's own.
+    """
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(arguments, prog_name="edgefl", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -336,14 +343,15 @@ def _device(context: click.Context, home_dir: str | None, passphrase_file: Path 
 
 def _scorer(
     home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None, refer_above: float | None
-) -> Any:
+) -> "tuple[Scorer, Bundle]":
     """The scorer and its bundle."""
+    import time
+
     from edgefl_client import models, scorer
     from edgefl_client import trust as signers
-    from edgefl_client.exchange.coordinator import wall_clock_ms
 
     extra = [signers.read_public_key(pub).public for pub in trusted]
-    bundle = models.open_model(home, model, extra, wall_clock_ms())
+    bundle = models.open_model(home, model, extra, time.time_ns() // 1_000_000)
     return scorer.Scorer(bundle, threads, refer_above), bundle
 
 

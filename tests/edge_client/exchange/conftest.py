@@ -76,7 +76,7 @@ class FakeCoordinator:
         return Invite(
             url="https://coordinator.example", federation="skin", coordinator_key_id=self.signing.key_id,
             root_key_id=None, tls_sha256=tls_sha256, token=token, name=name, role="device",
-            expires_ms=NOW_MS + 24 * HOUR_MS,
+            expires_ms=self.now_ms + 24 * HOUR_MS,
         )  # fmt: skip
 
     def approve(self, name: str = "device-1") -> None:

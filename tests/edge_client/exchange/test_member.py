@@ -74,9 +74,10 @@ def test_the_token_is_never_sealed_for_another_coordinator(coordinator, folder, 
 
 
 def test_an_expired_invite_by_the_corrected_clock(coordinator, folder, net):
+    invite = coordinator.invite()
     coordinator.now_ms = net.NOW_MS + 25 * net.HOUR_MS
     with pytest.raises(EnrolmentError, match="expired"):
-        enrol(folder, coordinator.invite(), coordinator, clock_ms=lambda: net.NOW_MS)
+        enrol(folder, invite, coordinator, clock_ms=lambda: net.NOW_MS)
     assert not coordinator.members
 
 

@@ -1,0 +1,301 @@
+"""enrol, pull, contribute, sync and status at the command line, against a coordinator in memory."""
+
+import json
+import logging
+import time
+
+import numpy as np
+import pytest
+from edgefl_client import federate
+from edgefl_client.cli import main
+from edgefl_client.exchange import Unavailable
+from edgefl_protocol import Payload
+from edgefl_protocol.invite import encode_invite
+
+
+@pytest.fixture
+def live(net):
+    return net.FakeCoordinator(now_ms=time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path, live):
+    home = tmp_path / "home"
+    monkeypatch.setenv("EDGEFL_HOME", str(home))
+    monkeypatch.setattr(federate, "HttpsTransport", lambda *_: live)
+    monkeypatch.setattr("edgefl_client.exchange.member.time.sleep", lambda _: None)
+
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return left.value.code, out, err
+
+    call.home = home
+    return call
+
+
+@pytest.fixture
+def invite(live):
+    return encode_invite(live.invite(), live.now_ms)
+
+
+@pytest.fixture
+def device(run, live, invite, lab, tmp_path):
+    """Enrolled, approved, trusting the signer, bundle published, six labelled pictures."""
+    assert run("enrol", invite)[0] == 0
+    live.approve()
+    live.bundles["main", "all", 1] = lab.bundle_bytes()
+    assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0
+    rows = ["image,label"]
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3)).astype(np.uint8)
+        (tmp_path / f"{number}.png").write_bytes(lab.encoded(pixels))
+        rows.append(f"{number}.png,{lab.CLASSES[number % 2]}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+def test_the_whole_way(run, device, live, lab, capsys):
+    """docs/design.md, section 5: enrol, pull, contribute, sync, status."""
+    code, out, _ = run("pull", "--json")
+    assert code == 0
+    assert json.loads(out)["changed"] is True
+    assert json.loads(run("pull", "--json")[1])["changed"] is False
+    code, out, _ = run("contribute", "--labels", device / "labels.csv", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["maps"] == {"MEL": 3, "NV": 3}
+    assert json.loads(run("status", "--json")[1])["waiting"] == 1
+    peers = {f"maps.{peer}.0": np.ones((2, 36), np.float16) for peer in range(3)}
+    live.broadcasts[1] = Payload(peers, {"phase": "train", "round": 1, "rounds": 5})
+    code, out, _ = run("sync", "--json")
+    value = json.loads(out)
+    assert code == 0
+    assert [one["outcome"] for one in value["sent"]] == ["accepted"]
+    assert value["broadcast"]["maps"] == 6
+    assert value["waiting"] == 0
+    ((name, round_number, data),) = live.effects
+    assert (name, round_number, len(data)) == ("device-1", 1, report["bytes"])
+    sent = Payload.from_bytes(data)
+    assert set(sent.arrays) == {"maps.0", "maps.1"}
+    assert dict(sent.scalars) == {
+        "site_sha256": json.loads(run("score", device / "0.png", "--json")[1])["model"]["state"]["sha256"]
+    }
+    assert json.loads(run("sync", "--json")[1])["sent"] == []
+    status = json.loads(run("status", "--json")[1])
+    assert status["round"] == {"number": 1, "state": "open", "replied": True}
+    assert status["membership"]["state"] == "approved"
+
+
+def test_dry_run_keeps_nothing(run, device):
+    """docs/security.md, exchange policy: the device shows what leaves it."""
+    run("pull")
+    code, out, _ = run("contribute", "--labels", device / "labels.csv", "--dry-run", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["arrays"] == {
+        "maps.0": {"dtype": "float16", "shape": [3, 36]},
+        "maps.1": {"dtype": "float16", "shape": [3, 36]},
+    }
+    assert set(report["scalars"]) == {"site_sha256"}
+    assert report["idem"] is None
+    assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
+
+
+def test_no_word_of_the_pictures_leaves(run, device, live, lab):
+    """docs/security.md, check 36: file names, EXIF and text of the pictures are in no outgoing byte."""
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x010E] = "CANARY-EXIF"
+    (device / "CANARY-NAME.jpg").write_bytes(lab.encoded(lab.photo(), "JPEG", exif=exif, comment=b"CANARY-COMMENT"))
+    (device / "labels.csv").write_text("image,label,patient\nCANARY-NAME.jpg,MEL,CANARY-PATIENT\n")
+    run("pull")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    assert run("sync")[0] == 0
+    ((_, _, data),) = live.effects
+    assert b"CANARY" not in data
+    for path in run.home.rglob("*"):
+        assert path.is_dir() or b"CANARY" not in path.read_bytes()
+
+
+def test_secrets_are_in_no_log_and_no_output(run, live, invite, device, caplog, net):
+    """docs/security.md, check 14: keys, token, payload: 0 hits in logs, output and error text."""
+    caplog.set_level(logging.DEBUG)
+    said = ""
+    run("pull")
+    run("contribute", "--labels", device / "labels.csv")
+    inner = live.send
+    live.send = lambda request: net.lost_request(request, inner)
+    for command in (("sync",), ("status",), ("pull",), ("enrol", invite)):
+        _, out, err = run(*command)
+        said += out + err
+    live.send = inner
+    _, out, err = run("sync")
+    said += out + err + caplog.text
+    member = run.home / "member"
+    secrets = [path.read_bytes() for path in member.glob("*.key")]
+    canaries = {part for secret in secrets for part in (secret.hex(), repr(secret)[2:-1])}
+    for line in (line for secret in secrets for line in secret.split(b"\n") if len(line) > 40):
+        canaries.add(line.decode("latin-1"))
+    canaries |= {invite, invite[10:60], *(token.hex() for token in live.tokens_open)}
+    assert not [canary for canary in canaries if canary and canary in said]
+    assert {path.stat().st_mode & 0o077 for path in run.home.rglob("*")} == {0}
+
+
+def test_coordinator_down_is_one_sentence_and_loses_nothing(run, device, live, monkeypatch):
+    run("pull")
+    run("contribute", "--labels", device / "labels.csv")
+
+    def down(_):
+        raise Unavailable("cannot reach coordinator.example: the connection failed; try again later", "unreachable")
+
+    monkeypatch.setattr(live, "send", down)
+    for command in ("sync", "pull"):
+        code, out, err = run(command)
+        assert (code, out) == (1, "")
+        assert len([line for line in err.splitlines() if line.startswith("edgefl:")]) == 1
+    status = json.loads(run("status", "--json")[1])
+    assert status["coordinator"]["reachable"] is False
+    assert status["waiting"] == 1
+    assert run("score", device / "0.png")[0] == 0  # offline scoring goes on
+    monkeypatch.undo()
+
+
+def test_pull_takes_only_the_bundle_of_the_signed_index(run, device, live, lab):
+    """docs/security.md, check 26: rollback, other line, another federation: the one in use stays."""
+    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
+    assert json.loads(run("pull", "--json")[1])["version"] == 2
+    del live.bundles["main", "all", 2]
+    code, _, err = run("pull")
+    assert code == 3
+    assert "version 1" in err
+    live.bundles["main", "all", 3] = lab.bundle_bytes(version=3, federation="other")
+    code, _, err = run("pull")
+    assert code == 3
+    assert "signed index" in err
+    assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 2
+
+
+def test_pull_without_trust_is_refused(run, device, live, lab):
+    run("trust", "remove", lab.SIGNER.public.hex())
+    code, _, err = run("pull")
+    assert code == 3
+    assert lab.SIGNER.key_id in err
+
+
+def test_pull_killed_between_its_two_writes_keeps_the_old(run, device, live, lab, monkeypatch):
+    """docs/security.md, check 33: the old or the new, never none, never half."""
+    run("pull")
+    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgefl_client.models.write_json", killed)
+        assert run("pull")[0] == 1
+    assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 1
+    assert json.loads(run("pull", "--json")[1])["version"] == 2
+    assert len(list((run.home / "models").glob("*.edgefl"))) == 1
+
+
+def test_nothing_published_no_membership_not_approved(run, live, invite, lab):
+    for command in (("pull",), ("sync",), ("contribute", "--labels", "x.csv")):
+        code, _, err = run(*command)
+        assert code == 1
+        assert len(err.splitlines()) == 1
+    assert run("enrol", invite)[0] == 0
+    code, _, err = run("sync")
+    assert code == 1
+    assert "not approved" in err
+    live.approve()
+    code, _, err = run("pull")
+    assert code == 1
+    assert "no bundle" in err
+
+
+def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):
+    run("enrol", invite)
+    live.approve()
+    (tmp_path / "m.edgefl").write_bytes(lab.bundle_bytes())
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo()))
+    (tmp_path / "labels.csv").write_text("image,label\na.png,MEL\n")
+    options = (
+        "--labels",
+        tmp_path / "labels.csv",
+        "--model",
+        tmp_path / "m.edgefl",
+        "--trust",
+        lab.SIGNER.public.hex(),
+    )
+    code, _, err = run("contribute", *options)
+    assert code == 1
+    assert "edgefl sync" in err
+    assert run("sync")[0] == 0
+    assert run("contribute", *options)[0] == 0
+    live.classes = ("A", "B", "C")
+    run("sync")
+    assert "the federation A, B, C" in run("contribute", *options)[2]
+    live.classes, live.tokens = lab.CLASSES, 49
+    run("sync")
+    assert "the federation's task 49" in run("contribute", *options)[2]
+
+
+def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
+    """docs/methods.md, 1.1: maps.<k> is the class at index k of the task, whatever the bundle's order."""
+    live.classes = ("BCC", "NV", "MEL")
+    run("pull")
+    report = json.loads(run("contribute", "--labels", device / "labels.csv", "--json")[1])
+    assert set(report["arrays"]) == {"maps.1", "maps.2"}
+
+
+def test_a_damaged_picture_stops_a_contribution(run, device):
+    run("pull")
+    (device / "3.png").write_bytes(b"rubbish")
+    code, _, err = run("contribute", "--labels", device / "labels.csv")
+    assert code == 1
+    assert "3.png" in err
+    assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
+
+
+@pytest.mark.parametrize(("text", "code"), [("nonsense", 1), ("efl1-AAAA", 1)])
+def test_damaged_invites(run, text, code):
+    assert run("enrol", text)[0] == code
+
+
+def test_expired_invite(run, live):
+    text = encode_invite(live.invite(), live.now_ms)
+    import dataclasses
+
+    old = dataclasses.replace(live.invite(), expires_ms=live.now_ms - 3_600_000)
+    code, _, err = run("enrol", encode_invite(old, live.now_ms - 7_200_000))
+    assert code == 3
+    assert "expired" in err
+    assert text
+
+
+def test_a_pinned_certificate_must_be_given(run, live, tmp_path):
+    """docs/security.md, enrolment step 1."""
+    pinned = encode_invite(live.invite(tls_sha256="ab" * 32), live.now_ms)
+    code, _, err = run("enrol", pinned)
+    assert code == 3
+    assert "--ca" in err
+    (tmp_path / "ca.pem").write_text("nonsense")
+    assert run("enrol", pinned, "--ca", tmp_path / "ca.pem")[0] == 3
+    assert run("enrol", pinned, "--ca", tmp_path / "none.pem")[0] == 1
+
+
+def test_keys_with_a_passphrase(run, live, invite, monkeypatch, tmp_path):
+    """docs/design.md, section 5: passphrase by file or environment; nothing ever prompts."""
+    (tmp_path / "pass").write_text("correct horse\n")
+    assert run("enrol", invite, "--passphrase-file", tmp_path / "pass")[0] == 0
+    live.approve()
+    code, _, err = run("sync")
+    assert code == 1
+    assert "passphrase" in err
+    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "correct horse")
+    assert run("sync")[0] == 0

@@ -1,0 +1,283 @@
+"""The command line as a user meets it: results, sentences, exit codes."""
+
+import csv
+import io
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edgefl_client.cli import main
+from PIL import Image
+
+KEYS = {
+    "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
+    "refer_reasons", "heatmap", "model", "milliseconds",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("EDGEFL_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return left.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def files(lab, tmp_path):
+    """A bundle, its signer's key, good and bad pictures."""
+    (tmp_path / "model.edgefl").write_bytes(lab.bundle_bytes())
+    (tmp_path / "signing.pub").write_text(lab.SIGNER.public.hex())
+    (tmp_path / "good.png").write_bytes(lab.encoded(lab.photo(60, 40)))
+    (tmp_path / "photo.JPG").write_bytes(lab.encoded(lab.photo(90, 90, (200, 40, 60)), "JPEG"))
+    (tmp_path / "text.jpg").write_bytes(b"this is no picture")
+    (tmp_path / "cut.png").write_bytes(lab.encoded(lab.photo(60, 40))[:60])
+    return tmp_path
+
+
+def test_one_json_object_per_picture_in_order(run, files):
+    """docs/design.md, section 5: JSON Lines, errors among them; the others still score; exit 1."""
+    names = ["good.png", "text.jpg", "missing.png", "photo.JPG", "cut.png"]
+    code, out, err = run("score", *names, "--model", "model.edgefl", "--trust", "signing.pub", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert [line["image"] for line in lines] == names
+    assert set(lines[0]) == set(lines[3]) == KEYS
+    for failed in (lines[1], lines[2], lines[4]):
+        assert set(failed) == {"image", "error"}
+        assert set(failed["error"]) == {"code", "message"}
+    assert [failed["error"]["code"] for failed in (lines[1], lines[2])] == ["unsupported_format", "missing"]
+    assert "3 of 5 pictures" in err
+    assert run("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub")[0] == 0
+
+
+def test_csv_has_the_same_numbers(run, files):
+    options = ("good.png", "text.jpg", "--model", "model.edgefl", "--trust", "signing.pub")
+    _, out, _ = run("score", *options, "--json")
+    value = json.loads(out.splitlines()[0])
+    code, out, _ = run("score", *options, "--csv")
+    good, bad = csv.DictReader(io.StringIO(out))
+    assert code == 1
+    assert float(good["probability.MEL"]) == value["probabilities"]["MEL"]
+    assert float(good["evidence.NV"]) == value["evidence"]["NV"]
+    assert float(good["vacuity"]) == value["vacuity"]
+    assert (good["predicted"], good["refer"]) == (value["predicted"], "false")
+    assert (bad["image"], bad["predicted"], bad["error_code"]) == ("text.jpg", "", "unsupported_format")
+
+
+def test_a_folder_stands_for_its_pictures(run, files):
+    folder = files / "batch"
+    folder.mkdir()
+    for name in ("b.png", "a.jpg", "notes.txt"):
+        (folder / name).write_bytes((files / "good.png").read_bytes())
+    code, out, _ = run("score", folder, "--model", "model.edgefl", "--trust", "signing.pub", "--json", "--batch", 1)
+    assert code == 0
+    assert [Path(json.loads(line)["image"]).name for line in out.splitlines()] == ["a.jpg", "b.png"]
+
+
+def test_heat_maps_are_written_and_named(run, files):
+    (files / "sub").mkdir()
+    (files / "sub" / "good.jpg").write_bytes((files / "good.png").read_bytes())
+    options = ("--model", "model.edgefl", "--trust", "signing.pub", "--json", "--heatmap", "maps/today")
+    code, out, _ = run("score", "good.png", "text.jpg", "sub/good.jpg", *options)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert lines[0]["heatmap"] != lines[2]["heatmap"]
+    for line in (lines[0], lines[2]):
+        with Image.open(line["heatmap"]) as drawn:
+            assert drawn.format == "PNG"
+
+
+def test_without_trust_nothing_runs(run, files, lab):
+    """docs/design.md, section 5: exit 3, one sentence with the key's fingerprint and `edgefl trust add`."""
+    code, out, err = run("score", "good.png", "--model", "model.edgefl")
+    assert (code, out) == (3, "")
+    assert len(err.splitlines()) == 1
+    assert lab.SIGNER.key_id in err
+    assert "edgefl trust add" in err
+    assert not (files / "home").exists()  # never trust on first use: nothing was noted
+
+
+def test_trust_add_list_remove(run, files, lab):
+    code, out, _ = run("trust", "add", "signing.pub", "--name", "lab", "--json")
+    assert (code, json.loads(out)["key_id"]) == (0, lab.SIGNER.key_id)
+    assert run("score", "good.png", "--model", "model.edgefl")[0] == 0
+    assert "lab" in run("trust", "list")[1]
+    assert json.loads(run("trust", "list", "--json")[1])["keys"][0]["name"] == "lab"
+    assert run("trust", "remove", "lab")[0] == 0
+    assert run("score", "good.png", "--model", "model.edgefl")[0] == 3
+    assert run("trust", "remove", "lab")[0] == 1
+    assert run("trust", "add", "00" * 32)[0] == 3  # low order
+    assert run("trust", "add", "nonsense")[0] == 1
+
+
+@pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
+def test_a_flipped_byte_is_refused(run, files, where):
+    """docs/security.md, check 27 at the command line: exit 3 and no score."""
+    data = bytearray((files / "model.edgefl").read_bytes())
+    data[int(len(data) * where)] ^= 1
+    (files / "bad.edgefl").write_bytes(data)
+    code, out, err = run("score", "good.png", "--model", "bad.edgefl", "--trust", "signing.pub")
+    assert (code, out) == (3, "")
+    assert len(err.splitlines()) == 1
+
+
+def test_expired_bundle_and_missing_files(run, files, lab):
+    (files / "old.edgefl").write_bytes(lab.bundle_bytes(expires_ms=lab.NOW_MS + 1))
+    assert run("score", "good.png", "--model", "old.edgefl", "--trust", "signing.pub")[0] == 3
+    for arguments in (("--model", "none.edgefl"), ()):
+        code, _, err = run("score", "good.png", *arguments)
+        assert code == 1
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("score",),
+        ("score", "a.png", "--json", "--csv"),
+        ("score", "a.png", "--refer-above", "-1"),
+        ("score", "a.png", "--batch", "0"),
+        ("score", "a.png", "--weights", "personal"),
+        ("nonsense",),
+        ("contribute",),
+    ],
+)
+def test_usage_errors_exit_2(run, files, arguments):
+    assert run(*arguments)[0] == 2
+
+
+def test_threshold_changes_the_referral(run, files):
+    options = ("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub", "--json")
+    assert json.loads(run(*options)[1])["refer"] is False
+    value = json.loads(run(*options, "--refer-above", "0.01")[1])
+    assert (value["refer"], value["refer_reasons"]) == (True, ["vacuity"])
+
+
+def test_every_command_helps(run):
+    for command in ("score", "trust", "trust add", "enrol", "pull", "contribute", "sync", "status"):
+        code, out, _ = run(*command.split(), "--help")
+        assert code == 0
+        assert "--help" in out
+        assert command == "trust" or "--home" in out
+    assert metadata.version("edgefl") in run("--version")[1]
+
+
+def test_help_loads_nothing_heavy():
+    """docs/security.md and docs/design.md, section 2: no torch, ever; start-up imports nothing heavy."""
+    code = (
+        "import sys, edgefl_client, edgefl_client.cli\n"
+        "try: edgefl_client.cli.main(['score', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'timm', 'onnx', 'onnxruntime', 'numpy', 'PIL', 'cryptography', 'requests', 'sqlite3'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_scoring_and_exchange_load_no_learning_framework(files):
+    """docs/design.md, section 2: both import neither torch, timm nor onnx; scoring needs no network library."""
+    code = (
+        "import sys, edgefl_client.cli\n"
+        "try: edgefl_client.cli.main(['score', 'good.png', '--model', 'model.edgefl', '--trust', 'signing.pub'])\n"
+        "except SystemExit as left: assert left.code == 0\n"
+        "print(sorted({'torch', 'timm', 'onnx', 'requests', 'sqlite3'} & set(sys.modules)))\n"
+        "import edgefl_client.federate\n"
+        "print(sorted({'torch', 'timm', 'onnx'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=files, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-2:] == ["[]", "[]"]
+
+
+def png_chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, rows, extra=b"", depth=1, colour=0):
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    body = png_chunk(b"IDAT", zlib.compress(rows, 9)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + extra + body
+
+
+def bombs():
+    yield "pixels.png", png(30_000, 30_000, bytes(30_000 * 3751))
+    yield "text.png", png(8, 8, bytes(16), png_chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(50_000_000), 9)))
+    frames = png_chunk(b"acTL", struct.pack(">II", 100_000, 0))
+    yield "frames.png", png(8, 8, bytes(16), frames)
+    yield "fits.jpg", b"SIMPLE  =                    T" + bytes(5000)
+    yield "eps.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
+    yield "psd.jpg", b"8BPS\x00\x01" + bytes(500)
+    yield "tiff.png", b"II*\x00\x08\x00\x00\x00" + bytes(200)
+    yield "gif.png", b"GIF89a" + bytes(100)
+
+
+def test_bombs_are_refused_one_by_one(run, files):
+    """docs/security.md, check 35: each refused, the good one still scored."""
+    names = []
+    for name, data in bombs():
+        (files / name).write_bytes(data)
+        names.append(name)
+    names.append("good.png")
+    code, out, _ = run("score", *names, "--model", "model.edgefl", "--trust", "signing.pub", "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 1
+    assert [("error" in line) for line in lines] == [True] * (len(names) - 1) + [False]
+
+
+def test_mutated_pictures_give_a_score_or_one_error(lab, files, run):
+    """docs/security.md, check 34: 300 mutated JPEG and PNG: each a score or one typed error."""
+    rng = np.random.default_rng(34)
+    detail = rng.integers(0, 256, (48, 64, 3)).astype(np.uint8)
+    sources = [lab.encoded(detail, "JPEG"), lab.encoded(detail, "PNG"), lab.encoded(detail, "JPEG", progressive=True)]
+    folder = files / "mutants"
+    folder.mkdir()
+    for number in range(300):
+        data = bytearray(sources[number % 3])
+        for _ in range(int(rng.integers(1, 6))):
+            data[int(rng.integers(0, len(data)))] = int(rng.integers(0, 256))
+        if number % 7 == 0:
+            data = data[: int(rng.integers(1, len(data)))]
+        (folder / f"{number:03d}.{'png' if number % 3 == 1 else 'jpg'}").write_bytes(data)
+    code, out, _ = run("score", folder, "--model", "model.edgefl", "--trust", "signing.pub", "--json", "--threads", 1)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert len(lines) == 300
+    assert all(set(line) == KEYS or set(line) == {"image", "error"} for line in lines)
+    failed = sum("error" in line for line in lines)
+    assert code == 1
+    assert 0 < failed < 300
+
+
+def test_a_disk_that_is_full_is_one_sentence(run, files, monkeypatch):
+    """A heat map that cannot be written is that picture's error; a trust list that cannot is the command's."""
+    import errno
+
+    from edgefl_protocol import durable
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(durable.os, "fsync", full)
+    options = ("--model", "model.edgefl", "--trust", "signing.pub", "--json")
+    code, out, _ = run("score", "good.png", "--heatmap", "maps", *options)
+    assert code == 1
+    assert json.loads(out)["error"]["code"] == "disk_full"
+    assert list((files / "maps").iterdir()) == []
+    code, _, err = run("trust", "add", "signing.pub")
+    assert code == 1
+    assert "disk is full" in err
+    assert len(err.splitlines()) == 1
