@@ -1,0 +1,72 @@
+"""Small federations in memory: nine tokens, four blocks, a handful of random images whose brightness is the label."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.methods.contract import Examples, Method, Phase, Site, State, Task
+from edgefl_trainer.models.backbones import load_backbone
+
+IMAGE_PX = 36
+
+
+@pytest.fixture(scope="session")
+def backbone():
+    return load_backbone("tiny", image_px=IMAGE_PX, seed=3)
+
+
+@pytest.fixture
+def make_task(backbone) -> Callable[..., Task]:
+    def make(rounds: int = 1, epochs: int = 1, classes: tuple[str, ...] = ("nevus", "other"), seed: int = 0) -> Task:
+        return Task(name="nevus", classes=classes, backbone=backbone.spec, rounds=rounds, epochs=epochs, seed=seed)
+
+    return make
+
+
+def examples(count: int, classes: int, seed: int) -> Examples:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(count, dtype=np.int64) % classes
+    shade = 60 + 120 * labels / max(1, classes - 1)
+    images = rng.normal(shade[:, None, None, None], 25, size=(count, IMAGE_PX, IMAGE_PX, 3)).clip(0, 255)
+    return Examples(images.astype(np.uint8), labels, np.arange(count, dtype=np.int64))
+
+
+@pytest.fixture
+def make_site(backbone) -> Callable[..., Site]:
+    def make(task: Task, name: str = "a", count: int = 12, seed: int = 1, labels: list[int] | None = None) -> Site:
+        train = examples(count, len(task.classes), seed)
+        if labels is not None:
+            train = Examples(train.images, np.array(labels, dtype=np.int64), train.rows)
+        tune = examples(8, len(task.classes), seed + 1000)
+        return Site(name=name, task=task, backbone=backbone, train=train, tune=tune, unlabelled=train)
+
+    return make
+
+
+def play(method: Method, task: Task, sites: Mapping[str, Site]) -> tuple[State, dict[str, State]]:
+    """A plain loop over the contract: the reference that the engine is compared with."""
+    server, states = method.start(task, sorted(sites)), {name: State() for name in sites}
+    for phase in method.phases(task.rounds):
+        broadcasts = method.broadcast(server, phase, sorted(sites))
+        replies = {}
+        for name, site in sites.items():
+            states[name], replies[name] = method.local_round(
+                site, states[name], stamped(broadcasts[name], phase, task.rounds)
+            )
+        server = method.aggregate(server, phase, replies)
+    return server, states
+
+
+def after(task: Task) -> Phase:
+    return Phase("final", task.rounds + 1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,136 @@
+"""FedEvPrompt's promises: what travels, whose maps are used, which maps are sent (arXiv 2411.10071, section 3.2)."""
+
+import numpy as np
+import torch
+from edgefl_protocol import Payload
+
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.methods.contract import Phase, State
+from edgefl_trainer.methods.recipe import TRAINED
+from tests.trainer.methods.conftest import after, play
+
+HYPER = {"batch": 4, "lr_head": 2e-3}
+
+
+def buffer(**maps: np.ndarray) -> State:
+    return State({f"maps.{k}.{site}": value for (site, k), value in maps.items()}, {"seed": 0})
+
+
+def test_only_maps_travel_at_most_five_a_class(make_task, make_site, backbone):
+    """Uploaded: at most M rollout maps for each class, float16, max-normalised; nothing else."""
+    task = make_task()
+    method, site = build(METHODS["fedevprompt"], HYPER), make_site(task, count=16)
+    broadcast = Payload({}, {"phase": "train", "round": 1, "rounds": 1})
+    _, reply = method.local_round(site, State(), broadcast)
+    assert dict(reply.scalars) == {}
+    assert set(reply.arrays) == {"maps.0", "maps.1"}
+    for maps in reply.arrays.values():
+        assert maps.shape == (5, backbone.spec.tokens)
+        assert maps.dtype == np.float16
+        np.testing.assert_array_equal(maps.max(axis=1), 1.0)
+        assert (maps >= 0).all()
+
+
+def test_the_sent_maps_are_those_of_lowest_vacuity(make_task, make_site):
+    """For each class the M training images of lowest u, ties by row; recomputed here through the site's predictor."""
+    task = make_task()
+    method, site = build(METHODS["fedevprompt"], {**HYPER, "maps_per_class": 2}), make_site(task, count=12)
+    state, reply = method.local_round(site, State(), Payload({}, {"phase": "train", "round": 1, "rounds": 1}))
+    predictor = method.predictor(site, state, Payload({}, {}))
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in predictor.tensors.items()}
+    with torch.inference_mode():
+        score = predictor.module(torch.from_numpy(site.train.images), tensors)
+    vacuity, maps = score.vacuity.numpy(), score.map.numpy()
+    for k in (0, 1):
+        rows = sorted(np.flatnonzero(site.train.targets == k), key=lambda row: (vacuity[row], row))[:2]
+        np.testing.assert_allclose(reply.arrays[f"maps.{k}"].astype(np.float32), maps[rows], atol=1e-3)
+
+
+def test_a_site_never_receives_its_own_maps():
+    method = build(METHODS["fedevprompt"], {})
+    own, other = np.full((1, 9), 0.25, np.float16), np.full((2, 9), 0.5, np.float16)
+    state = State({"maps.0.a": own, "maps.0.b": other, "maps.1.c": other}, {"seed": 0})
+    sent = method.broadcast(state, Phase("train", 2), ["a", "b", "c", "new"])
+    assert all((value == 0.5).all() for value in sent["a"].arrays.values())
+    assert len(sent["a"].arrays) == 2
+    assert sum((value == 0.25).any() for value in sent["b"].arrays.values()) == 1
+    assert len(sent["new"].arrays) == 3
+
+
+def test_peer_numbers_do_not_name_a_site_over_rounds():
+    method = build(METHODS["fedevprompt"], {})
+    state = State({f"maps.0.{s}": np.full((1, 9), i / 8, np.float16) for i, s in enumerate("abcdef")}, {"seed": 0})
+    numbers = set()
+    for round_ in range(1, 12):
+        sent = method.broadcast(state, Phase("train", round_), ["f"])["f"].arrays
+        numbers |= {name for name, value in sent.items() if (value == 0).all()}
+    assert len(numbers) > 1
+
+
+def test_a_new_reply_replaces_the_old_maps_of_its_site():
+    method = build(METHODS["fedevprompt"], {})
+    old, new = np.zeros((5, 9), np.float16), np.ones((3, 9), np.float16)
+    state = State({"maps.0.a": old, "maps.1.a": old, "maps.0.b": old}, {"seed": 0})
+    after_ = method.aggregate(state, Phase("train", 1), {"a": Payload({"maps.0": new}, {"site_sha256": "x"})})
+    assert set(after_.arrays) == {"maps.0.a", "maps.0.b"}
+    assert after_.arrays["maps.0.a"].shape == (3, 9)
+
+
+def test_an_empty_buffer_or_zero_lambda_is_local_training(make_task, make_site):
+    """Round 1 has no distillation term; with lambda = 0 no round has one, and every site equals `local`."""
+    task = make_task(rounds=2)
+    sites = {s: make_site(task, s, seed=i) for i, s in enumerate("ab")}
+    _, alone = play(build(METHODS["local"], HYPER), task, sites)
+    _, silent = play(build(METHODS["fedevprompt"], {**HYPER, "kd_weight": 0.0}), task, sites)
+    _, distilled = play(build(METHODS["fedevprompt"], {**HYPER, "kd_weight": 1e-3}), task, sites)
+    for name in TRAINED:
+        np.testing.assert_array_equal(alone["a"].arrays[name], silent["a"].arrays[name])
+    assert not np.array_equal(alone["a"].arrays["prompts.t"], distilled["a"].arrays["prompts.t"])
+
+
+def test_distillation_pulls_the_maps_towards_the_peers(make_task, make_site, backbone):
+    """Minimising L_KD (eq. 7) brings a site's maps nearer to the buffer than the evidential loss alone leaves them."""
+    task = make_task(rounds=1, epochs=8)
+    site = make_site(task, count=16)
+    target = np.zeros((1, backbone.spec.tokens), np.float16)
+    target[0, 4] = 1.0  # a peer that looks at the centre only
+    broadcast = Payload({"maps.0.0": target, "maps.0.1": target}, {"phase": "train", "round": 1, "rounds": 1})
+    distance = {}
+    for weight in (0.0, 1e-4):
+        method = build(METHODS["fedevprompt"], {**HYPER, "kd_weight": weight, "lr_t": 5e-2, "lr_b": 5e-2})
+        state, reply = method.local_round(site, State(), broadcast)
+        maps = np.concatenate(list(reply.arrays.values())).astype(np.float64)
+        distance[weight] = np.square(maps - target).sum(axis=1).mean()
+    assert distance[1e-4] < 0.98 * distance[0.0], distance
+
+
+def test_prompts_and_head_never_leave(make_task, make_site):
+    task = make_task(rounds=2)
+    method = build(METHODS["fedevprompt"], HYPER)
+    server, _ = play(method, task, {"a": make_site(task, "a"), "b": make_site(task, "b", seed=5)})
+    assert all(name.startswith("maps.") for name in server.arrays)
+    for payload in method.broadcast(server, after(task), ["a", "b"]).values():
+        assert all(name.startswith("maps.") for name in payload.arrays)
+
+
+def test_msk_counts_never_predict_an_absent_class(make_task, make_site):
+    """Eight classes, three at the site (MSK's counts): with little evidence the largest alpha is an absent class's prior."""
+    from edgefl_trainer.engine.models import predict
+    from edgefl_trainer.losses import class_prior
+
+    counts = [0, 0, 0, 0, 140, 166, 349, 0]
+    prior = class_prior(torch.tensor(counts)).numpy()
+    np.testing.assert_allclose(prior[0], 8 / 7, rtol=1e-2)  # 1.143: above every class that is there
+    assert prior[0] > prior[[4, 5, 6]].max()
+    task = make_task(classes=tuple("abcdefgh"))
+    labels = [4] * 3 + [5] * 4 + [6] * 5
+    site = make_site(task, count=12, labels=labels)
+    method = build(METHODS["fedevprompt"], {**HYPER, "evidence": "relu"})
+    state, _ = method.local_round(site, State(), Payload({}, {"phase": "train", "round": 1, "rounds": 1}))
+    predictor = method.predictor(site, state, Payload({}, {}))
+    predictor.tensors["head.bias"] = np.full(8, 0.01, np.float32)  # next to no evidence
+    predictor.tensors["head.weight"] = np.zeros_like(predictor.tensors["head.weight"])
+    scores = predict(predictor, site.train.images)
+    assert scores.probabilities.argmax(axis=1).tolist() == [0] * 12 or 4 not in scores.probabilities.argmax(axis=1)
+    assert set(scores.predicted.tolist()) <= {4, 5, 6}

@@ -1,0 +1,180 @@
+"""FedMAE's promises (arXiv 2208.11278, section IV) and MAE's masking (arXiv 2111.06377, section 3)."""
+
+import numpy as np
+import torch
+from edgefl_protocol import Payload
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.methods.contract import State
+from edgefl_trainer.methods.fedmae import CLASS_TOKEN
+from edgefl_trainer.methods.steps import cosine_rate
+from edgefl_trainer.models.backbones import Architecture, sincos_positions
+from edgefl_trainer.models.mae import MaskedAutoencoder, patches, standardised
+from tests.trainer.methods.conftest import play
+
+HYPER = {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3}
+SHAPE = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)
+
+
+def autoencoder(seed: int = 0) -> MaskedAutoencoder:
+    model = MaskedAutoencoder(SHAPE, decoder_width=32, decoder_depth=1)
+    model.initialise(seed)
+    return model
+
+
+def test_class_tokens_stay_apart_until_the_end_and_agree_after(make_task, make_site):
+    task = make_task(rounds=2)
+    method = build(METHODS["fedmae"], HYPER)
+    sites = {s: make_site(task, s, seed=i, count=8 + 4 * i) for i, s in enumerate("ab")}
+    server, states = method.start(task, sorted(sites)), {name: State() for name in sites}
+    assert CLASS_TOKEN not in server.arrays
+    for phase in method.phases(2):
+        broadcasts = method.broadcast(server, phase, sorted(sites))
+        if phase.kind == "train":
+            assert all(CLASS_TOKEN not in payload.arrays for payload in broadcasts.values())
+        replies = {}
+        for name, site in sites.items():
+            states[name], replies[name] = method.local_round(site, states[name], stamped(broadcasts[name], phase, 2))
+        if phase.kind == "train":
+            tokens = {name: state.arrays[CLASS_TOKEN] for name, state in states.items()}
+            assert all(CLASS_TOKEN not in reply.arrays for reply in replies.values())
+            assert not np.array_equal(tokens["a"], tokens["b"])
+        server = method.aggregate(server, phase, replies)
+    expected = np.average([tokens["a"], tokens["b"]], axis=0, weights=[8, 12])
+    np.testing.assert_allclose(server.arrays[CLASS_TOKEN], expected, rtol=1e-6)
+    for state in states.values():
+        np.testing.assert_array_equal(state.arrays[CLASS_TOKEN], server.arrays[CLASS_TOKEN])
+
+
+def test_position_tables_never_move_nor_travel(make_task, make_site):
+    task = make_task(rounds=1)
+    server, _ = play(build(METHODS["fedmae"], HYPER), task, {"a": make_site(task)})
+    assert not any("pos" in name for name in server.arrays)
+    model = autoencoder()
+    before = (model.backbone.pos_embed.clone(), model.decoder_positions.clone())
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    model(torch.randn(2, 3, 36, 36), torch.rand(2, 9), 0.75, True).backward()
+    optimizer.step()
+    assert model.backbone.pos_embed.equal(before[0])
+    assert model.decoder_positions.equal(before[1])
+
+
+def test_the_loss_ignores_visible_patches():
+    """Changing the target of a visible patch cannot change the loss, changing a hidden one does.
+
+    The prediction is held fixed by a decoder that answers zero, so only the target differs.
+    """
+    model = autoencoder()
+    torch.nn.init.zeros_(model.decoder["prediction"].weight)
+    images, noise = torch.rand(1, 3, 36, 36), torch.arange(9.0)[None] / 9  # patches 0 and 1 stay visible
+    assert model.kept(0.75) == 2
+    reference = model(images, noise, 0.75, False)
+    visible, hidden = images.clone(), images.clone()
+    visible[:, :, :12, :24] = torch.rand(3, 12, 24)
+    hidden[:, :, 24:, 24:] = torch.rand(3, 12, 12)
+    assert model(visible, noise, 0.75, False).item() == reference.item()
+    assert model(hidden, noise, 0.75, False).item() != reference.item()
+
+
+def test_the_loss_is_the_mean_over_hidden_patches():
+    """Ten-line numpy reference of MAE's loss with per-patch standardisation."""
+    model = autoencoder()
+    torch.nn.init.zeros_(model.decoder["prediction"].weight)
+    images, noise = torch.rand(2, 3, 36, 36), torch.rand(2, 9)
+    errors = []
+    for image, order in zip(images.numpy(), noise.argsort(1).numpy(), strict=True):
+        for patch in order[2:]:
+            row, column = divmod(int(patch), 3)
+            pixels = image[:, row * 12 : row * 12 + 12, column * 12 : column * 12 + 12].ravel().astype(np.float64)
+            target = (pixels - pixels.mean()) / np.sqrt(pixels.var(ddof=1) + 1e-6)
+            errors.append((target**2).mean())
+    np.testing.assert_allclose(model(images, noise, 0.75, True).item(), np.mean(errors), rtol=1e-5)
+
+
+def test_hidden_pixels_cannot_reach_the_encoder():
+    model = autoencoder().eval()
+    images, visible = torch.rand(1, 3, 36, 36), torch.tensor([[0, 4]])
+    changed = images.clone()
+    changed[:, :, 24:, :] = 0.0  # patches 6, 7, 8
+    with torch.no_grad():
+        assert model.encode(images, visible).equal(model.encode(changed, visible))
+
+
+@settings(deadline=None, max_examples=30)
+@given(ratio=st.floats(0.05, 0.9), tokens=st.sampled_from([4, 9, 16, 49]))
+def test_masking_keeps_exactly_the_stated_patches(ratio, tokens):
+    """int(N·(1 − ratio)) patches stay: 49 of 196 at 0.75 in the paper."""
+    side = int(tokens**0.5)
+    model = MaskedAutoencoder(
+        Architecture(width=8, depth=1, heads=1, patch=4, image_px=4 * side), decoder_width=8, decoder_depth=1
+    )
+    assert model.kept(ratio) == int(tokens * (1 - ratio))
+
+
+def test_mae_keeps_49_of_196():
+    model = MaskedAutoencoder(Architecture(width=8, depth=1, heads=1, patch=16, image_px=224), decoder_width=8, decoder_depth=1)
+    assert model.kept(0.75) == 49
+
+
+def test_patches_follow_the_image_and_standardise():
+    image = torch.arange(3 * 36 * 36, dtype=torch.float32).reshape(1, 3, 36, 36)
+    cut = patches(image, 12)
+    assert cut.shape == (1, 9, 432)
+    np.testing.assert_array_equal(cut[0, 5].reshape(12, 12, 3), image[0, :, 12:24, 24:36].permute(1, 2, 0))
+    unit = standardised(cut)
+    np.testing.assert_allclose(unit.mean(-1), 0.0, atol=1e-5)
+    np.testing.assert_allclose(unit.std(-1), 1.0, rtol=1e-5)
+
+
+def test_positions_are_maes_table():
+    """First quarter sin of the column, second cos of it, then the row; the class token's row is zero (MAE, pos_embed)."""
+    table = sincos_positions(8, 3)[0].numpy()
+    np.testing.assert_array_equal(table[0], 0)
+    row, column = 2, 1
+    expected = [f(axis / 100**k) for axis in (column, row) for f in (np.sin, np.cos) for k in (0, 1)]
+    np.testing.assert_allclose(table[1 + row * 3 + column], expected, atol=1e-6)
+
+
+def test_the_schedule_warms_up_and_ends_at_zero():
+    assert cosine_rate(0, 100, 10) == 0
+    assert cosine_rate(5, 100, 10) == 0.5
+    assert cosine_rate(10, 100, 10) == 1.0
+    np.testing.assert_allclose(cosine_rate(55, 100, 10), 0.5)
+    np.testing.assert_allclose(cosine_rate(100, 100, 10), 0.0, atol=1e-12)
+
+
+def test_learning_goes_on_from_a_given_backbone(make_task, make_site, backbone):
+    import dataclasses
+
+    from edgefl_trainer.models.backbones import weights_of
+
+    task = dataclasses.replace(make_task(), initial=weights_of(backbone.vit))
+    state = build(METHODS["fedmae"], HYPER).start(task, ["a"])
+    name = "blocks.0.attn.qkv.weight"
+    np.testing.assert_array_equal(state.arrays[f"backbone.{name}"], weights_of(backbone.vit)[name])
+
+
+def test_the_loss_falls(make_task, make_site):
+    """Six rounds on a dozen images: the mean loss of the last is clearly below that of the first."""
+    import dataclasses
+
+    losses: list[float] = []
+    task = make_task(rounds=6, epochs=2)
+    site = dataclasses.replace(
+        make_site(task), report=lambda facts: losses.append(float(facts["loss"])) if "summary" in facts else None
+    )
+    play(build(METHODS["fedmae"], {**HYPER, "lr": 3e-3, "norm_pix": False}), task, {"a": site})
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_reply_carries_the_number_of_images(make_task, make_site):
+    task = make_task()
+    method, site = build(METHODS["fedmae"], HYPER), make_site(task, count=8)
+    start = method.broadcast(method.start(task, ["a"]), method.phases(1)[0], ["a"])["a"]
+    _, reply = method.local_round(site, State(), stamped(start, method.phases(1)[0], 1))
+    assert reply.scalars["n_train"] == 8
+    assert isinstance(reply, Payload)
