@@ -1,0 +1,142 @@
+"""First score of a cold process against the least any onnxruntime program must do.
+
+Builds a bundle around a random ViT-S/16 at 224 px, then starts fresh processes in turn: one imports numpy and
+onnxruntime and loads the bundle's graph; the other is `edgefl score` on a drawn photograph, which verifies the
+signature, reads every member, loads the graph and scores. Prints the median of each in seconds and their ratio; the
+target is 1.6 at most. Processor seconds stand beside, which other work on the machine disturbs less.
+
+    python benchmarks/score_startup.py [--repeats N] [--json]
+"""
+
+import argparse
+import io
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from edgefl_export.assemble import SiteModel, build_members
+from edgefl_protocol.bundle import BundleFields, Card, build_bundle
+from edgefl_protocol.imaging import Preprocess
+from edgefl_protocol.keys import generate_signing_key
+from edgefl_trainer.methods.contract import Predictor
+from edgefl_trainer.models.head import init_head
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts, prefix_length
+from PIL import Image
+
+TARGET = 1.6
+CLASSES = ("AK", "BCC", "BKL", "DF", "MEL", "NV", "SCC", "VASC")
+HALF = (0.5, 0.5, 0.5)
+
+BASELINE = "import sys, numpy, onnxruntime; onnxruntime.InferenceSession(open(sys.argv[1], 'rb').read())"
+SCORE = "import sys; from edgefl_client.cli import main; sys.argv[0] = 'edgefl'; main()"
+
+
+def vit_small() -> SiteModel:
+    from timm.models.vision_transformer import VisionTransformer
+
+    spec = BackboneSpec(
+        name="vit-s/16", image_px=224, patch=16, depth=12, heads=6, width=384, mean=HALF, std=HALF,
+        self_supervised=False, sha256="0" * 64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    vit = FrozenViT(VisionTransformer(embed_dim=384, depth=12, num_heads=6, num_classes=0), spec)
+    draw = torch.Generator().manual_seed(0)
+    length = prefix_length(spec.tokens)
+    weight, bias = init_head(len(CLASSES), spec.width, draw)
+    tensors = {
+        "prompts.b": init_prompts(spec, 3, length, "uniform", draw),
+        "prompts.t": init_prompts(spec, 9, length, "uniform", draw),
+        "head.weight": weight,
+        "head.bias": bias,
+        "prior": torch.ones(len(CLASSES)),
+        "temperature": torch.ones(()),
+    }
+    predictor = Predictor(
+        ScoreModule(vit, ScoreOptions()),
+        {name: value.numpy() for name, value in tensors.items()},
+        (True,) * len(CLASSES),
+    )
+    card = Card(
+        intended_use="A benchmark.", method="none", site=None, sites={}, metrics={}, temperature=1.0, refer_above=None,
+        backbone="vit:384x12/16, random", licence_note="None.",
+    )  # fmt: skip
+    return SiteModel(
+        predictor=predictor,
+        classes=CLASSES,
+        preprocess=Preprocess(size=224, mean=HALF, std=HALF),
+        card=card,
+        task="all",
+    )
+
+
+def prepare(folder: Path) -> None:
+    """Bundle, graph, key and photograph."""
+    members, key = build_members(vit_small()), generate_signing_key()
+    fields = BundleFields(federation=None, line="benchmark", task="all", version=1, created_ms=int(time.time() * 1000))
+    (folder / "model.edgefl").write_bytes(build_bundle(members.files, fields, [key]))
+    (folder / "score.onnx").write_bytes(members.files["score.onnx"])
+    (folder / "signing.pub").write_text(key.public.hex())
+    photo = Image.fromarray(np.random.default_rng(0).integers(90, 220, (600, 800, 3), np.uint8))
+    buffer = io.BytesIO()
+    photo.save(buffer, "JPEG", quality=90)
+    (folder / "photo.jpg").write_bytes(buffer.getvalue())
+
+
+def seconds(command: list[str]) -> tuple[float, float]:
+    """Elapsed and processor seconds of one process."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    elapsed = time.perf_counter() - started
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return elapsed, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def measure(folder: Path, repeats: int) -> dict[str, float]:
+    baseline = [sys.executable, "-c", BASELINE, str(folder / "score.onnx")]
+    score = [sys.executable, "-c", SCORE, "score", str(folder / "photo.jpg"), "--model", str(folder / "model.edgefl")]
+    score += ["--trust", str(folder / "signing.pub"), "--json", "--home", str(folder / "home")]
+    times: dict[str, list[tuple[float, float]]] = {"baseline": [], "score": []}
+    for turn in range(repeats + 1):
+        for name, command in (("baseline", baseline), ("score", score)):
+            taken = seconds(command)
+            if turn:  # the first turn fills the disk cache
+                times[name].append(taken)
+    figures: dict[str, float] = {}
+    for column, unit in enumerate(("seconds", "cpu_seconds")):
+        medians = {name: statistics.median(pair[column] for pair in pairs) for name, pairs in times.items()}
+        figures |= {f"{name}_{unit}": value for name, value in medians.items()}
+        figures["ratio" if column == 0 else "cpu_ratio"] = medians["score"] / medians["baseline"]
+    return {**figures, "target": TARGET}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="processes of each kind (default 7)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="edgefl-benchmark-") as name:
+        prepare(Path(name))
+        figures = measure(Path(name), arguments.repeats)
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        for label, name in (
+            ("import numpy + onnxruntime, load the graph", "baseline"),
+            ("edgefl score, one picture", "score"),
+        ):
+            print(f"{label:<44}{figures[f'{name}_seconds']:.3f} s, {figures[f'{name}_cpu_seconds']:.3f} s of processor")
+        print(f"ratio {figures['ratio']:.2f}, of processor time {figures['cpu_ratio']:.2f} (target at most {TARGET})")
+    return 0 if figures["ratio"] <= TARGET else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
