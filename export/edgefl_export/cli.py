@@ -8,6 +8,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -246,10 +247,20 @@ def _bundle_text(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _date(time_ms: int | None) -> str:
+    if time_ms is None:
+        return "never"
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+    except (ValueError, OverflowError, OSError):  # a claim nobody checked may lie beyond the calendar
+        return f"{time_ms} ms after 1970"
+
+
 def _inspect_text(facts: Mapping[str, Any]) -> str:
     lines = ["not verified; the file claims:"]
-    skipped = {"verified", "members", "card", "labels", "signers"}
-    lines += [f"  {name:<14}{'-' if value is None else value}" for name, value in facts.items() if name not in skipped]
+    plain = ("federation", "line", "task", "version", "min_client", "min_runtime", "sha256")
+    lines += [f"  {name:<14}{'-' if facts[name] is None else facts[name]}" for name in plain]
+    lines += [f"  {name:<14}{_date(facts[name])}" for name in ("created", "expires")]
     lines += [f"  {'signer':<14}{key}" for key in facts["signers"]]
     lines += [f"  {member['name']:<22}{member['size']:>14,} bytes" for member in facts["members"]]
     for name in ("labels", "card"):

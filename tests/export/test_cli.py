@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from edgefl_client.scorer import Scorer
 from edgefl_export import assemble, gates
-from edgefl_export.assemble import build_members, site_model
+from edgefl_export.assemble import build_members, site_model, wilson_interval
 from edgefl_export.cli import main
 from edgefl_export.graph import ScoreGraph
 from edgefl_export.key_store import open_key
@@ -20,6 +20,7 @@ from edgefl_protocol.keys import generate_signing_key
 from edgefl_trainer.engine.models import open_run, predict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 
 def call(*arguments, **options):
@@ -97,6 +98,13 @@ def test_bundle_reports_the_worst_figure_of_every_gate(built):
     facts = json.loads(built["out"].read_text())
     assert set(facts["parity"]) == {"probabilities", "evidence", "vacuity", "dissonance", "map"}
     assert all(0 <= figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
+
+
+@pytest.mark.parametrize(("right", "of"), [(0, 10), (9, 10), (50, 100), (300, 300)])
+def test_intervals_of_the_card_are_wilsons(right, of):
+    """docs/design.md, card: metrics with intervals; scipy's Wilson interval as oracle."""
+    expected = binomtest(right, of).proportion_ci(0.95, "wilson")
+    assert wilson_interval(right / of, of) == pytest.approx([expected.low, expected.high], abs=1e-6)
 
 
 def test_two_builds_are_byte_identical(run_folder, members):
