@@ -72,7 +72,8 @@ def _task(options: Mapping[str, Any]) -> dict[str, Any]:
         return {**table_from_run(options["run_"]), **chosen}
     if not options["classes"]:
         raise OperatorError("give the class names in index order with --classes A,B,… or a finished run with --run")
-    facts = ask_trainer(options["method"], options["backbone"], options["image_px"], options["seed"])
+    settings = dict(_assignment(text) for text in options["settings"])
+    facts = ask_trainer(options["method"], settings, options["backbone"], options["image_px"], options["seed"])
     return {
         **chosen,
         "method": options["method"],
@@ -81,7 +82,7 @@ def _task(options: Mapping[str, Any]) -> dict[str, Any]:
         "seed": options["seed"],
         "shares_maps": facts.shares_maps,
         "backbone": dict(facts.backbone),
-        "settings": dict(_assignment(text) for text in options["settings"]),
+        "settings": settings,
     }
 
 

@@ -8,8 +8,10 @@ decisions 7 to 9.
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from edgefl_protocol.errors import EdgeflError
@@ -54,12 +56,25 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server that says when it takes connections."""
+    """uvicorn's server that says when it takes connections, and ends quietly."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[int], None], port: int) -> None:
         super().__init__(config)
         self._ready = ready
         self._port = port
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM end the server; uvicorn would raise them again before we have cleaned up."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then report."""

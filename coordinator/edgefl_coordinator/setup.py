@@ -74,24 +74,27 @@ def make_home(home: Home, table: Mapping[str, Any], passphrase: bytes | None = N
     return settings
 
 
-def ask_trainer(method: str, backbone: str, image_px: int | None, seed: int) -> TaskFacts:
+def ask_trainer(method: str, settings: Mapping[str, Any], backbone: str, image_px: int | None, seed: int) -> TaskFacts:
     """Return what the server has to know of a method and a backbone. Imports the trainer.
 
     Args:
         method: a name of the method table.
+        settings: hyper-parameters, which are checked.
         backbone: as `edgefl-train --backbone` takes it.
         image_px: side of the images in pixels; None for the backbone's own.
         seed: of an untrained backbone.
 
     Raises:
         OperatorError: there is no such method.
-        EdgeflError: there is no such backbone.
+        EdgeflError: there is no such hyper-parameter or backbone.
     """
+    from edgefl_trainer.engine.settings import build
     from edgefl_trainer.methods import METHODS
     from edgefl_trainer.models.backbones import load_backbone
 
     if method not in METHODS:
         raise OperatorError(f"there is no method {method}; known: {', '.join(sorted(METHODS))}")
+    build(METHODS[method], settings)
     spec = dataclasses.asdict(load_backbone(backbone, image_px=image_px, seed=seed).spec)
     backbone_facts = {**spec, "mean": list(spec["mean"]), "std": list(spec["std"])}
     return TaskFacts(METHODS[method].travels == ("maps",), backbone_facts)

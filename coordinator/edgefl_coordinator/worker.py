@@ -20,6 +20,7 @@ import numpy as np
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
+from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.contract import Method, Phase, State, Task
 from edgefl_trainer.models.vit import BackboneSpec
@@ -100,7 +101,7 @@ def _method(job: Job) -> Method:
     if kind is None:
         raise OperatorError(f"there is no method {job.method}; `edgefl-train methods` lists them")
     try:
-        method: Method = kind(**job.settings)
+        method: Method = build(kind, job.settings)
     except (TypeError, ValueError) as error:
         raise OperatorError(f"method {job.method} does not take these settings: {error}") from error
     return method

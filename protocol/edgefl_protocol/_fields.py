@@ -5,7 +5,6 @@ itself (it may be secret). Used by `messages` and `refusals`; nothing here knows
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.bounded_json import parse_json
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
 
@@ -109,22 +109,13 @@ def octet_array(data: bytes, field: str, limit: int) -> NDArray[np.uint8]:
 
 
 def flat_json(value: object, field: str) -> object:
-    """Parse a bounded, flat JSON text: no duplicate key, no NaN, depth at most 2."""
-    if not isinstance(value, str) or len(value) > MAX_JSON_BYTES or value.count("[") + value.count("{") > 1:
-        raise bad_message(f"{field} is not one flat JSON value of at most {MAX_JSON_BYTES} characters")
-
-    def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        if len({key for key, _ in pairs}) != len(pairs):
-            raise bad_message(f"{field} names a key twice")
-        return dict(pairs)
-
-    def no_constant(name: str) -> object:
-        raise bad_message(f"{field} holds {name}, which is no JSON number")
-
+    """Parse a bounded JSON text without nesting: no duplicate key, no NaN, no infinity."""
+    if not isinstance(value, str):
+        raise bad_message(f"{field} is not a JSON text")
     try:
-        return json.loads(value, object_pairs_hook=no_duplicates, parse_constant=no_constant)
-    except (ValueError, RecursionError) as error:
-        raise bad_message(f"{field} is not JSON") from error
+        return parse_json(value.encode("utf-8", "surrogatepass"), max_bytes=MAX_JSON_BYTES, max_depth=1)
+    except ValueError as error:
+        raise bad_message(f"{field} is not one flat JSON value of at most {MAX_JSON_BYTES} bytes") from error
 
 
 def class_names(value: object) -> tuple[str, ...]:
@@ -147,8 +138,6 @@ def settings_table(value: object) -> Mapping[str, Scalar]:
     for name, item in table.items():
         if isinstance(item, bool) or not isinstance(item, int | float | str):
             raise bad_message("settings holds a value that is neither a number nor a string")
-        if isinstance(item, float) and not math.isfinite(item):
-            raise bad_message("settings holds a number that is not finite")
         checked[text(name, "a setting's name", NAME)] = item
     return MappingProxyType(checked)
 

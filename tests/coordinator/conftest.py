@@ -296,13 +296,17 @@ class AsgiClient:
         address: str = "192.0.2.1",
     ) -> HttpAnswer:
         """Send one request; a list is sent in pieces. Content-Length is added unless `headers` are given."""
-        return asyncio.run_coroutine_threadsafe(self._request(method, target, body, headers, address), self.loop).result()
+        return asyncio.run_coroutine_threadsafe(
+            self._request(method, target, body, headers, address), self.loop
+        ).result()
 
     async def _request(
         self, method: str, target: str, body: bytes | list[bytes], headers: dict[str, str] | None, address: str
     ) -> HttpAnswer:
         pieces = [body] if isinstance(body, bytes) else list(body)
-        shown = {"content-length": str(sum(map(len, pieces)))} if headers is None and method == "POST" else headers or {}
+        shown = (
+            {"content-length": str(sum(map(len, pieces)))} if headers is None and method == "POST" else headers or {}
+        )
         path, _, query = target.partition("?")
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "https",

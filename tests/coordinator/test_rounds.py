@@ -69,14 +69,14 @@ def test_who_opens_the_first_round() -> None:
 
 @pytest.mark.parametrize(("others", "number", "allowed"), [(0, 1, True), (2, 2, False), (3, 2, True), (0, 2, False)])
 def test_cohort(others, number, allowed) -> None:
-    """Check 51: below `min_cohort` others nothing of theirs is released; the first broadcast holds nothing of anybody."""
+    """Check 51: below `min_cohort` others nothing of theirs is released; the first broadcast holds nobody's."""
     assert cohort_allows(others, number, 3) is allowed
 
 
 @pytest.mark.parametrize("bad", [(0, 1, 1), (3, 2, 1), (1, 1, 0)])
 def test_contradicting_policies(bad) -> None:
     minimum, target, deadline_s = bad
-    with pytest.raises(ValueError, match="minimum|deadline"):
+    with pytest.raises(ValueError, match=r"minimum|deadline"):
         RoundPolicy(quorum_min=minimum, quorum_target=target, deadline_s=deadline_s)
 
 

@@ -1,0 +1,172 @@
+"""The command line: exit codes, one sentence, JSON (DESIGN, command lines), operation with and without a server."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+from edgefl_coordinator.admin import run_operation, serve_admin
+from edgefl_coordinator.cli import main
+from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.settings import Home
+from edgefl_protocol.invite import decode_invite
+
+
+@pytest.fixture
+def closed_home(make_coordinator) -> Home:
+    """A home that nobody has open."""
+    coordinator = make_coordinator()
+    coordinator.store.close()
+    return coordinator.store.home
+
+
+def run(home: Home, *arguments: str) -> Any:
+    return CliRunner().invoke(main, [*arguments, "--home", str(home.root)])
+
+
+@pytest.mark.parametrize("command", [None, *sorted(main.commands)])
+def test_help(command) -> None:
+    """Every option of every command has help."""
+    result = CliRunner().invoke(main, [command, "--help"] if command else ["--help"])
+    assert result.exit_code == 0
+    for parameter in main.commands[command].params if command else []:
+        assert isinstance(parameter, click.Argument) or getattr(parameter, "help", ""), parameter.name
+
+
+def test_help_and_server_load_no_trainer() -> None:
+    """docs/security.md, decision 7: the process that serves imports the protocol only; `--help` not even that much."""
+    code = (
+        "import sys, edgefl_coordinator.cli; early = set(sys.modules);"
+        "import edgefl_coordinator.service, edgefl_coordinator.operations;"
+        "print(sorted({'sqlalchemy', 'starlette', 'uvicorn', 'numpy'} & early),"
+        " sorted(name for name in sys.modules if name.split('.')[0] in"
+        " {'torch', 'timm', 'edgefl_trainer', 'edgefl_client', 'edgefl_export', 'onnxruntime'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0].endswith("[]")
+    assert "sqlalchemy" not in done.stdout and "uvicorn" not in done.stdout and "starlette" not in done.stdout
+
+
+def test_status_and_invite(closed_home) -> None:
+    shown = run(closed_home, "status")
+    assert shown.exit_code == 0 and "waiting" in shown.stdout
+    facts = json.loads(run(closed_home, "status", "--json").stdout)
+    assert {"federation", "state", "round", "rounds", "members", "bundles", "quorum_min", "journal_mode"} <= set(facts)
+    invited = run(closed_home, "invite", "--role", "device", "dermatoscope-1")
+    invite = decode_invite(invited.stdout, 1_790_000_000_000)
+    assert (invite.name, invite.role, invite.federation) == ("dermatoscope-1", "device", "skin")
+    assert "once" not in invited.stdout and "valid until" in invited.stderr
+
+
+def test_exit_codes(closed_home, tmp_path) -> None:
+    """1 failed, 2 usage, 3 refused; always one sentence, never a traceback."""
+    failed = run(closed_home, "approve", "nobody", "--fingerprint", "0" * 20)
+    assert failed.exit_code == 1 and failed.stderr.count("\n") == 1 and "nobody" in failed.stderr
+    assert run(closed_home, "approve", "nobody").exit_code == 2
+    assert run(closed_home, "start").exit_code == 1
+    assert run(Home(tmp_path / "nowhere"), "status").exit_code == 1
+    broken = tmp_path / "broken.edgefl"
+    broken.write_bytes(b"this is no bundle")
+    refused = run(closed_home, "publish", str(broken))
+    assert refused.exit_code == 3 and refused.stderr.count("\n") == 1 and "published" not in refused.stdout
+    assert run(closed_home, "audit").exit_code == 0
+
+
+def test_a_wrong_fingerprint_is_exit_3(make_coordinator, tools) -> None:
+    coordinator = make_coordinator()
+    tools.Member(coordinator, "clinic-a").enrol(tools.token_of(coordinator, "clinic-a"))
+    coordinator.store.close()
+    refused = run(coordinator.store.home, "approve", "clinic-a", "--fingerprint", "0" * 20)
+    assert refused.exit_code == 3 and "do not let it in" in refused.stderr
+
+
+def test_a_world_readable_key_is_refused(closed_home) -> None:
+    """docs/security.md, keys at rest."""
+    (closed_home.keys / "signing.key").chmod(0o644)
+    refused = run(closed_home, "status")
+    assert refused.exit_code == 1 and "chmod 600" in refused.stderr
+
+
+def test_operations_through_the_running_server(make_coordinator, tools) -> None:
+    """The same operations over the socket, errors and refusals included; a second writer is shut out meanwhile."""
+    coordinator = make_coordinator()
+    member = tools.Member(coordinator, "clinic-a")
+    loop, ready, stop = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        server = await serve_admin(coordinator)
+        ready.set()
+        await stop.wait()
+        server.close()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert ready.wait(10)
+        home = coordinator.store.home
+        assert home.socket.stat().st_mode & 0o777 == 0o600
+        assert run_operation(home, "status", {})["members"] == []
+        proof = member.enrol(tools.token_of(coordinator, "clinic-a"))
+        with pytest.raises(PolicyError, match="fingerprint"):
+            run_operation(home, "approve", {"name": "clinic-a", "fingerprint": "0" * 20})
+        assert run_operation(home, "approve", {"name": "clinic-a", "fingerprint": proof.fingerprint})
+        with pytest.raises(OperatorError, match="no member"):
+            run_operation(home, "revoke", {"name": "clinic-z"})
+        with pytest.raises(OperatorError, match="understands"):
+            run_operation(home, "explode", {})
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+def test_a_socket_left_by_a_killed_server_is_no_obstacle(closed_home) -> None:
+    closed_home.socket.write_bytes(b"")
+    closed_home.socket.unlink()
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(closed_home.socket))
+    assert run(closed_home, "status").exit_code == 0
+
+
+def test_a_home_with_a_long_path(make_coordinator) -> None:
+    """A Unix address has 108 bytes; a home may be deeper."""
+    coordinator = make_coordinator("a" * 90)
+
+    async def check() -> Any:
+        server = await serve_admin(coordinator)
+        try:
+            return await asyncio.to_thread(run_operation, coordinator.store.home, "status", {})
+        finally:
+            server.close()
+
+    assert asyncio.run(check())["federation"] == "skin"
+
+
+def test_init_asks_for_classes(tmp_path) -> None:
+    result = CliRunner().invoke(main, ["init", str(tmp_path / "new"), "--federation", "skin"])
+    assert result.exit_code == 1 and "--classes" in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_init_never_overwrites(closed_home) -> None:
+    from edgefl_coordinator.setup import make_home
+
+    before = {path: path.read_bytes() for path in closed_home.root.rglob("*") if path.is_file()}
+    with pytest.raises(OperatorError, match="already"):
+        make_home(closed_home, {})
+    assert before == {path: path.read_bytes() for path in closed_home.root.rglob("*") if path.is_file()}
+
+
+def test_private_files(closed_home) -> None:
+    """docs/security.md, keys at rest: 0600 in 0700."""
+    for path in [*closed_home.keys.iterdir(), closed_home.tls / "server.key", closed_home.database, closed_home.config]:
+        assert path.stat().st_mode & 0o077 == 0, path
+    for path in (closed_home.root, closed_home.keys, closed_home.blobs, closed_home.jobs):
+        assert path.stat().st_mode & 0o777 == 0o700, path

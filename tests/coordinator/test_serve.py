@@ -1,0 +1,309 @@
+"""The served coordinator, a process of its own over TLS on 127.0.0.1: checks 14, 39, 43 and 55."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from edgefl_coordinator.coordinator import open_coordinator
+from edgefl_coordinator.handling import UNAUTHENTICATED
+from edgefl_coordinator.schema import replies
+from edgefl_coordinator.settings import Home
+from edgefl_protocol import Payload
+from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest, TaskReply
+from sqlalchemy import select
+
+COMMAND = [sys.executable, "-m", "edgefl_coordinator.cli"]
+
+
+class Served:
+    """A running `edgefl-coordinator serve`."""
+
+    def __init__(self, home: Home) -> None:
+        self.home = home
+        self.lines: list[str] = []
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*COMMAND, "serve", "--verbose", "--home", str(home.root)],
+            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+        self.port = self._read_port()
+        self.reader = threading.Thread(target=self._read_rest, daemon=True)
+        self.reader.start()
+
+    def _read_port(self) -> int:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listening on https://127\.0\.0\.1:(\d+)", line):
+                return int(found.group(1))
+        raise AssertionError("".join(self.lines))
+
+    def _read_rest(self) -> None:
+        assert self.process.stderr is not None
+        self.lines.extend(self.process.stderr)
+
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.home.tls / "ca.pem"))
+
+    def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.context(), timeout=20)
+        try:
+            connection.request("POST", path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def operate(self, *arguments: str) -> dict[str, Any]:
+        done = subprocess.run(
+            [*COMMAND, *arguments, "--json", "--home", str(self.home.root)], capture_output=True, text=True, check=True
+        )
+        return dict(json.loads(done.stdout))
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait(timeout=20)
+        self.reader.join(timeout=20)
+        assert self.process.stderr is not None and self.process.stdout is not None
+        self.process.stderr.close()
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def serve(make_coordinator: Callable[..., Any], clock: Any) -> Iterator[Callable[..., Served]]:
+    """Start a server on an existing home; `clock` then runs with the wall clock."""
+    running: list[Served] = []
+
+    def start(home: Home) -> Served:
+        running.append(Served(home))
+        return running[-1]
+
+    yield start
+    for served in running:
+        if served.process.poll() is None:
+            served.close()
+
+
+@pytest.fixture
+def prepared(make_coordinator: Callable[..., Any], clock: Any, tools: Any) -> Callable[..., tuple[Any, list[Any]]]:
+    """A home with approved members and an open round, closed again so that `serve` can have it."""
+
+    def prepare(members: int, **changes: Any) -> tuple[Any, list[Any]]:
+        clock.now_ms = time.time_ns() // 1_000_000
+        rounds = {"quorum_target": 1000, "deadline_s": 3600, **changes.pop("rounds", {})}
+        coordinator = make_coordinator(port=0, rounds=rounds, **changes)
+        crowd = [tools.quick_member(coordinator, f"clinic-{number:03}") for number in range(members)]
+        tools.start_rounds(coordinator)
+        coordinator.store.close()
+        return coordinator, crowd
+
+    return prepare
+
+
+def send(served: Served, member: Any, cty: str, body: bytes) -> Any:
+    from edgefl_protocol.messages import ROUTES
+
+    status, answer = served.post(ROUTES[cty].path, body)
+    signed, payload = member.open(body, answer)
+    assert signed == status
+    return Refusal.from_payload(payload) or payload
+
+
+def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
+    """A member asks for the task and replies over real TLS; the operator sees it; SIGTERM ends the server."""
+    coordinator, (member,) = prepared(1)
+    served = serve(coordinator.store.home)
+    assert TaskReply.from_payload(send(served, member, "task", member.envelope("task", Payload()))).state == "open"
+    message = ReplyRequest(idem="work-item-00000001", reply=tools.maps_payload()).to_payload()
+    answer = send(served, member, "reply", member.envelope("reply", message, rnd=1))
+    assert ReplyReply.from_payload(answer).accepted
+    assert served.home.socket.stat().st_mode & 0o777 == 0o600
+    status = served.operate("status")
+    assert (status["round"], status["replies"], status["members"][0]["replied"]) == (1, 1, True)
+    served.close()
+    assert served.process.returncode == 0
+    assert not served.home.socket.exists()
+
+
+def test_tls(prepared, serve) -> None:
+    """Check 43, server side: TLS 1.2 and 1.3 only; no plain HTTP; the name is checked by whoever connects."""
+    coordinator, _ = prepared(1)
+    served = serve(coordinator.store.home)
+    address = ("127.0.0.1", served.port)
+    versions = {"TLSv1": False, "TLSv1_1": False, "TLSv1_2": True, "TLSv1_3": True}
+    for name, welcome in versions.items():
+        context = served.context()
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # so that it is the server who refuses
+        with pytest.warns() if not welcome else _nothing():
+            context.minimum_version = context.maximum_version = ssl.TLSVersion[name]
+        with socket.create_connection(address, timeout=10) as plain:
+            if welcome:
+                with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
+                    assert wrapped.version() == name.replace("_", ".")
+            else:
+                with pytest.raises((ssl.SSLError, ConnectionError)):
+                    context.wrap_socket(plain, server_hostname="localhost")
+    with socket.create_connection(address, timeout=10) as plain, pytest.raises(ssl.SSLCertVerificationError):
+        served.context().wrap_socket(plain, server_hostname="example.org")
+    with socket.create_connection(address, timeout=10) as plain:
+        plain.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        try:
+            answer = plain.recv(100)
+        except ConnectionError:
+            answer = b""
+        assert not answer.startswith(b"HTTP")
+    assert served.post("/v1/task", b"hello") == (401, UNAUTHENTICATED)
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def memory_kib(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmRSS:\s+(\d+)", text)
+    assert found
+    return int(found.group(1))
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+@pytest.mark.parametrize("chunk", [b"10000\r\n" + bytes(0x10000) + b"\r\n", b"1\r\nx\r\n" * 4096])
+def test_floods_cost_nothing(prepared, serve, chunk) -> None:
+    """Check 39: chunked floods (large chunks, 1-byte chunks) and announced giants: closed within 8 MB sent, RSS growth
+    below 8 MB, below 0.5 s of CPU."""
+    coordinator, _ = prepared(1)
+    served = serve(coordinator.store.home)
+    served.post("/v1/task", b"hello")
+    memory, cpu = memory_kib(served.process.pid), cpu_s(served.process.pid)
+    for head in (b"Transfer-Encoding: chunked", b"Content-Length: 629145600"):
+        with (
+            socket.create_connection(("127.0.0.1", served.port), timeout=20) as plain,
+            served.context().wrap_socket(plain, server_hostname="localhost") as one,
+        ):
+            one.sendall(b"POST /v1/task HTTP/1.1\r\nHost: x\r\n" + head + b"\r\n\r\n")
+            sent = 0
+            try:
+                while sent < 64 * 2**20:
+                    one.sendall(chunk)
+                    sent += len(chunk)
+            except OSError:
+                pass
+            assert sent < 8 * 2**20
+    assert cpu_s(served.process.pid) - cpu < 0.5
+    assert memory_kib(served.process.pid) - memory < 8 * 1024
+
+
+def test_twenty_kills_in_a_round(prepared, serve, tools) -> None:
+    """Check 55: kill −9 while members upload, 20 times: no acknowledged upload lost or counted twice,
+    nothing stale is left."""
+    coordinator, crowd = prepared(90)
+    home, payloads = coordinator.store.home, {m.name: tools.maps_payload(i) for i, m in enumerate(crowd)}
+    waiting, acknowledged = list(crowd), {}
+    for turn in range(20):
+        served = serve(home)
+        timer = threading.Timer(0.004 * (turn % 7), served.process.kill)
+        before = len(acknowledged)
+        while waiting:
+            if len(acknowledged) == before + turn % 3:
+                timer.start()  # strikes while the next upload is under way
+                before = -1000
+            member = waiting[0]
+            message = ReplyRequest(idem=f"item-of-{member.name}-1", reply=payloads[member.name]).to_payload()
+            body = member.envelope("reply", message, rnd=1)  # a retry is a new envelope with the same idem
+            try:
+                answer = send(served, member, "reply", body)
+            except (OSError, http.client.HTTPException):
+                break
+            assert isinstance(answer, Payload), answer
+            acknowledged[member.name] = ReplyReply.from_payload(answer)
+            waiting.pop(0)
+        timer.join()
+        served.kill()
+    assert len(acknowledged) >= 19
+    with open_coordinator(home).store as store:
+        with store.transaction() as connection:
+            rows = connection.execute(select(replies)).all()
+        found = {row.skid: row for row in rows}
+        assert len(found) == len(rows)
+        for member in crowd:
+            if member.name in acknowledged:
+                row = found[member.signing.key_id]
+                assert row.accepted_ms == acknowledged[member.name].first_answer_ms
+                assert Payload.from_bytes(store.get_blob(row.blob)) == payloads[member.name]
+        assert len(rows) - len(acknowledged) in (0, 1)  # at most one stored whose answer was cut
+        assert len(list(home.blobs.iterdir())) == len(rows) + 90 + 1  # replies, broadcasts, state: no orphans
+
+
+def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
+    """Check 14: token, private keys, nonce, payload and a patient's name: 0 hits in log and text columns."""
+    clock.now_ms = time.time_ns() // 1_000_000
+    coordinator = make_coordinator(port=0, rounds={"quorum_target": 1000, "deadline_s": 3600})
+    token = tools.token_of(coordinator, "clinic-a")
+    coordinator.store.close()
+    home = coordinator.store.home
+    served = serve(home)
+    member = tools.Member(coordinator, "clinic-a")
+    enrol = member.enrolment(token)
+    answer = send(served, member, "enrol", member.envelope("enrol", enrol.to_payload()))
+    nonce = answer.scalars["nonce"]
+    proof = Payload({}, {"idem": "p" * 16, "nonce": nonce})
+    fingerprint = send(served, member, "enrol-proof", member.envelope("enrol-proof", proof)).scalars["fingerprint"]
+    served.operate("approve", "clinic-a", "--fingerprint", str(fingerprint))
+    patient = "Erika-Mustermann-1964"
+    canary = tools.maps_payload()
+    for bad in (
+        Payload({patient: canary.arrays["maps.0"]}, canary.scalars),
+        Payload(canary.arrays, {**canary.scalars, "patient": patient}),
+    ):
+        message = ReplyRequest(idem="work-item-00000001", reply=bad).to_payload()
+        assert isinstance(send(served, member, "reply", member.envelope("reply", message, rnd=1)), Refusal)
+    enrol_again = member.envelope("enrol", enrol.to_payload(), pth="/v1/reply")
+    assert served.post("/v1/enrol", enrol_again)[0] == 401
+    served.post("/v1/task", patient.encode())
+    served.post(f"/v1/{patient}", b"")
+    process_list = Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
+    served.close()
+    secrets = [token, coordinator.keys.signing.seed, coordinator.keys.sealing.secret, coordinator.keys.secret,
+               bytes.fromhex(str(nonce)), canary.arrays["maps.0"].tobytes(), patient.encode()]  # fmt: skip
+    columns = b"".join(text_columns(home.database))
+    for place in ("".join(served.lines).encode(), process_list, columns):
+        assert place
+        for secret in secrets:
+            assert secret not in place and secret.hex().encode() not in place
+    assert b"refused before the signature" in "".join(served.lines).encode()  # the log is on
+
+
+def text_columns(path: Path) -> Iterator[bytes]:
+    """Every text value of every table."""
+    connection = sqlite3.connect(path)
+    try:
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            for row in connection.execute(f"SELECT * FROM {table}"):
+                yield from (value.encode() for value in row if isinstance(value, str))
+    finally:
+        connection.close()

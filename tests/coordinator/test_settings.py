@@ -1,0 +1,63 @@
+"""Settings: read once, checked whole (docs/security.md, decisions; DESIGN of the coordinator)."""
+
+import tomllib
+
+import pytest
+import tomli_w
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.settings import Home, load_settings, settings_from_table, settings_to_table
+
+
+def test_there_and_back(tools) -> None:
+    """What `init` writes is what `serve` reads."""
+    settings = settings_from_table(tools.settings_table(limits={"header_deadline_s": 2, "body_deadline_s": 0.5}))
+    again = settings_from_table(tomllib.loads(tomli_w.dumps(settings_to_table(settings))))
+    assert again == settings
+    assert settings.task.tokens == 4
+
+
+# fmt: off
+WRONG = [
+    ({"colour": "red"},                              "unknown setting colour"),
+    ({"rounds": {"quorom": 3}},                      "unknown setting rounds.quorom"),
+    ({"federation": "Skin Clinic"},                  "lower-case"),
+    ({"public_url": "http://127.0.0.1"},             "https://"),
+    ({"port": 70_000},                               "port"),
+    ({"port": True},                                 "int is needed"),
+    ({"suite": 3},                                   "suite"),
+    ({"rounds": {"quorum_min": 5}},                  "quorum"),
+    ({"rounds": {"count": 0}},                       "at least 1"),
+    ({"rounds": {"start": "whenever"}},              "automatic and manual"),
+    ({"rounds": {"min_cohort": 2}},                  "told apart"),
+    ({"limits": {"body_bytes": 64 * 2**20}},         "33554432"),
+    ({"limits": {"body_deadline_s": 0}},             "above 0"),
+    ({"task": {"classes": ["nevus"]}},               "two different"),
+    ({"task": {"classes": ["nevus", "nevus"]}},      "two different"),
+    ({"task": {"method": "../fedevprompt"}},         "neither a method"),
+    ({"task": {"backbone": {"image_px": 25, "patch": 12}}}, "multiple of patch"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("change", "sentence"), WRONG)
+def test_wrong_settings(tools, change, sentence) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        settings_from_table(tools.settings_table(**change))
+
+
+def test_missing_parts(tools) -> None:
+    table = tools.settings_table()
+    for name in ("federation", "task", "rounds"):
+        with pytest.raises(ValueError, match=name):
+            settings_from_table({key: value for key, value in table.items() if key != name})
+
+
+def test_no_home_says_what_to_do(tmp_path) -> None:
+    with pytest.raises(OperatorError, match="edgefl-coordinator init"):
+        load_settings(Home(tmp_path))
+
+
+def test_broken_toml_is_one_sentence(tmp_path) -> None:
+    (tmp_path / "config.toml").write_text("federation = ")
+    with pytest.raises(OperatorError, match=r"config\.toml"):
+        load_settings(Home(tmp_path))

@@ -1,0 +1,142 @@
+"""The aggregation worker with the real FedEvPrompt: docs/security.md check 48 and reliability, docs/methods.md."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from edgefl_coordinator.aggregation import WorkerProcess
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.jobs import Job, read_result, write_job
+from edgefl_protocol import Payload
+
+pytest.importorskip("torch")
+
+from edgefl_coordinator.worker import deal_peers, main, run_job
+
+BACKBONE = {
+    "name": "tiny", "image_px": 24, "patch": 12, "depth": 2, "heads": 1, "width": 8,
+    "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
+}  # fmt: skip
+TASK = {"name": "nevus", "classes": ["nevus", "other"], "backbone": BACKBONE, "rounds": 2, "epochs": 1, "seed": 0}
+SITES = ("clinic-a", "clinic.b", "clinic_c", "d")
+
+
+def job(kind: str, number: int, state: str | None = None, replies: dict[str, str] | None = None, **changes) -> Job:
+    plain = {
+        "kind": kind, "number": number, "method": "fedevprompt", "settings": {}, "task": TASK, "sites": SITES,
+        "state": state, "replies": replies or {}, "order_key": "ab" * 32,
+    }  # fmt: skip
+    return Job(**{**plain, **changes})
+
+
+@pytest.fixture
+def files(tmp_path: Path, tools):
+    """The state after the start, and a reply of each site."""
+    (tmp_path / "state").write_bytes(run_job(job("start", 0)).state)
+    replies = {}
+    for index, name in enumerate(SITES):
+        path = tmp_path / f"reply-{index}"
+        path.write_bytes(tools.maps_payload(index).to_bytes())
+        replies[name] = str(path)
+    return str(tmp_path / "state"), replies
+
+
+def test_start() -> None:
+    """Round 1 sends nobody anything but the round; the phases are those of the method."""
+    result = run_job(job("start", 0))
+    assert result.phases == ("train", "train")
+    assert set(result.broadcasts) == set(SITES)
+    for data in result.broadcasts.values():
+        payload = Payload.from_bytes(data)
+        assert not payload.arrays
+        assert dict(payload.scalars) == {"phase": "train", "round": 1, "rounds": 2}
+
+
+def test_the_order_of_replies_changes_nothing(files) -> None:
+    """Check 48: every order of four replies gives the same bytes."""
+    state, replies = files
+    results = {
+        (run.state, *sorted(run.broadcasts.items()))
+        for order in itertools.permutations(replies.items())
+        for run in [run_job(job("aggregate", 1, state, dict(order)))]
+    }
+    assert len(results) == 1
+
+
+def test_a_site_gets_exactly_the_others_maps(files, tools) -> None:
+    """docs/methods.md, FedEvPrompt: the buffer without the receiver's own maps."""
+    state, replies = files
+    result = run_job(job("aggregate", 1, state, replies))
+    for name in SITES:
+        arrays = Payload.from_bytes(result.broadcasts[name]).arrays
+        others = [tools.maps_payload(index) for index, other in enumerate(SITES) if other != name]
+        for label in (0, 1):
+            got = sorted(arrays[f"maps.{peer}.{label}"].tobytes() for peer in range(3))
+            assert got == sorted(other.arrays[f"maps.{label}"].tobytes() for other in others)
+        for peer in range(3):  # both classes of one peer come from one site
+            pair = arrays[f"maps.{peer}.0"].tobytes(), arrays[f"maps.{peer}.1"].tobytes()
+            assert pair in {(o.arrays["maps.0"].tobytes(), o.arrays["maps.1"].tobytes()) for o in others}
+
+
+def test_peer_numbers_name_nobody_over_time(files, tmp_path, tools) -> None:
+    """docs/security.md, exchange policy: over 40 rounds a number stands for every other site, by a secret key."""
+    state, replies = files
+    after = tmp_path / "after"
+    after.write_bytes(run_job(job("aggregate", 1, state, replies)).state)
+    whose = {tools.maps_payload(index).arrays["maps.0"].tobytes(): index for index in range(4)}
+    many = {**TASK, "rounds": 40}
+    seen: dict[str, list[int]] = {"ab" * 32: [], "cd" * 32: []}
+    for key, holders in seen.items():
+        for number in range(2, 42):
+            made = run_job(job("broadcast", number, str(after), task=many, sites=("clinic-a",), order_key=key))
+            arrays = Payload.from_bytes(made.broadcasts["clinic-a"]).arrays
+            holders.append(whose[arrays["maps.0.0"].tobytes()])
+    first, second = seen.values()
+    assert set(first) == set(second) == {1, 2, 3}
+    assert first != second
+
+
+def test_dealing_keeps_every_map() -> None:
+    arrays = {f"maps.{peer}.{label}": np.full(2, 10 * peer + label) for peer in (0, 4, 7) for label in (0, 3)}
+    arrays["other"] = np.zeros(1)
+    dealt = deal_peers(arrays, np.random.default_rng(0))
+    assert {name for name in dealt if name != "other"} == {f"maps.{p}.{k}" for p in range(3) for k in (0, 3)}
+    assert sorted(a.tobytes() for a in dealt.values()) == sorted(a.tobytes() for a in arrays.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"method": "fedmagic"}, "there is no method fedmagic"),
+        ({"settings": {"lamda": 1}}, "lamda"),
+        ({"task": {**TASK, "backbone": {**BACKBONE, "legs": 4}}}, "legs"),
+    ],
+)
+def test_wrong_jobs(change, sentence) -> None:
+    with pytest.raises(Exception, match=sentence):
+        run_job(job("start", 0, **change))
+
+
+def test_a_process_of_its_own(files, tmp_path, capsys) -> None:
+    """The worker process gives the same bytes as the function, and its failure is one sentence."""
+    state, replies = files
+    work = job("aggregate", 1, state, replies)
+    folder = tmp_path / "job"
+    folder.mkdir()
+    write_job(folder, work)
+    worker = WorkerProcess()
+    worker(folder, 120)
+    assert read_result(folder) == run_job(work)
+    assert json.loads((folder / "job.json").read_text())["number"] == 1
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    write_job(broken, job("aggregate", 1, str(tmp_path / "nothing")))
+    assert main(broken) == 1
+    assert "does not exist" in capsys.readouterr().err
+    with pytest.raises(OperatorError, match="took more than"):
+        worker(broken, 0.01)
+    worker.stop()
+    with pytest.raises(OperatorError, match="stopping"):
+        worker(folder, 120)

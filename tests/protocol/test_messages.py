@@ -1,0 +1,161 @@
+"""Route messages: exact keys, types and bounds (docs/security.md, envelope and routes; property by hypothesis)."""
+
+import contextlib
+
+import numpy as np
+import pytest
+from edgefl_protocol import Payload, PayloadError
+from edgefl_protocol.messages import (
+    REFUSAL_STATUS,
+    ROUTES,
+    BroadcastRequest,
+    BundleReply,
+    BundleRequest,
+    EmptyRequest,
+    EnrolProofReply,
+    EnrolProofRequest,
+    EnrolReply,
+    EnrolRequest,
+    RecordReply,
+    Refusal,
+    ReplyReply,
+    ReplyRequest,
+    TaskReply,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+TASK = TaskReply(
+    method="fedevprompt", task="nevus", line="main", classes=("nevus", "other [benign]"), rounds=5, round=2,
+    phase="train", state="open", deadline_ms=1_790_000_000_000, tokens=49, maps_per_class=5, quorum_min=2,
+    quorum_target=4, max_reply_bytes=2**24, replied=True, settings={"kd_weight": 1e-6, "select": "vacuity", "m": 5},
+)  # fmt: skip
+ENROL = EnrolRequest(
+    idem="i" * 16, token=b"t" * 32, name="clinic-a", role="site", signing_public=b"s" * 32, sealing_suite=2,
+    sealing_public=b"p" * 1216,
+)  # fmt: skip
+MESSAGES = [
+    ENROL,
+    EnrolReply(state="pending", nonce=b"n" * 32),
+    EnrolProofRequest(idem="i" * 16, nonce=b"n" * 32),
+    EnrolProofReply(state="approved", fingerprint="0123456789ABCDEFGHJK"),
+    EmptyRequest(),
+    TASK,
+    BroadcastRequest(round=3),
+    ReplyRequest(idem="i" * 16, reply=Payload({"maps.0": np.ones((1, 4), np.float16)}, {"site_sha256": "0" * 64})),
+    ReplyReply(accepted=True, first_answer_ms=1_790_000_000_000),
+    RecordReply(record=b"body.signature"),
+    BundleRequest(line="main", task="nevus", version=7),
+    BundleReply(bundle=bytes(range(256))),
+    Refusal(code="seq_behind", message="go on above it", highest=9),
+    Refusal(code="pending", message="not yet"),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_there_and_back(message) -> None:
+    """Equal after the wire, byte for byte."""
+    payload = Payload.from_bytes(message.to_payload().to_bytes())
+    assert type(message).from_payload(payload) == message
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_missing_and_extra_fields(message) -> None:
+    """Exactly the documented names; a method's reply alone is free beside `idem`."""
+    payload = message.to_payload()
+    wrong = [
+        Payload({name: array for name, array in payload.arrays.items() if name != gone}, payload.scalars)
+        for gone in payload.arrays
+    ] + [
+        Payload(payload.arrays, {name: value for name, value in payload.scalars.items() if name != gone})
+        for gone in payload.scalars
+        if gone not in ("error", "highest")
+    ]
+    if isinstance(message, ReplyRequest):
+        wrong = [Payload(payload.arrays, {})]
+    else:
+        wrong.append(Payload(payload.arrays, {**payload.scalars, "extra": 1}))
+        wrong.append(Payload({**payload.arrays, "extra": np.zeros(1)}, payload.scalars))
+    for bad in wrong:
+        with pytest.raises(PayloadError) as caught:
+            type(message).from_payload(bad)
+        assert caught.value.code == "bad_message"
+
+
+# fmt: off
+WRONG = [
+    (ENROL, "token", "ab"), (ENROL, "token", "AB" * 32), (ENROL, "token", 5), (ENROL, "role", "root"),
+    (ENROL, "name", "../x"), (ENROL, "name", ""), (ENROL, "name", "a" * 65), (ENROL, "idem", "short"),
+    (ENROL, "sealing_suite", 3), (ENROL, "sealing_suite", 1), (ENROL, "sealing_suite", "2"),
+    (ENROL, "signing_public", "ab" * 33),
+    (TASK, "classes", "[]"), (TASK, "classes", '["a","a"]'), (TASK, "classes", '[["a"]]'), (TASK, "classes", "{}"),
+    (TASK, "classes", '["a", NaN]'), (TASK, "classes", "[" * 60_000), (TASK, "classes", '["\\u0000", "b"]'),
+    (TASK, "settings", "[]"), (TASK, "settings", '{"a": 1, "a": 2}'), (TASK, "settings", '{"a": {}}'),
+    (TASK, "settings", '{"a": true}'), (TASK, "settings", '{"a": 1e999}'), (TASK, "settings", '{"a b": 1}'),
+    (TASK, "round", -1), (TASK, "round", 2.0), (TASK, "rounds", 0), (TASK, "state", "ajar"), (TASK, "replied", 2),
+    (TASK, "quorum_min", 0), (TASK, "phase", "cool"),
+    (BroadcastRequest(round=1), "round", 0), (BroadcastRequest(round=1), "round", 2**31 + 1),
+    (EnrolProofReply(state="pending", fingerprint="0" * 20), "fingerprint", "O" * 20),
+    (Refusal(code="pending", message="x"), "error", "Not A Code"),
+    (Refusal(code="pending", message="x"), "message", "line\nbreak"),
+    (Refusal(code="pending", message="x"), "message", "a" * 501),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("message", "field", "value"), WRONG)
+def test_wrong_values(message, field, value) -> None:
+    payload = message.to_payload()
+    with pytest.raises(PayloadError) as caught:
+        type(message).from_payload(Payload(payload.arrays, {**payload.scalars, field: value}))
+    assert caught.value.code == "bad_message"
+    assert len(str(value)) < 8 or str(value) not in str(caught.value)  # what was sent may be secret
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, np.int8), np.zeros((1, 3), np.uint8), np.zeros(2**16 + 1, np.uint8)])
+def test_wrong_octets(array) -> None:
+    with pytest.raises(PayloadError):
+        RecordReply.from_payload(Payload({"record": array}, {}))
+
+
+def test_reserved_names() -> None:
+    """A method cannot pass off a refusal or another work item as its reply."""
+    for name in ("idem", "error", "message"):
+        with pytest.raises(PayloadError):
+            ReplyRequest(idem="i" * 16, reply=Payload({}, {name: "x"})).to_payload()
+    with pytest.raises(PayloadError):
+        ReplyRequest.from_payload(Payload({}, {"idem": "i" * 16, "error": "x"}))
+
+
+def test_no_refusal_in_an_answer() -> None:
+    assert Refusal.from_payload(Payload({}, {"accepted": 1})) is None
+
+
+def test_secrets_stay_out_of_repr() -> None:
+    """Check 14: neither the token nor the bundle shows up where a message is printed."""
+    assert ENROL.token.hex() not in repr(ENROL) and str(ENROL.token) not in repr(ENROL)
+
+
+def test_every_refusal_has_a_status() -> None:
+    assert all(400 <= status < 600 for status in REFUSAL_STATUS.values())
+    assert Refusal(code="from_the_future", message="x").status == 400
+
+
+def test_routes() -> None:
+    """DESIGN, routes: paths are distinct, `cty` is kebab-case of at most 32 characters."""
+    assert len({route.path for route in ROUTES.values()}) == len(ROUTES)
+    assert all(route.path.startswith("/v1/") and len(cty) <= 32 for cty, route in ROUTES.items())
+
+
+scalars = st.dictionaries(
+    st.sampled_from([*TaskReply.__dataclass_fields__, *EnrolRequest.__dataclass_fields__, "error", "message"]),
+    st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=80)),
+    max_size=16,
+)
+
+
+@given(scalars, st.sampled_from([type(message) for message in MESSAGES]))
+def test_anything_else_is_one_typed_error(found, kind) -> None:
+    """Whatever arrives: a checked value or a PayloadError."""
+    with contextlib.suppress(PayloadError):
+        kind.from_payload(Payload({}, found))
