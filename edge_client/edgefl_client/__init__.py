@@ -9,14 +9,14 @@ with it the command line, costs nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl_client.score import ModelInfo, Score
+    from edgefl_protocol.score import ModelInfo, Score
     from edgefl_client.scorer import ScoreError, Scorer
 
 __all__ = ["ModelInfo", "Score", "ScoreError", "Scorer"]
 
 _HOME = {
-    "ModelInfo": "edgefl_client.score",
-    "Score": "edgefl_client.score",
+    "ModelInfo": "edgefl_protocol.score",
+    "Score": "edgefl_protocol.score",
     "ScoreError": "edgefl_client.scorer",
     "Scorer": "edgefl_client.scorer",
 }

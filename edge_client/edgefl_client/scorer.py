@@ -20,12 +20,11 @@ from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.imaging import decode, from_pillow, prepare
 from edgefl_protocol.model_card import Card
 from edgefl_protocol.payload import digest
+from edgefl_protocol.referral import ReferralRules
+from edgefl_protocol.score import ModelInfo, Score, make_score
 from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 from PIL import Image
-
-from edgefl_client.referral import Measures, ReferralRules, predicted_class, refer_reasons
-from edgefl_client.score import ModelInfo, Score
 
 Photo = bytes | Image.Image | NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -158,37 +157,18 @@ class Scorer:
     def _judge(
         self, found: Mapping[str, Floats], row: int, name: str | None, prepared: _Prepared, share_ms: float
     ) -> Score:
-        probabilities = found["probabilities"][row]
-        evidence = found["evidence"][row] if "evidence" in found else None
-        positive = probabilities[probabilities > 0].astype(np.float64)
-        measures = Measures(
-            probabilities=probabilities,
-            vacuity=float(found["vacuity"][row]) if "vacuity" in found else None,
-            dissonance=float(found["dissonance"][row]) if "dissonance" in found else None,
-            entropy_nats=float(-(positive * np.log(positive)).sum()) + 0.0,  # no minus zero
-        )
-        index = predicted_class(measures, self._seen)
         expires_ms = self._bundle.manifest.expires_ms
-        expired = expires_ms is not None and self._clock() >= expires_ms
-        reasons = refer_reasons(measures, self._seen, self._rules, too_small=prepared.too_small, expired=expired)
-        return Score(
-            image=name,
-            predicted=None if index is None else self._classes[index],
-            probabilities=self._by_class(probabilities),
-            evidence=None if evidence is None else self._by_class(evidence),
-            vacuity=measures.vacuity,
-            dissonance=measures.dissonance,
-            entropy_nats=measures.entropy_nats,
-            refer=bool(reasons),
-            refer_reasons=reasons,
-            heatmap=None,
+        return make_score(
+            {key: values[row] for key, values in found.items()},
+            name=name,
+            classes=self._classes,
+            seen=self._seen,
+            rules=self._rules,
+            too_small=prepared.too_small,
+            expired=expires_ms is not None and self._clock() >= expires_ms,
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,
-            attention=found["map"][row].copy() if "map" in found else None,
         )
-
-    def _by_class(self, values: Floats) -> dict[str, float]:
-        return {name: float(value) for name, value in zip(self._classes, values, strict=True)}
 
 
 def _rules(card: Card, refer_above: float | None) -> ReferralRules:

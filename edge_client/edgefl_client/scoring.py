@@ -20,8 +20,8 @@ from edgefl_protocol.imaging import MAX_FILE_BYTES, decode
 from numpy.typing import NDArray
 
 from edgefl_client.heatmap import draw_heatmap, png_bytes
-from edgefl_client.referral import REASON_WORDS
-from edgefl_client.score import Score
+from edgefl_protocol.referral import REASON_WORDS
+from edgefl_protocol.score import Score
 from edgefl_client.scorer import Scorer
 
 SUFFIXES = (".jpg", ".jpeg", ".png")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from edgefl_client import Scorer
 from edgefl_client.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
-from edgefl_client.score import ModelInfo, Score
+from edgefl_protocol.score import ModelInfo, Score
 from edgefl_protocol.imaging import decode
 from PIL import Image
 

@@ -149,6 +149,27 @@ def evaluate(run_dir: Path, data: tuple[str, ...], device: str, as_json: bool) -
 
 
 @cli.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("images", metavar="IMAGES…", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--site", required=True, metavar="NAME", help="Whose model scores.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`.")
+@needs_trainer
+def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -> None:
+    """Score IMAGES with a site's model of RUN: the reference for what a device says."""
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.engine.prediction import predict_files
+    from edgefl_trainer.engine.text import score_line
+
+    failed = 0
+    for score in predict_files(open_run(run_dir), site, images):
+        failed += "error" in score
+        click.echo(json.dumps(score) if as_json else score_line(score))
+    if failed:
+        click.echo(f"{failed} of {len(images)} images could not be scored", err=True)
+        sys.exit(1)
+
+
+@cli.command()
 @click.argument("runs", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option("--format", "style", type=click.Choice(["md", "csv", "json", "latex"]), default="md", show_default=True, help="Form.")
 @click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="PNG", help="Also draw accuracy over rounds.")

@@ -17,6 +17,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import Preprocess
+from edgefl_protocol.referral import Measures, predicted_class
 from numpy.typing import NDArray
 
 from edgefl_trainer.engine.settings import RunSettings, from_toml
@@ -26,7 +27,6 @@ from edgefl_trainer.models.backbones import BACKBONE_FILE, load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import FrozenViT
 
-IGNORANT = 0.999  # vacuity from which nothing is predicted (docs/methods.md, shown quantities)
 MAX_MODEL_BYTES = 1 << 30
 BATCH = 64
 
@@ -155,11 +155,15 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
 
 
 def predicted_classes(
-    probabilities: NDArray[np.floating[Any]], vacuity: NDArray[np.floating[Any]] | None, seen: tuple[bool, ...]
+    probabilities: NDArray[np.float32], vacuity: NDArray[np.float32] | None, seen: tuple[bool, ...]
 ) -> NDArray[np.int64]:
     """The most probable class among those the site has seen in training; −1 where the model knows nothing.
 
     Source: docs/methods.md, prior: with little evidence the largest alpha is the prior of a class that is absent.
     """
-    best = np.where(np.array(seen), probabilities, -1.0).argmax(axis=1)
-    return best if vacuity is None else np.where(vacuity >= IGNORANT, -1, best)
+    chosen = []
+    for row, values in enumerate(probabilities):
+        known = None if vacuity is None else float(vacuity[row])
+        measures = Measures(probabilities=values, vacuity=known, dissonance=None, entropy_nats=0.0)
+        chosen.append(predicted_class(measures, seen))
+    return np.array([-1 if index is None else index for index in chosen], dtype=np.int64)

@@ -28,5 +28,15 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     return [*lines, f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}"]
 
 
+def score_line(score: Mapping[str, Any]) -> str:
+    """One image's score in one line."""
+    if "error" in score:
+        return f"{score['image']}: {score['error']['message']}"
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in score["probabilities"].items())
+    vacuity = "" if score["vacuity"] is None else f", vacuity {score['vacuity']:.2f}"
+    refer = f" · refer: {', '.join(score['refer_reasons'])}" if score["refer"] else ""
+    return f"{score['image']}: {score['predicted'] or 'no prediction'} ({shown}{vacuity}){refer}"
+
+
 def _pct(value: float | None) -> str:
     return "undefined" if value is None else f"{100 * value:.1f} %"

@@ -1,15 +1,17 @@
-"""What the device says about one picture, with the JSON keys other programs rely on (docs/design.md, section 5).
+"""What is said about one picture, with the JSON keys other programs rely on (docs/design.md, section 5).
 
-A `Score` is a plain value: it can be printed, drawn and stored without the runtime that made it. Importing this module
-loads neither the runtime nor Pillow.
+A `Score` is a plain value: it can be printed, drawn and stored without the runtime that made it. The device and
+`edgefl-train predict` both make theirs with `make_score`, so the rules of abstention and referral exist once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from edgefl_protocol.referral import Measures, ReferralRules, predicted_class, refer_reasons
 
 Attention = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
 
@@ -92,3 +94,60 @@ class Score:
             "model": self.model.to_json(),
             "milliseconds": round(self.milliseconds, 3),
         }
+
+
+def make_score(
+    outputs: Mapping[str, NDArray[np.float32]],
+    *,
+    name: str | None,
+    classes: Sequence[str],
+    seen: Sequence[bool],
+    rules: ReferralRules,
+    too_small: bool,
+    expired: bool,
+    model: ModelInfo,
+    milliseconds: float,
+) -> Score:
+    """Judge one picture from what the scoring graph gave for it.
+
+    Args:
+        outputs: one row of each output: `probabilities` (K,) and, where the method has them, `evidence` (K,),
+            `vacuity` (), `dissonance` () and `map` (N,).
+        name: what to call the picture.
+        classes: class names, (K,).
+        seen: per class, whether the site had training rows of it.
+        rules: thresholds in force.
+        too_small: the picture has fewer pixels than the network reads.
+        expired: the bundle is past its expiry date.
+        model: which model spoke.
+        milliseconds: wall time it took.
+    """
+    probabilities = outputs["probabilities"]
+    positive = probabilities[probabilities > 0].astype(np.float64)
+    measures = Measures(
+        probabilities=probabilities,
+        vacuity=float(outputs["vacuity"]) if "vacuity" in outputs else None,
+        dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
+        entropy_nats=float(-(positive * np.log(positive)).sum()) + 0.0,  # no minus zero
+    )
+    index = predicted_class(measures, seen)
+    reasons = refer_reasons(measures, seen, rules, too_small=too_small, expired=expired)
+    return Score(
+        image=name,
+        predicted=None if index is None else classes[index],
+        probabilities=_by_class(classes, probabilities),
+        evidence=_by_class(classes, outputs["evidence"]) if "evidence" in outputs else None,
+        vacuity=measures.vacuity,
+        dissonance=measures.dissonance,
+        entropy_nats=measures.entropy_nats,
+        refer=bool(reasons),
+        refer_reasons=reasons,
+        heatmap=None,
+        model=model,
+        milliseconds=milliseconds,
+        attention=outputs["map"].copy() if "map" in outputs else None,
+    )
+
+
+def _by_class(classes: Sequence[str], values: NDArray[np.float32]) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(classes, values, strict=True)}
