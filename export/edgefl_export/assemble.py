@@ -19,7 +19,7 @@ from edgefl_trainer.models.vit import BackboneSpec
 from numpy.typing import NDArray
 
 from edgefl_export.errors import ExportError
-from edgefl_export.gates import Parity, check_parity
+from edgefl_export.gates import Parity, Pictures, check_parity
 from edgefl_export.graph import export_score_graph
 
 INTENDED_USE = (
@@ -100,7 +100,7 @@ def backbone_name(spec: BackboneSpec) -> str:
     return f"{kind} at {spec.image_px} px, sha256 {spec.sha256[:12]}"
 
 
-def build_members(model: SiteModel, images: NDArray[np.uint8] | None = None) -> Members:
+def build_members(model: SiteModel, images: Pictures | None = None) -> Members:
     """Trace, check and pack a model.
 
     Args:

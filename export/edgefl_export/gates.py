@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import torch
 from edgefl_trainer.models.scoring import ScoreModule
+from jaxtyping import UInt8
 from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
@@ -27,6 +28,7 @@ TOLERANCES: Mapping[str, float] = {
 }
 
 Arrays = Mapping[str, NDArray[np.float32]]
+Pictures = UInt8[np.ndarray, "n S S 3"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Parity:
         return self.worst <= self.allowed
 
 
-def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> NDArray[np.uint8]:
+def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
     """Drawn pictures that span what a camera gives: smooth skin with a dark spot, gradients, noise, black and white.
 
     Args:
@@ -70,7 +72,7 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> NDArray[np
     return images
 
 
-def trainer_scores(module: ScoreModule, tensors: Arrays, images: NDArray[np.uint8], batch: int = 8) -> Arrays:
+def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch: int = 8) -> Arrays:
     """What the trainer says of these images.
 
     Args:
@@ -91,9 +93,7 @@ def trainer_scores(module: ScoreModule, tensors: Arrays, images: NDArray[np.uint
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
 
-def graph_scores(
-    session: onnxruntime.InferenceSession, tensors: Arrays, images: NDArray[np.uint8], batch: int
-) -> Arrays:
+def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images: Pictures, batch: int) -> Arrays:
     """What the graph says of these images.
 
     Args:
@@ -136,9 +136,7 @@ def compare(expected: Arrays, found: Arrays, batch: int) -> list[Parity]:
     return figures
 
 
-def check_parity(
-    graph: bytes, module: ScoreModule, tensors: Arrays, images: NDArray[np.uint8] | None = None
-) -> list[Parity]:
+def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pictures | None = None) -> list[Parity]:
     """Run the gates.
 
     Args:

@@ -19,6 +19,7 @@ import numpy as np
 import onnx
 import torch
 from edgefl_trainer.models.scoring import ScoreModule
+from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -51,7 +52,7 @@ class _Traced(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, image: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    def forward(self, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
         return tuple(self.module(image, tensors).named().values())
 
 
@@ -81,7 +82,9 @@ def export_score_graph(module: ScoreModule, tensors: Mapping[str, NDArray[np.flo
     return ScoreGraph(model.SerializeToString(deterministic=True), MIN_RUNTIME)
 
 
-def _trace(module: nn.Module, image: Tensor, tensors: dict[str, Tensor], outputs: tuple[str, ...]) -> onnx.ModelProto:
+def _trace(
+    module: nn.Module, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor], outputs: tuple[str, ...]
+) -> onnx.ModelProto:
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
     with warnings.catch_warnings(), contextlib.redirect_stdout(chatter), torch.no_grad():

@@ -108,6 +108,17 @@ def test_loss_gradient_is_the_same_on_both_attention_paths(vit, batch, prompts):
     assert torch.allclose(*gradients, rtol=1e-3, atol=1e-5)
 
 
+def test_bf16_autocast_keeps_the_factors_in_float32(vit, batch, prompts):
+    """docs/methods.md, rollout: under bf16 autocast the map is close and rows sum to 1 at float32 accuracy."""
+    exact = vit(batch, prompts, need_attention=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = vit(batch, prompts, need_attention=True)
+    rows = torch.stack(rough.factors).sum(-1)
+    assert all(factor.dtype == torch.float32 for factor in rough.factors)
+    assert torch.allclose(rows, torch.ones_like(rows), atol=1e-5)
+    assert torch.allclose(rollout_from_factors(rough.factors), rollout_from_factors(exact.factors), rtol=0.2)
+
+
 def test_backbone_stays_frozen_in_training_mode(make_timm, spec, batch, prompts):
     """No weight learns, and dropout inside the network never acts, whatever mode the module is put in."""
     vit = FrozenViT(make_timm(spec, proj_drop_rate=0.5, drop_path_rate=0.5, pos_drop_rate=0.5), spec).train()

@@ -64,11 +64,11 @@ class ScoreOutput(NamedTuple):
     The map is max-normalised, patches row by row. Evidence, vacuity and dissonance are None for softmax methods.
     """
 
-    probabilities: Tensor
-    evidence: Tensor | None
-    vacuity: Tensor | None
-    dissonance: Tensor | None
-    map: Tensor
+    probabilities: Float[Tensor, "B K"]
+    evidence: Float[Tensor, "B K"] | None
+    vacuity: Float[Tensor, " B"] | None
+    dissonance: Float[Tensor, " B"] | None
+    map: Float[Tensor, "B N"]
 
     def named(self) -> dict[str, Tensor]:
         """The outputs that exist, by name, in the order of the graph's outputs."""

@@ -78,11 +78,11 @@ class ViTOutput(NamedTuple):
     attention over the image columns for each block, (B, 1+N, 1+N), float32, and is empty when none was asked for.
     """
 
-    cls: Tensor
-    patch_mean: Tensor
-    factors: tuple[Tensor, ...]
+    cls: Float[Tensor, "B D"]
+    patch_mean: Float[Tensor, "B D"]
+    factors: tuple[Float[Tensor, "B T T"], ...]
 
-    def readout(self, name: Readout) -> Tensor:
+    def readout(self, name: Readout) -> Float[Tensor, "B D"]:
         """The feature that the head reads, (B, D)."""
         return self.cls if name == "cls" else self.patch_mean
 
