@@ -13,6 +13,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+_FAREWELL_S = 0.5
+
 
 def deadline_protocol(header_deadline_s: float, body_deadline_s: float) -> type[H11Protocol]:
     """Return a protocol class for `uvicorn.Config(http=…)`.
@@ -52,6 +54,12 @@ def deadline_protocol(header_deadline_s: float, body_deadline_s: float) -> type[
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()
             super().connection_lost(exc)
+
+        def shutdown(self) -> None:
+            """Close, without waiting half a minute for a peer that never answers the TLS farewell."""
+            super().shutdown()
+            if self.transport.is_closing():
+                self.loop.call_later(_FAREWELL_S, self.transport.abort)
 
         def _watch(self, *, idle: bool = False) -> None:
             """Start the clock when what we wait for changes; stop it when a request is whole."""

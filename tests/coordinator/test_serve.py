@@ -138,8 +138,17 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     assert served.home.socket.stat().st_mode & 0o777 == 0o600
     status = served.operate("status")
     assert (status["round"], status["replies"], status["members"][0]["replied"]) == (1, 1, True)
-    served.close()
+    started = time.monotonic()
+    with (
+        socket.create_connection(("127.0.0.1", served.port), timeout=10) as plain,
+        served.context().wrap_socket(plain, server_hostname="localhost") as idle,
+    ):
+        idle.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in idle.recv(100)
+        served.close()  # an idle member does not hold it up
     assert served.process.returncode == 0
+    assert time.monotonic() - started < 8
+    assert "Cancel" not in "".join(served.lines)
     assert not served.home.socket.exists()
 
 
