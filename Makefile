@@ -1,0 +1,52 @@
+# `make demo` and `make test` set themselves up: they need Python 3.11 or newer, make, and a package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+OUT ?= demo-out
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
+
+# One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
+TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+
+.PHONY: help demo test check rules format types pins clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; about 4 minutes
+	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
+	$(BIN)/python examples/demo.py --out $(OUT)
+
+test: $(STAMP) ## All tests (WORKERS=N processes, ARGS="…" for pytest)
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+
+check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
+
+format: $(STAMP) ## Only format and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## Only the type checker
+	$(BIN)/mypy
+
+rules: $(STAMP) ## Only the rules of the house
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --quiet -m "not slow" tests/house
+
+pins: $(STAMP) ## Write requirements-device.txt anew from constraints.txt
+	$(BIN)/python .ci/pin_device.py > requirements-device.new
+	mv requirements-device.new requirements-device.txt
+
+clean: ## Remove the virtual environment, caches and the demo's output
+	rm -rf $(VENV) demo-out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+# Installed again whenever a requirement changes.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("EdgeFL needs Python 3.11 or newer, this is %d.%d; name another: make PYTHON=python3.12" % sys.version_info[:2] if sys.version_info < (3, 11) else 0)'
+	@echo "Setting up $(VENV), once; PyTorch makes this a few minutes."
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --quiet --upgrade pip
+	$(PIP) --editable '.[export,coordinator]' --group dev
+	@touch $@
