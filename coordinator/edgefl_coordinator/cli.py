@@ -18,6 +18,8 @@ from typing import Any, ParamSpec
 import click
 from edgefl_protocol.errors import BundleError, EdgeflError
 
+_NEEDS = ("sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
+
 Parameters = ParamSpec("Parameters")
 
 HOME = click.option(
@@ -42,7 +44,7 @@ def _guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        if any(importlib.util.find_spec(name) is None for name in ("sqlalchemy", "starlette", "uvicorn", "tomli_w")):
+        if any(importlib.util.find_spec(name) is None for name in _NEEDS):
             click.echo(
                 "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
             )

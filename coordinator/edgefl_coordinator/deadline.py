@@ -6,7 +6,8 @@ uvicorn itself waits for ever in both cases. Source: docs/security.md, decision 
 """
 
 import asyncio
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import h11
 from uvicorn.config import Config
@@ -23,62 +24,65 @@ def deadline_protocol(header_deadline_s: float, body_deadline_s: float) -> type[
         header_deadline_s: seconds for the whole header.
         body_deadline_s: seconds for the whole body.
     """
+    deadlines = {h11.IDLE: header_deadline_s, h11.SEND_BODY: body_deadline_s}
+    return type("DeadlineProtocol", (_DeadlineProtocol,), {"deadlines_s": deadlines})
 
-    class DeadlineProtocol(H11Protocol):
-        """h11 with a clock that runs while a request is incomplete."""
 
-        def __init__(
-            self,
-            config: Config,
-            server_state: ServerState,
-            app_state: dict[str, Any],
-            _loop: asyncio.AbstractEventLoop | None = None,
-        ) -> None:
-            super().__init__(config, server_state, app_state, _loop)
-            self._clock: asyncio.TimerHandle | None = None
-            self._clock_state: object = None
+class _DeadlineProtocol(H11Protocol):
+    """h11 with a clock that runs while a request is incomplete."""
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._watch()
+    deadlines_s: ClassVar[Mapping[object, float]]  # what we wait for (h11's name of the sender's state) → seconds
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._clock: asyncio.TimerHandle | None = None
+        self._clock_state: object = None
 
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            # A pipelined request that is already there starts its own clock; an idle connection has uvicorn's.
-            self._watch(idle=not self.conn.trailing_data[0])
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
 
-        def connection_lost(self, exc: Exception | None) -> None:
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        # A pipelined request that is already there starts its own clock; an idle connection has uvicorn's.
+        self._watch(idle=not self.conn.trailing_data[0])
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close, without waiting half a minute for a peer that never answers the TLS farewell."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self.loop.call_later(_FAREWELL_S, self.transport.abort)
+
+    def _watch(self, *, idle: bool = False) -> None:
+        """Start the clock when what we wait for changes; stop it when a request is whole."""
+        state = self.conn.their_state
+        seconds = self.deadlines_s.get(state)
+        if self.transport.is_closing() or idle or seconds is None:
             self._stop()
-            super().connection_lost(exc)
+        elif self._clock is None or self._clock_state is not state:
+            self._stop()
+            self._clock_state = state
+            self._clock = self.loop.call_later(seconds, self._expire)
 
-        def shutdown(self) -> None:
-            """Close, without waiting half a minute for a peer that never answers the TLS farewell."""
-            super().shutdown()
-            if self.transport.is_closing():
-                self.loop.call_later(_FAREWELL_S, self.transport.abort)
+    def _stop(self) -> None:
+        if self._clock is not None:
+            self._clock.cancel()
+        self._clock = None
 
-        def _watch(self, *, idle: bool = False) -> None:
-            """Start the clock when what we wait for changes; stop it when a request is whole."""
-            state = self.conn.their_state
-            if self.transport.is_closing() or idle or state not in (h11.IDLE, h11.SEND_BODY):
-                self._stop()
-            elif self._clock is None or self._clock_state is not state:
-                self._stop()
-                self._clock_state = state
-                seconds = header_deadline_s if state is h11.IDLE else body_deadline_s
-                self._clock = self.loop.call_later(seconds, self._expire)
-
-        def _stop(self) -> None:
-            if self._clock is not None:
-                self._clock.cancel()
-            self._clock = None
-
-        def _expire(self) -> None:
-            self._clock = None
-            self.transport.abort()
-
-    return DeadlineProtocol
+    def _expire(self) -> None:
+        self._clock = None
+        self.transport.abort()

@@ -43,6 +43,7 @@ from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import Member
 from edgefl_coordinator.store import Blob
 
+MAX_BROADCAST_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead; larger ones need blobs
 UNAUTHENTICATED = b'{"error":"refused"}\n'  # the one body of a 401
 
 log = logging.getLogger("edgefl_coordinator")
@@ -271,7 +272,10 @@ def _broadcast(call: Call) -> Payload:
         return Payload()
 
     _transact(call, effect)
-    return Payload.from_bytes(call.coordinator.store.get_blob(named[0]))
+    data = call.coordinator.store.get_blob(named[0])
+    if len(data) > MAX_BROADCAST_BYTES:
+        raise RefusedError("too_large", f"the broadcast has {len(data)} bytes, {MAX_BROADCAST_BYTES} fit one envelope")
+    return Payload.from_bytes(data)
 
 
 def _reply(call: Call) -> Payload:

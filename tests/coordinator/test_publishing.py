@@ -1,0 +1,100 @@
+"""Bundles over the sealed routes: index, fetch, what may be published (docs/security.md, model bundles, check 26)."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from edgefl_coordinator import cli, handling, publishing
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.operations import OPERATIONS
+from edgefl_protocol import Payload
+from edgefl_protocol.errors import BundleError, RecordError
+from edgefl_protocol.messages import BroadcastRequest, BundleReply, BundleRequest, RecordReply, Refusal
+from edgefl_protocol.records import Index, verify_index
+
+BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
+
+
+def publish(coordinator: Any, line: str, version: int, data: bytes) -> None:
+    blob = coordinator.store.put_blob(data)
+    with coordinator.store.transaction() as connection:
+        publishing.publish(
+            connection, coordinator.clock(), line=line, task="nevus", version=version, bundle_id=line, blob=blob
+        )
+
+
+def index_of(member: Any) -> Index:
+    record = RecordReply.from_payload(member.call("index", Payload())).record
+    key = member.coordinator.keys.signing.public_key
+    return verify_index(record, key, "skin", member.coordinator.clock())
+
+
+def test_index_and_fetch(coordinator, clock, tools) -> None:
+    """The signed index names the newest version of each line; the named bytes come back whole; it expires in a day."""
+    member = tools.approved_member(coordinator, "clinic-a", "device")
+    assert index_of(member).entries == ()
+    for line, version in (("main", 1), ("main", 3), ("trial", 2)):
+        publish(coordinator, line, version, f"{line}-{version}".encode() * 100_000)
+    index = index_of(member)
+    assert [(entry.line, entry.version) for entry in index.entries] == [("main", 3), ("trial", 2)]
+    request = BundleRequest(line="main", task="nevus", version=3).to_payload()
+    data = BundleReply.from_payload(member.call("bundle", request)).bundle
+    assert data == b"main-3" * 100_000 and len(data) == index.current("main", "nevus").size
+    record = RecordReply.from_payload(member.call("index", Payload())).record
+    with pytest.raises(RecordError):
+        verify_index(record, coordinator.keys.signing.public_key, "skin", clock.now_ms + 24 * 3_600_000 + 1)
+    older = member.call("bundle", BundleRequest(line="main", task="nevus", version=1).to_payload())
+    assert isinstance(older, Payload)  # older versions stay for whoever is in the middle of a pull
+    missing = member.call("bundle", BundleRequest(line="main", task="nevus", version=9).to_payload())
+    assert isinstance(missing, Refusal) and (missing.code, missing.status) == ("not_found", 404)
+
+
+def test_versions_only_rise(coordinator) -> None:
+    """Check 26, rollback: the same or a lower version is not published."""
+    publish(coordinator, "main", 2, b"two")
+    for version in (1, 2):
+        with pytest.raises(OperatorError, match="not above 2"):
+            publish(coordinator, "main", version, b"again")
+
+
+def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
+    """A real bundle file is taken; a damaged one, an untrusted one and one of another federation are not."""
+    with pytest.raises(OperatorError, match="federation demo"):
+        OPERATIONS["publish"](make_coordinator("other"), {"path": str(BUNDLE), "trust": []})
+    coordinator = make_coordinator(federation="demo")
+    data = BUNDLE.read_bytes()
+    facts = OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
+    assert (facts["bytes"], facts["verified"]) == (len(data), False)
+    with pytest.raises(BundleError):
+        OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": ["11" * 32]})
+    cut = folder / "cut.edgefl"
+    cut.write_bytes(data[:-10])
+    with pytest.raises(BundleError):
+        OPERATIONS["publish"](coordinator, {"path": str(cut), "trust": []})
+    assert len(list(coordinator.store.home.blobs.iterdir())) == 1
+
+
+def test_a_broadcast_above_one_envelope(coordinator, tools, monkeypatch) -> None:
+    """What does not fit one envelope is refused typed: blobs are not there yet."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    monkeypatch.setattr(handling, "MAX_BROADCAST_BYTES", 10)
+    refused = member.call("broadcast", BroadcastRequest(round=1).to_payload(), rnd=1)
+    assert isinstance(refused, Refusal) and refused.code == "too_large"
+
+
+def test_the_round_stands_in_header_and_payload(coordinator, tools) -> None:
+    member = tools.approved_member(coordinator, "clinic-a")
+    tools.start_rounds(coordinator)
+    refused = member.call("broadcast", BroadcastRequest(round=1).to_payload(), rnd=2)
+    assert isinstance(refused, Refusal) and refused.code == "bad_message"
+
+
+def test_without_the_extra(monkeypatch, tmp_path) -> None:
+    """DESIGN, packaging: without its extra a command exits 2 with one sentence."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
+    result = CliRunner().invoke(cli.main, ["status", "--home", str(tmp_path)])
+    assert result.exit_code == 2 and "edgefl[coordinator]" in result.stderr
