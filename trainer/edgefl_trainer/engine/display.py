@@ -39,6 +39,10 @@ class Display:
         """Name the phase."""
         self._phase = f"round {phase.round}/{rounds}" if phase.kind == "train" else phase.kind
 
+    def warn(self, text: str) -> None:
+        """Print what a person should know."""
+        self._say(f"warning: {text}")
+
     def site_started(self, site: str) -> None:
         """Name the site."""
         self._images, self._since = 0, monotonic()
@@ -47,7 +51,7 @@ class Display:
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
         """Show loss and speed, and print what a person should look at."""
         if "warning" in facts:
-            self._console.print(f"warning: {facts['warning']}", highlight=False)
+            self.warn(str(facts["warning"]))
         if "step" not in facts:
             return
         self._images += int(facts.get("images", 0))
@@ -59,10 +63,10 @@ class Display:
     def site_finished(self, site: str, metrics: Mapping[str, Scalar]) -> None:
         """Move the bar, or print a line where nothing can move."""
         self._bar.advance(self._total)
-        if not self._console.is_terminal:
+        if not self._console.is_terminal and metrics["phase"] == "train":
             shown = {name: metrics[name] for name in ("loss", "seconds") if name in metrics}
             facts = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
-            self._console.print(f"{self._phase} · {site}: {facts}", highlight=False)
+            self._say(f"{self._phase} · {site}: {facts}")
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Scalar]]) -> None:
         """Print where the federation stands."""
@@ -70,6 +74,7 @@ class Display:
         known = [figure for figure in figures if isinstance(figure, float)]
         if known:
             mean = sum(known) / len(known)
-            self._console.print(
-                f"{self._phase}: tune balanced accuracy {mean:.1%}, mean of {len(known)} sites", highlight=False
-            )
+            self._say(f"{self._phase}: tune balanced accuracy {mean:.1%}, mean of {len(known)} sites")
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)
