@@ -108,7 +108,7 @@ def test_intervals_of_the_card_are_wilsons(right, of):
 
 
 def test_two_builds_are_byte_identical(run_folder, members):
-    """The same run, fields and key give the same bytes; another version does not."""
+    """docs/security.md check 32: the same run, fields and key give the same bytes; another version does not."""
     key = generate_signing_key()
     again = build_members(site_model(open_run(run_folder), "north"))
     builds = []
@@ -119,7 +119,7 @@ def test_two_builds_are_byte_identical(run_folder, members):
 
 
 def test_device_scores_the_bundle_as_predict_does(built, run_folder):
-    """One image path: a 4:3 photograph scores alike through `predict` and through the device's Scorer."""
+    """docs/security.md check 32: a 4:3 photograph scores alike through the trainer and through the device."""
     photo = np.random.default_rng(1).integers(0, 256, (90, 120, 3), np.uint8)
     run = open_run(run_folder)
     expected = predict(run.predictor("north"), np.array(prepare(photo, run.preprocess))[None])
@@ -138,7 +138,7 @@ def test_verify_accepts_the_right_key(built):
 
 
 def test_verify_refuses_another_key(built, tmp_path):
-    """docs/security.md check 28: a bundle signed by somebody else is refused with exit 3."""
+    """docs/security.md check 31: a bundle signed by somebody else is refused with exit 3."""
     call("keygen", tmp_path / "other")
     assert_refused(call("verify", built["file"], "--trust", tmp_path / "other" / "signing.pub"), 3, "is signed by")
 
@@ -146,7 +146,7 @@ def test_verify_refuses_another_key(built, tmp_path):
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_verify_refuses_a_flipped_bit_anywhere(built, tmp_path, place, bit):
-    """docs/security.md check 28: whichever bit of the file changes, verify refuses with exit 3 and claims nothing."""
+    """docs/security.md checks 27 and 31: whichever bit of the file changes, verify exits 3 and claims nothing."""
     data = bytearray(built["file"].read_bytes())
     data[int(place * len(data))] ^= 1 << bit
     broken = tmp_path / "broken.edgefl"
@@ -155,7 +155,7 @@ def test_verify_refuses_a_flipped_bit_anywhere(built, tmp_path, place, bit):
 
 
 def test_verify_refuses_an_expired_bundle(built, members, tmp_path):
-    """docs/security.md 2.8: past its time a bundle is refused, although its signature is right."""
+    """docs/security.md check 31: past its time a bundle is refused, although its signature is right."""
     fields = BundleFields(federation=None, line="main", task="all", version=1, created_ms=1000, expires_ms=2000)
     old = tmp_path / "old.edgefl"
     old.write_bytes(build_bundle(members.files, fields, [open_key(built["keys"], None)]))

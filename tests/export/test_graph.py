@@ -68,7 +68,7 @@ def test_tensors_are_inputs_not_constants(predictor, graph, images):
 
 
 def test_graph_is_self_contained_and_tells_nothing_of_this_machine(graph):
-    """docs/security.md check 30: no external data, although the exporter's default writes it; no paths, no traces."""
+    """docs/security.md check 29: no external data, although the exporter's default writes it; no paths, no traces."""
     model = onnx.load_from_string(graph)
     assert all(tensor.data_location == onnx.TensorProto.DEFAULT for tensor in model.graph.initializer)
     telling = (b".py", b"/home", b"stack_trace", b"site-packages", b"edgefl_trainer")
@@ -115,7 +115,7 @@ def test_missing_tensor_is_named(make):
 def test_gates_have_the_stated_tolerances(name, change, passes):
     """docs/design.md, export gates: the tolerance of each quantity; a value that is not finite never passes."""
     shapes = {"probabilities": (8, 3), "evidence": (8, 3), "vacuity": (8,), "dissonance": (8,), "map": (8, 9)}
-    expected = {key: np.full(shape, 100.0 if key == "evidence" else 0.5) for key, shape in shapes.items()}
+    expected = {key: np.full(shape, 100.0 if key == "evidence" else 0.5, np.float32) for key, shape in shapes.items()}
     found = {key: value.copy() for key, value in expected.items()}
     found[name].flat[-1] += change
     figures = {figure.quantity: figure for figure in compare(expected, found, 1)}
