@@ -20,7 +20,7 @@ from demo_picture import attention_in_lesion, draw_test_images
 
 ROOT = Path(__file__).resolve().parent.parent
 BACKBONE = ROOT / "backbones" / "drawn-lesions-84.safetensors"
-DATA = "lesions:sites=6,images=240,px=84"
+DATA = "lesions:sites=6,images=240"
 COMMON = ("--data", DATA, "--task", "nevus", "--preset", "bench84")
 WANTED_ACCURACY, WANTED_RATIO = 0.80, 1.5
 

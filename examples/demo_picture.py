@@ -13,6 +13,8 @@ from PIL import Image
 
 from edgefl_trainer.data import load_federation
 
+PHOTO_PX = 128
+
 
 @dataclass(frozen=True)
 class TestImage:
@@ -36,15 +38,15 @@ class TestImages:
 
 
 def draw_test_images(data: str, folder: Path) -> TestImages:
-    """Write the test rows of drawn data as JPEG files, at most 40 a site."""
-    federation = load_federation([data], image_px=84, task="nevus")
+    """Write the test rows of drawn data as JPEG files of 128 px, larger than the network reads; at most 40 a site."""
+    federation = load_federation([data], image_px=PHOTO_PX, task="nevus")
     images = []
     for name, site in federation.sites.items():
         (folder / name).mkdir(parents=True)
         for row in site.test[:40]:
             path = folder / name / f"{federation.names[row].replace('/', '-')}.jpg"
             Image.fromarray(federation.images[row]).save(path, quality=95)
-            mask = federation.masks[row] if federation.masks is not None else np.zeros((84, 84), np.uint8)
+            mask = federation.masks[row] if federation.masks is not None else np.zeros((PHOTO_PX,) * 2, np.uint8)
             images.append(TestImage(name, path, federation.classes[federation.labels[row]], mask))
     return TestImages(tuple(images))
 
