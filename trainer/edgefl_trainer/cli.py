@@ -1,6 +1,8 @@
 """`edgefl-train`: run, evaluate, predict with and compare federated methods. Results on stdout, the rest on stderr.
 
-Exit status: 0 done, 1 failed, 2 usage or missing extra, 3 refused. A known failure is one sentence, never a traceback.
+Exit status: 0 done; 1 failed (data, disk, training, a damaged file); 2 what was asked for cannot be had (an option, a
+name, a setting, a missing extra), and nothing was begun; 3 refused (signature, trust, policy). A known failure is one
+sentence, never a traceback.
 """
 
 import json
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
 
-USAGE_CODES = frozenset({"run", "backbone", "data"})  # what the command line asked for cannot be had
+FAILED, USAGE, REFUSED = 1, 2, 3
+USAGE_CODES = frozenset({"setting", "run", "backbone"})  # edgefl_trainer.errors: what was asked for cannot be had
 
 
 def main() -> None:
@@ -27,10 +30,20 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.Abort:
         click.echo("stopped; go on with --resume", err=True)
-        sys.exit(1)
+        sys.exit(FAILED)
     except EdgeflError as error:
         click.echo(f"edgefl-train: {error}", err=True)
-        sys.exit(1)
+        sys.exit(exit_code(error))
+    except OSError as error:
+        click.echo(f"edgefl-train: {error.filename or 'a file'} cannot be used: {error.strerror or error}.", err=True)
+        sys.exit(FAILED)
+
+
+def exit_code(error: EdgeflError) -> int:
+    """The exit status of a command that ends with this error."""
+    if isinstance(error, BundleError | EnvelopeError | RecordError):
+        return REFUSED
+    return USAGE if error.code in USAGE_CODES else FAILED
 
 
 def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +51,7 @@ def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(*args: Any, **options: Any) -> Any:
         if find_spec("torch") is None or find_spec("timm") is None:
-            raise click.UsageError("this command needs edgefl[trainer]: pip install 'edgefl[trainer]'")
+            raise EdgeflError("this command needs edgefl[trainer]: pip install 'edgefl[trainer]'.", "setting")
         return command(*args, **options)
 
     checked.__name__, checked.__doc__ = command.__name__, command.__doc__
@@ -58,7 +71,7 @@ def methods(as_json: bool) -> None:
     """List the federated methods, what travels in each, and whether it needs labels."""
     from edgefl_trainer.methods import METHODS
 
-    facts = [
+    facts: list[dict[str, Any]] = [
         {
             "name": name,
             "family": kind.family,
@@ -124,7 +137,7 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
 
     assignments, config = options.pop("assignments"), options.pop("config")
     if options["classes"] is not None:
-        options["classes"] = tuple(options["classes"].split(","))
+        options["classes"] = tuple(name.strip() for name in options["classes"].split(","))
     options["data"] = options["data"] or None
     settings = resolve(method, options, config, assignments)
     summary = run_federation(settings, out, resume=resume)
@@ -152,7 +165,9 @@ def evaluate(run_dir: Path, data: tuple[str, ...], device: str, as_json: bool) -
 @click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("images", metavar="IMAGES…", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--site", required=True, metavar="NAME", help="Whose model scores.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`."
+)
 @needs_trainer
 def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -> None:
     """Score IMAGES with a site's model of RUN: the reference for what a device says."""
@@ -171,8 +186,17 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
 
 @cli.command()
 @click.argument("runs", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
-@click.option("--format", "style", type=click.Choice(["md", "csv", "json", "latex"]), default="md", show_default=True, help="Form.")
-@click.option("--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="PNG", help="Also draw accuracy over rounds.")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["md", "csv", "json", "latex"]),
+    default="md",
+    show_default=True,
+    help="Form.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="PNG", help="Also draw accuracy over rounds."
+)
 @needs_trainer
 def table(runs: tuple[Path, ...], style: str, plot: Path | None) -> None:
     """Compare runs: sites by methods, mean and spread, worst site, bytes of a round."""
@@ -184,8 +208,12 @@ def table(runs: tuple[Path, ...], style: str, plot: Path | None) -> None:
     from edgefl_trainer.evaluate.table import render_table
 
     summaries = [open_run(folder).summary for folder in runs]
-    click.echo(render_table(summaries, style))
-    if plot is not None:
-        lines = {folder.name: read_metrics(folder) for folder in runs}
-        write_atomic(plot, plot_rounds(lines, metric="tune_balanced_accuracy"))
-        click.echo(f"drew {plot}", err=True)
+    names = [folder.name for folder in runs]
+    lines = {str(f) if names.count(f.name) > 1 else f.name: read_metrics(f) for f in runs}
+    try:
+        click.echo(render_table(summaries, style))
+        if plot is not None:
+            write_atomic(plot, plot_rounds(lines, metric="tune_balanced_accuracy"))
+            click.echo(f"drew {plot}", err=True)
+    except ValueError as error:  # runs that cannot stand in one table, or have no figure to draw
+        raise EdgeflError(f"{error}: name other runs.", "run") from error

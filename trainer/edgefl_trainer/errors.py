@@ -1,14 +1,22 @@
 """The trainer's own errors.
 
     EdgeflError                     (edgefl_protocol)
-    ├── BackboneError               no such backbone, or one that cannot take these images
-    ├── RunError                    a run directory that cannot be read, resumed or written
+    ├── SettingError                an option, a hyper-parameter or a settings file that cannot be had as it stands
+    ├── BackboneError               no such backbone, or one that cannot take these images (code `backbone`);
+    │                               a file or hub that failed (code `backbone_unreadable`)
+    ├── RunError                    a run directory that cannot be used as asked (code `run`), or is damaged (`damaged`)
     └── TrainingError               a number that is not finite, a site that cannot be trained on
 
-Data SPECs raise `edgefl_trainer.data.errors.DataError`.
+Data SPECs raise `edgefl_trainer.data.errors.DataError`. The command line turns the codes into exit statuses.
 """
 
 from edgefl_protocol.errors import EdgeflError
+
+
+class SettingError(EdgeflError):
+    """What was asked for cannot be had; nothing was begun."""
+
+    code = "setting"
 
 
 class BackboneError(EdgeflError):

@@ -1,0 +1,1 @@
+"""Runs methods over sites: settings, run directory, phases, checkpoints, results."""

@@ -19,6 +19,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 
+from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.methods.contract import Scalar, State
 
@@ -49,7 +50,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
 
     def progress(self) -> Progress:
         """What `latest.json` says; nothing finished where there is none.
@@ -64,7 +65,7 @@ class Checkpoints:
             found = json.loads(read_bounded(path, MAX_JSON_BYTES))
             return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.") from error
+            raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
     def load_state(self, file: str) -> State:
         """A state by the file name that `Progress` holds.
@@ -75,24 +76,31 @@ class Checkpoints:
         try:
             payload = Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
         except EdgeflError as error:
-            raise RunError(f"checkpoint {file} cannot be read: {error}") from error
+            raise RunError(
+                f"checkpoint {self._folder / file} cannot be read ({error}): put it back from a copy, "
+                "or start the run anew in another folder.",
+                "damaged",
+            ) from error
         return State(payload.arrays, payload.scalars)
 
     def load_site(self, phase: int, name: str) -> SiteResult | None:
-        """A site's work of an unfinished phase; None where it has to be done (again)."""
-        stem = self._phase(phase) / name
-        marker = stem.with_name(f"{name}.metrics.json")
+        """A site's work of an unfinished phase; None where it has to be done (again), also where a file is damaged."""
+        folder = self._phase(phase)
+        marker = folder / f"{name}.metrics.json"
         if not marker.exists():  # written last: state and reply are whole
             return None
-        state = self.load_state(f"{self._phase(phase).name}/{name}.state.safetensors")
-        reply = read_bounded(stem.with_name(f"{name}.reply.safetensors"), MAX_STATE_BYTES)
-        metrics = json.loads(read_bounded(marker, MAX_JSON_BYTES))
-        return SiteResult(state, Payload.from_bytes(reply, MAX_STATE_BYTES), metrics)
+        try:
+            state = self.load_state(f"{folder.name}/{name}.state.safetensors")
+            reply = read_bounded(folder / f"{name}.reply.safetensors", MAX_STATE_BYTES)
+            metrics = dict(json.loads(read_bounded(marker, MAX_JSON_BYTES)))
+            return SiteResult(state, Payload.from_bytes(reply, MAX_STATE_BYTES), metrics)
+        except (EdgeflError, ValueError, TypeError):
+            return None  # the same work gives the same bits: nothing is lost but its time
 
     def save_site(self, phase: int, name: str, result: SiteResult) -> None:
         """Keep a site's work of a phase that goes on."""
         folder = self._phase(phase)
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         write_atomic(folder / f"{name}.state.safetensors", _state_bytes(result.state))
         write_atomic(folder / f"{name}.reply.safetensors", result.reply.to_bytes())
         write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
@@ -100,7 +108,7 @@ class Checkpoints:
     def finish_phase(self, phase: int, server: State, sites: Mapping[str, SiteResult]) -> None:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more."""
         folder = self._phase(phase)
-        folder.mkdir(exist_ok=True)
+        make_folder(folder)
         write_atomic(folder / "server.safetensors", _state_bytes(server))
         before = self.progress()
         files = dict(before.sites or {})

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.engine.models import FinishedRun
@@ -29,6 +30,10 @@ def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dic
         DataError: the data cannot be read or names classes the run does not know.
         RunError: no site of the data has a model in the run.
     """
+    if not run.sites:
+        raise RunError(
+            f"the run in {run.folder} learned a backbone and has no model to judge: name a run that uses it."
+        )
     federation = load_federation(
         data,
         image_px=run.backbone.spec.image_px,
@@ -58,7 +63,7 @@ def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dic
     }
 
 
-def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: np.ndarray) -> np.ndarray:
+def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Labels of the data as indices into the run's classes."""
     unknown = [name for name in classes if name not in run.classes]
     if unknown:
@@ -66,6 +71,5 @@ def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: np.ndarray)
             f"Class {unknown[0]!r} of the data is unknown to the run, which has {', '.join(run.classes)}: "
             "choose other data, or train with this class."
         )
-    index = np.array([run.classes.index(name) for name in classes] + [-1])
+    index: NDArray[np.int64] = np.array([run.classes.index(name) for name in classes] + [-1], dtype=np.int64)
     return index[labels]
-

@@ -9,14 +9,17 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.errors import PayloadError
 
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.methods.contract import Method, Phase, Scalar, Site, State, Task
 
 
@@ -58,7 +61,11 @@ class InProcessSite:
     def local_round(
         self, state: State, broadcast: Payload, report: Callable[[Mapping[str, Scalar]], None]
     ) -> SiteResult:
-        """Run the method's site half here; the reply carries the digest of the site's new state, the metrics stay."""
+        """Run the method's site half here; the reply carries the digest of the site's new state, the metrics stay.
+
+        Raises:
+            TrainingError: a weight, map or other number of the new state or the reply is not finite.
+        """
         started = time.perf_counter()
         summary: dict[str, Scalar] = {}
 
@@ -67,7 +74,16 @@ class InProcessSite:
                 summary.update({name: value for name, value in facts.items() if name != "summary"})
             report(facts)
 
-        new, reply = self.method.local_round(replace(self.site, report=listen), state, broadcast)
+        try:
+            new, reply = self.method.local_round(replace(self.site, report=listen), state, broadcast)
+            Payload(new.arrays, new.values)
+        except PayloadError as error:
+            if error.code != "not_finite":
+                raise
+            raise TrainingError(
+                f"site {self.site.name} diverged in round {broadcast.scalars['round']}, after its last step ({error}): "
+                "lower the learning rate and name another --out; the rounds before are kept."
+            ) from error
         signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": new.digest()})
         seconds = round(time.perf_counter() - started, 3)
         return SiteResult(new, signed, {**summary, "seconds": seconds})
@@ -128,9 +144,8 @@ class LocalEngine:
             result = checkpoints.load_site(index, name)
             if result is None:
                 broadcast = stamped(broadcasts[name], phase, self.task.rounds)
-                result = self.sites[name].local_round(
-                    states[name], broadcast, lambda facts, site=name: self.observer.site_reported(site, facts)
-                )
+                report = partial(self.observer.site_reported, name)
+                result = self.sites[name].local_round(states[name], broadcast, report)
                 sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
                 where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": name}
                 result = replace(result, metrics={**where, **sizes, **result.metrics})
@@ -168,9 +183,18 @@ class LocalEngine:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Scalar]]:
-    """The lines of `metrics.jsonl`: one for each phase and site."""
+    """The lines of `metrics.jsonl`: one for each phase and site.
+
+    Raises:
+        RunError: a line is not an object.
+    """
     path = folder / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        return [dict(json.loads(line)) for line in path.read_text().splitlines()]
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}): put it back from a copy.", "damaged") from error
 
 
 def stamped(payload: Payload, phase: Phase, rounds: int) -> Payload:

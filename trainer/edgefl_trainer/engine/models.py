@@ -20,7 +20,8 @@ from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.referral import Measures, predicted_class
 from numpy.typing import NDArray
 
-from edgefl_trainer.engine.settings import RunSettings, from_toml
+from edgefl_trainer.engine.folder import make_folder
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.methods.contract import Prediction, Predictor
 from edgefl_trainer.models.backbones import BACKBONE_FILE, load_backbone
@@ -86,12 +87,15 @@ def open_run(folder: Path) -> FinishedRun:
         raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
     if not files["summary.json"].exists():
         raise RunError(f"the run in {folder} is not finished: go on with it with --resume.")
-    settings = RunSettings(**from_toml(files["config.toml"].read_text(), str(files["config.toml"])))
+    settings = read_settings(files["config.toml"])
     try:
         summary = json.loads(files["summary.json"].read_text())
-        calibration = json.loads(files["calibration.json"].read_text()) if files["calibration.json"].exists() else {}
-    except ValueError as error:
-        raise RunError(f"the results in {folder} are damaged ({error}): run it again with --resume.") from error
+        judged = (folder / "models").exists()  # a run that learned a backbone has neither models nor calibration
+        calibration = json.loads(files["calibration.json"].read_text()) if judged else {}
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"the results in {folder} are damaged ({error}): run it again with --resume.", "damaged"
+        ) from error
     return FinishedRun(folder, settings, summary, calibration)
 
 
@@ -99,7 +103,7 @@ def save_predictor(path: Path, predictor: Predictor) -> None:
     """Write a site's scoring tensors, options and seen classes."""
     options = json.dumps(asdict(predictor.module.options), sort_keys=True)
     scalars = {"options": options, "seen": json.dumps(list(predictor.seen))}
-    path.parent.mkdir(exist_ok=True)
+    make_folder(path.parent)
     write_atomic(path, Payload(predictor.tensors, scalars).to_bytes())
 
 
@@ -115,7 +119,10 @@ def load_predictor(path: Path, backbone: FrozenViT) -> Predictor:
         options = ScoreOptions(**{**found, "prompts": tuple(found["prompts"])})
         seen = tuple(bool(value) for value in json.loads(str(payload.scalars["seen"])))
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the model {path} cannot be read ({error}): run `edgefl-train run` again.") from error
+        raise RunError(
+            f"the model {path} cannot be read ({error}): remove the run's summary.json and run again with --resume.",
+            "damaged",
+        ) from error
     return Predictor(
         ScoreModule(backbone, options), {k: np.asarray(v, np.float32) for k, v in payload.arrays.items()}, seen
     )

@@ -68,4 +68,3 @@ def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
     state = digest(predictor.tensors)
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
     return ModelInfo(id=name, sha256=sha256, version=0, state_kind="run", state_sha256=state)
-

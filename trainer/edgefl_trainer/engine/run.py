@@ -14,7 +14,8 @@ import json
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,16 @@ from edgefl_protocol.durable import write_atomic
 
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.display import Display
-from edgefl_trainer.engine.federation import InProcessSite, LocalEngine, read_metrics
+from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
+from edgefl_trainer.engine.folder import check_claim, finished_summary, working_in
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results, tune_judge
-from edgefl_trainer.engine.settings import RunSettings, from_toml
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites
-from edgefl_trainer.errors import BackboneError, RunError
-from edgefl_trainer.methods.contract import LearnsBackbone, Method, Task
+from edgefl_trainer.errors import BackboneError
+from edgefl_trainer.methods.contract import LearnsBackbone, Method, Site, Task
 from edgefl_trainer.models.backbones import (
     BACKBONE_FILE,
+    FORMS,
     architecture_of,
     backbone_bytes,
     is_trained,
@@ -41,8 +44,6 @@ from edgefl_trainer.models.backbones import (
 from edgefl_trainer.models.vit import FrozenViT
 
 SELF_SUPERVISED_TASK = "pixels"
-MAX_CONFIG_BYTES = 1 << 20
-NOT_COMPARED = {"device"}  # a run may go on elsewhere
 
 
 def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
@@ -60,14 +61,51 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         EdgeflError: one sentence about what is wrong and what to do.
     """
     method = settings.build_method()
-    claim(folder, settings, resume=resume)
+    check_claim(folder, settings, resume=resume)
+    if resume and (finished := finished_summary(folder)) is not None:
+        return finished
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
     federation = load_data(settings, backbone.spec.image_px)
     task = build_task(settings, method, federation, backbone)
     sites = build_sites(federation, task, backbone, settings, needs_labels=method.needs_labels)
-    write_atomic(folder / "environment.json", _json(environment(settings)))
-    phases = len(method.phases(settings.rounds))
-    with Display(phases, len(sites)) as display:
+    method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
+    device = next(iter(sites.values())).device
+    with working_in(folder, settings, resume=resume), repeatable(device):
+        write_atomic(folder / "environment.json", _json(environment(settings)))
+        final = run_phases(settings, folder, method, task, sites)
+        started = time.perf_counter()
+        results: Mapping[str, Any]
+        if isinstance(method, LearnsBackbone):
+            results = learned_backbone_results(folder, method, final, federation, sites)
+        else:
+            save_backbone(folder, backbone)
+            results = predictor_results(folder, method, task, final, federation, sites)
+        evaluated = time.perf_counter() - started
+        summary = {
+            "method": settings.method,
+            "task": settings.task,
+            "seed": settings.seed,
+            "rounds": settings.rounds,
+            "preset": settings.preset,
+            "partition_sha256": federation.partition_sha256,
+            **results,
+            **traffic(folder),
+            "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
+            "state_sha256": final.digest(),
+        }
+        write_atomic(folder / "summary.json", _json(summary))
+    return summary
+
+
+def run_phases(
+    settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site]
+) -> FederationState:
+    """Every phase that is left, with progress on stderr."""
+    with Display(len(method.phases(settings.rounds)), len(sites)) as display:
+        if method.needs_labels and not is_trained(settings.backbone):
+            display.warn(
+                f"backbone {settings.backbone} is untrained: this trial shows the path, not what a model can do"
+            )
         engine = LocalEngine(
             method=method,
             task=task,
@@ -77,56 +115,18 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             participation=settings.participation,
             judge=None if isinstance(method, LearnsBackbone) else tune_judge(method, sites),
         )
-        final = engine.run()
-    started = time.perf_counter()
-    results: Mapping[str, Any]
-    if isinstance(method, LearnsBackbone):
-        results = learned_backbone_results(folder, method, final, federation, sites)
-    else:
-        save_backbone(folder, backbone)
-        results = predictor_results(folder, method, task, final, federation, sites)
-    evaluated = time.perf_counter() - started
-    summary = {
-        "method": settings.method,
-        "task": settings.task,
-        "seed": settings.seed,
-        "rounds": settings.rounds,
-        "preset": settings.preset,
-        "partition_sha256": federation.partition_sha256,
-        **results,
-        **traffic(folder),
-        "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
-        "state_sha256": final.digest(),
-    }
-    write_atomic(folder / "summary.json", _json(summary))
-    return summary
+        return engine.run()
 
 
-def claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
-    """Make the run directory ours, or check that the run in it is the same one.
-
-    Raises:
-        RunError: the folder holds another run, or one that was not asked to be resumed.
-    """
-    path = folder / "config.toml"
-    if path.exists():
-        if not resume:
-            raise RunError(f"{folder} already holds a run: add --resume to go on with it, or name another --out.")
-        before = RunSettings(**from_toml(path.read_text(), str(path)))
-        differing = [
-            name
-            for name in vars(settings)
-            if name not in NOT_COMPARED and getattr(before, name) != getattr(settings, name)
-        ]
-        if differing:
-            name = differing[0]
-            raise RunError(
-                f"the run in {folder} has {name} = {getattr(before, name)!r}, this command {getattr(settings, name)!r}: "
-                "resume with the same settings or name another --out."
-            )
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, settings.to_toml().encode())
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Deterministic algorithms on the CPU, as before afterwards; on CUDA runs agree to a tolerance (docs/design.md)."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(before or device.type == "cpu")
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def load_data(settings: RunSettings, image_px: int) -> Federation:
@@ -149,12 +149,17 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
         BackboneError: a random network would be frozen outside the `tiny` preset.
     """
     trained = is_trained(settings.backbone)
+    learns = isinstance(method, LearnsBackbone)
+    if learns and settings.backbone.startswith("timm:"):
+        raise BackboneError(
+            f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
+            f"start from {FORMS.removesuffix(' or timm:NAME')}."
+        )
     if method.needs_labels and not trained and settings.preset != "tiny":
         raise BackboneError(
             f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
             "--backbone run:DIR of a finished `edgefl-train run fedmae`, timm:NAME, or --preset tiny for a trial."
         )
-    learns = isinstance(method, LearnsBackbone)
     return Task(
         name=SELF_SUPERVISED_TASK if learns else settings.task,
         classes=federation.classes,
@@ -209,15 +214,19 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _commit() -> str | None:
-    """The commit of a source checkout; None for an installed wheel."""
+    """The commit of a source checkout; None for an installed wheel, also inside another checkout, and without git."""
     here = Path(__file__).parent
-    found = subprocess.run(  # noqa: S603
-        ["git", "-C", str(here), "rev-parse", "HEAD"],  # noqa: S607
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() or None
+    try:
+        found = subprocess.run(  # noqa: S603
+            ["git", "-C", str(here), "rev-parse", "HEAD", "--show-prefix"],  # noqa: S607
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return None
+    commit, _, prefix = found.stdout.strip().partition("\n")
+    return commit if prefix.strip("/") == "trainer/edgefl_trainer/engine" else None
 
 
 def _processor() -> str:

@@ -9,16 +9,22 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
+from edgefl_protocol.durable import read_bounded
 
-from edgefl_trainer.errors import RunError
+from edgefl_trainer.data import DataError
+from edgefl_trainer.data.specs import parse_spec
+from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.contract import Method, Scalar
 
 PresetName = Literal["tiny", "bench84", "paper"]
+MAX_CONFIG_BYTES = 1 << 20
+MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,22 +50,25 @@ class RunSettings:
     hyper: Mapping[str, Scalar | bool] = field(default_factory=dict)  # hyper-parameters of the method
 
     def __post_init__(self) -> None:
+        for name, wanted in _types_of(RunSettings).items():
+            check_type(name, getattr(self, name), wanted)
         checks: Sequence[tuple[str, bool, str]] = (
             ("rounds", self.rounds >= 1, "at least 1"),
             ("epochs", self.epochs >= 1, "at least 1"),
             ("images_per_site", self.images_per_site >= 0, "0 (all) or more"),
-            ("image_px", self.image_px >= 0, "0 (the backbone's own) or more"),
+            ("image_px", 0 <= self.image_px <= MAX_IMAGE_PX, f"0 (the backbone's own) to {MAX_IMAGE_PX}"),
             ("participation", 0 < self.participation <= 1, "in (0, 1]"),
             ("seed", 0 <= self.seed < 2**31, "between 0 and 2147483647"),
-            ("data", len(self.data) > 0, "at least one data SPEC"),
+            ("data", len(self.data) > 0, "at least one SPEC, given with --data"),
         )
         for name, holds, allowed in checks:
             if not holds:
-                raise RunError(f"{name} is {getattr(self, name)!r}; allowed: {allowed}.")
+                raise SettingError(f"{name} is {getattr(self, name)!r}; allowed: {allowed}.")
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""
-        return build(METHODS[self.method], self.hyper)
+        method: Method = build(METHODS[self.method], self.hyper)
+        return method
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
@@ -67,21 +76,37 @@ class RunSettings:
         return tomli_w.dumps(values)
 
 
-def from_toml(text: str, source: str) -> dict[str, Any]:
-    """The settings a TOML text names.
+def from_toml(data: bytes, source: str) -> dict[str, Any]:
+    """The settings a TOML file names.
 
     Raises:
-        RunError: it is not TOML, or names a setting that does not exist.
+        SettingError: it is not TOML, or names a setting that does not exist.
     """
     try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunError(f"{source} is not valid TOML: {error}.") from error
+        found = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{source} is not valid TOML: {error}.") from error
     known = {entry.name for entry in fields(RunSettings)}
     for name in found:
         if name not in known:
-            raise RunError(f"{source} names the setting {name!r}; did you mean {nearest(name, known)}?")
+            raise SettingError(f"{source} names the setting {name!r}; did you mean {nearest(name, known)}?")
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def read_settings(path: Path) -> RunSettings:
+    """The settings of a run from its `config.toml`.
+
+    Raises:
+        RunError: the file does not hold the settings of a run (code `damaged`).
+        StorageError: it cannot be read.
+    """
+    try:
+        found = from_toml(read_bounded(path, MAX_CONFIG_BYTES), str(path))
+        return RunSettings(**found)
+    except (SettingError, TypeError) as error:
+        raise RunError(
+            f"{path} does not hold the settings of a run ({error}): name another folder.", "damaged"
+        ) from error
 
 
 def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignments: Sequence[str]) -> RunSettings:
@@ -94,33 +119,47 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
         assignments: `key=value` texts for hyper-parameters.
 
     Raises:
-        RunError: unknown method, setting or hyper-parameter, or a value out of range.
+        SettingError: unknown method, setting, hyper-parameter or kind of data, or a value out of range.
+        StorageError: the file cannot be read.
     """
     kind = method_class(method)
-    given = from_toml(config.read_text(), str(config)) if config else {}
+    given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
     given |= {name: value for name, value in flags.items() if value is not None}
     preset: PresetName = given.get("preset", "bench84")
     if preset not in get_args(PresetName):
-        raise RunError(f"there is no preset {preset!r}; choose tiny, bench84 or paper.")
-    values: dict[str, Any] = dict(preset_of(method, preset))
-    hyper = dict(values.pop("hyper", {})) | dict(given.pop("hyper", {}))
+        raise SettingError(f"there is no preset {preset!r}; choose tiny, bench84 or paper.")
+    values: dict[str, Any] = {"data": (), **preset_of(method, preset)}
+    hyper = dict(values.pop("hyper", {})) | check_type("hyper", given.pop("hyper", {}), Mapping)
     hyper |= dict(_assignment(kind, text) for text in assignments)
     values |= given | {"method": method, "preset": preset, "hyper": hyper}
     if not kind.needs_labels:
         values.setdefault("unlabelled", "spread")
+        if values.get("balance", "none") != "none":
+            raise SettingError(
+                f"{method} uses no labels, so --balance {values['balance']} has no meaning: leave it out."
+            )
     settings = RunSettings(**values)
     settings.build_method()  # a value out of range shows here, before any data is read
+    _check_specs(settings.data)
     return settings
+
+
+def _check_specs(specs: Sequence[str]) -> None:
+    try:
+        for text in specs:
+            parse_spec(text)
+    except DataError as error:
+        raise SettingError(str(error)) from error
 
 
 def method_class(name: str) -> type[Method]:
     """A method by name.
 
     Raises:
-        RunError: unknown; the sentence names the nearest one.
+        SettingError: unknown; the sentence names the nearest one.
     """
     if name not in METHODS:
-        raise RunError(
+        raise SettingError(
             f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`."
         )
     return METHODS[name]
@@ -139,12 +178,12 @@ def nearest(name: str, known: typing.Iterable[str]) -> str:
 
 
 def hyper_types(kind: type[Any]) -> dict[str, Any]:
-    """Every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as the method's own."""
+    """Every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as its own."""
     types = typing.get_type_hints(kind)
     found: dict[str, Any] = {}
     for entry in fields(kind):
         wanted = types[entry.name]
-        found.update(hyper_types(wanted) if is_dataclass(wanted) else {entry.name: wanted})
+        found.update(hyper_types(wanted) if isinstance(wanted, type) and is_dataclass(wanted) else {entry.name: wanted})
     return found
 
 
@@ -152,13 +191,13 @@ def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
     """An instance from flat hyper-parameters.
 
     Raises:
-        RunError: a name that the method does not have.
+        SettingError: a name that the method does not have, or a value of another type or out of range.
     """
     types = typing.get_type_hints(kind)
     known = hyper_types(kind)
     for name in hyper:
         if name not in known:
-            raise RunError(f"{kind.__name__} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
+            raise SettingError(f"{kind.__name__} has no hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
     values: dict[str, Any] = {}
     for entry in fields(kind):
         nested = types[entry.name]
@@ -166,8 +205,31 @@ def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
             inner = hyper_types(nested)
             values[entry.name] = build(nested, {name: value for name, value in hyper.items() if name in inner})
         elif entry.name in hyper:
-            values[entry.name] = hyper[entry.name]
+            values[entry.name] = check_type(entry.name, hyper[entry.name], nested)
     return kind(**values)
+
+
+def check_type(name: str, value: Any, wanted: Any) -> Any:
+    """The value, if it is of the type that a setting or hyper-parameter has; a whole number passes for a number.
+
+    Raises:
+        SettingError: it is not; the sentence says what is allowed.
+    """
+    origin, choices = get_origin(wanted) or wanted, get_args(wanted)
+    if origin is Literal:
+        holds, allowed = value in choices, ", ".join(map(str, choices))
+    elif origin is tuple:
+        holds, allowed = isinstance(value, tuple) and all(isinstance(part, str) for part in value), "a list of texts"
+    elif origin is float:
+        holds, allowed = type(value) in (int, float), _TYPE_WORDS[float]
+        value = float(value) if holds else value
+    elif origin in _TYPE_WORDS:
+        holds, allowed = type(value) is origin, _TYPE_WORDS[origin]
+    else:
+        holds, allowed = isinstance(value, Mapping), "a table of key = value"
+    if not holds:
+        raise SettingError(f"{name} is {value!r}; allowed: {allowed}.")
+    return value
 
 
 def _assignment(kind: type[Any], text: str) -> tuple[str, Scalar | bool]:
@@ -175,7 +237,7 @@ def _assignment(kind: type[Any], text: str) -> tuple[str, Scalar | bool]:
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
     if not equals or key not in known:
-        raise RunError(f"--set {text}: use key=value with one of these keys: {nearest(key, known)}.")
+        raise SettingError(f"--set {text}: use key=value with one of these keys: {nearest(key, known)}.")
     wanted = known[key]
     try:
         if wanted is bool:
@@ -183,12 +245,19 @@ def _assignment(kind: type[Any], text: str) -> tuple[str, Scalar | bool]:
         if wanted in (int, float):
             return key, wanted(value)
     except (KeyError, ValueError):
-        raise RunError(f"--set {text}: {key} takes {'on or off' if wanted is bool else wanted.__name__}.") from None
+        raise SettingError(f"--set {text}: {key} takes {_TYPE_WORDS[wanted]}.") from None
     choices = get_args(wanted)
     if choices and value not in choices:
-        raise RunError(f"--set {text}: {key} is one of {', '.join(map(str, choices))}.")
+        raise SettingError(f"--set {text}: {key} is one of {', '.join(map(str, choices))}.")
     return key, value
 
+
+@cache
+def _types_of(kind: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+_TYPE_WORDS: Mapping[Any, str] = {bool: "on or off", int: "a whole number", float: "a number", str: "text"}
 
 # The paper's schedules stand in `paper`; the others shorten them to what a person can wait for.
 _LABELLED_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {

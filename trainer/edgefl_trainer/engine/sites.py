@@ -8,7 +8,7 @@ import torch
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import SiteRows
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.methods.contract import Examples, Site, Task
 from edgefl_trainer.models.vit import FrozenViT
 
@@ -17,10 +17,10 @@ def choose_device(name: str) -> torch.device:
     """`auto` takes CUDA where there is one.
 
     Raises:
-        TrainingError: CUDA was asked for and there is none.
+        SettingError: CUDA was asked for and there is none.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise TrainingError("this machine has no CUDA device: use --device cpu or auto.")
+        raise SettingError("this machine has no CUDA device: use --device cpu or auto.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 

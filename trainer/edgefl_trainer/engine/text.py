@@ -9,7 +9,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     lines = [f"{summary['method']} · task {summary['task']} · seed {summary['seed']} · {summary['seconds']:.0f} s"]
     if summary.get("probe"):
         lines += [
-            f"linear probe on tune rows, readout {name}: {_pct(found['mean'])} mean of sites, {_pct(found['pooled'])} pooled"
+            f"linear probe on tune rows, readout {name}: {_pct(found['mean'])} mean of sites, "
+            f"{_pct(found['pooled'])} pooled"
             for name, found in summary["probe"].items()
         ]
     elif summary["mean_balanced_accuracy"] is not None:

@@ -12,20 +12,20 @@ turned and mirrored; AdamW and softplus evidence where the paper is silent. docs
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from edgefl_protocol import Payload
 from numpy.typing import NDArray
 
-from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.losses import distillation_targets
 from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.methods.private import private_round, readout_of
-from edgefl_trainer.methods.recipe import Distillation, EvidentialRecipe, make_predictor
+from edgefl_trainer.methods.private import begun, private_round, readout_of
+from edgefl_trainer.methods.recipe import Distillation, EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
 
 SCORE_BATCH = 64
@@ -50,9 +50,9 @@ class FedEvPrompt:
 
     def __post_init__(self) -> None:
         if not 1 <= self.maps_per_class <= 100:
-            raise TrainingError(f"maps_per_class is {self.maps_per_class}; allowed: 1 to 100.")
+            raise SettingError(f"maps_per_class is {self.maps_per_class}; allowed: 1 to 100.")
         if not 0 <= self.kd_weight <= 1:
-            raise TrainingError(f"kd_weight is {self.kd_weight}; allowed: 0 to 1.")
+            raise SettingError(f"kd_weight is {self.kd_weight}; allowed: 0 to 1.")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """R rounds; the buffer is empty in the first."""
@@ -60,6 +60,7 @@ class FedEvPrompt:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """An empty buffer."""
+        check_fits(self.recipe, task.backbone, len(task.classes))
         return State({}, {"seed": task.seed})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -95,14 +96,15 @@ class FedEvPrompt:
         return State(kept, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model."""
-        return make_predictor(self.recipe, site, state.arrays, readout_of(state), self.rollout)
+        """The site's own model; the initial one where it took part in no round."""
+        own = begun(self.recipe, site, state)
+        return make_predictor(self.recipe, site, own.arrays, readout_of(own), self.rollout)
 
     def _distillation(self, site: Site, broadcast: Payload) -> Distillation | None:
         """Eq. 7 from the broadcast; None while the buffer is empty or lambda is 0."""
         if not broadcast.arrays or self.kd_weight == 0:
             return None
-        by_peer: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+        by_peer: dict[Hashable, dict[int, torch.Tensor | NDArray[np.floating[Any]]]] = defaultdict(dict)
         for name, maps in broadcast.arrays.items():
             _, peer, label = name.split(".")
             by_peer[peer][int(label)] = torch.from_numpy(np.array(maps))

@@ -1,4 +1,4 @@
-"""FedMAE. "Federated Self-supervised Learning for Skin Lesions", arXiv 2208.11278, section IV, after MAE (arXiv 2111.06377).
+"""FedMAE. "Federated Self-supervised Learning for Skin Lesions", arXiv 2208.11278, section IV; MAE, arXiv 2111.06377.
 
     server sends all weights but the class token to every site        broadcast
     site c: E epochs of masked autoencoding, its own class token       local_round
@@ -20,12 +20,14 @@ import torch
 from edgefl_protocol import Payload
 
 from edgefl_trainer.augment import random_crops, to_float
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import steps
 from edgefl_trainer.methods.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 
-CLASS_TOKEN = "backbone.cls_token"  # z_cls
+CLASS_TOKEN = "backbone.cls_token"  # z_cls  # noqa: S105
+DECODER_HEAD = 32  # width of a decoder head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,22 @@ class FedMAE:
     smallest_crop: float = 0.2  # smallest share of the area a view shows
     decoder_width: int = 512
     decoder_depth: int = 8
+
+    def __post_init__(self) -> None:
+        width = self.decoder_width
+        checks: Sequence[tuple[str, bool, str]] = (
+            ("mask_ratio", 0.01 <= self.mask_ratio <= 0.99, "0.01 to 0.99"),
+            ("lr", 0 < self.lr <= 1, "above 0, at most 1"),
+            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
+            ("batch", self.batch >= 1, "1 or more"),
+            ("warmup", 0 <= self.warmup <= 1, "0 to 1"),
+            ("smallest_crop", 0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
+            ("decoder_width", 0 < width <= 4096 and width % DECODER_HEAD == 0, "a multiple of 32 up to 4096"),
+            ("decoder_depth", 1 <= self.decoder_depth <= 48, "1 to 48"),
+        )
+        for name, holds, allowed in checks:
+            if not holds:
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """R rounds, then one exchange that collects the class tokens and one that hands out their mean."""
@@ -77,16 +95,21 @@ class FedMAE:
             )
         model = self._model(site.task).to(site.device)
         model.initialise(site.task.seed)  # class tokens start equal; everything else is overwritten
-        model.load_state_dict(steps.as_tensors({**broadcast.arrays, **state.arrays}, site.device), strict=False)
+        known = {CLASS_TOKEN: site.task.initial["cls_token"]} if site.task.initial else {}  # a backbone to learn on
+        model.load_state_dict(
+            steps.as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device), strict=False
+        )
         self._train(model, site, int(broadcast.scalars["round"]))
         arrays = steps.as_arrays(dict(model.named_parameters()))
         shared = {name: value for name, value in arrays.items() if _travels(name)}
         return State({CLASS_TOKEN: arrays[CLASS_TOKEN]}), Payload(shared, {"n_train": n_train})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Mean weighted by the sites' numbers of images."""
-        if phase.kind == "final" and CLASS_TOKEN in state.arrays:
-            return state
+        """Mean weighted by the sites' numbers of images; of the class tokens, over the sites that have learned one."""
+        if phase.kind == "final":
+            if CLASS_TOKEN in state.arrays:
+                return state
+            replies = {name: reply for name, reply in replies.items() if CLASS_TOKEN in reply.arrays}
         mean = steps.weighted_mean(replies, steps.sample_weights(replies))
         return State({**state.arrays, **mean})
 

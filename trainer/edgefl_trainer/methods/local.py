@@ -1,4 +1,4 @@
-"""Local. The floor of every comparison: each site learns prompts and head alone (FedEvPrompt, arXiv 2411.10071, Table 1).
+"""Local. The floor of every comparison: each site learns prompts and head alone (arXiv 2411.10071, Table 1).
 
     site c: E epochs of b-prompts, t-prompts and head on its own images      local_round
     server: nothing is sent, nothing is averaged                             aggregate
@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 from edgefl_protocol import Payload
 
 from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.methods.private import private_round, readout_of
-from edgefl_trainer.methods.recipe import EvidentialRecipe, make_predictor
+from edgefl_trainer.methods.private import begun, private_round, readout_of
+from edgefl_trainer.methods.recipe import EvidentialRecipe, check_fits, make_predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class Local:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """The server knows nothing."""
+        check_fits(self.recipe, task.backbone, len(task.classes))
         return State()
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -51,5 +52,6 @@ class Local:
         return state
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model."""
-        return make_predictor(self.recipe, site, state.arrays, readout_of(state))
+        """The site's own model; the initial one where it took part in no round."""
+        own = begun(self.recipe, site, state)
+        return make_predictor(self.recipe, site, own.arrays, readout_of(own))

@@ -39,22 +39,29 @@ def private_round(
     Returns:
         The site's new state.
     """
-    begun = state if state.arrays else begin(recipe, site)
-    tensors = learning.trainable({k: v for k, v in begun.arrays.items() if not k.startswith("optimizer.")}, site.device)
-    optimizer = learning.make_optimizer(recipe, tensors, begun if keep_optimizer else None)
+    before = begun(recipe, site, state)
+    tensors = learning.trainable(
+        {k: v for k, v in before.arrays.items() if not k.startswith("optimizer.")}, site.device
+    )
+    optimizer = learning.make_optimizer(recipe, tensors, before if keep_optimizer else None)
     learning.learn(
         recipe,
         site,
         tensors,
-        readout_of(begun),
+        readout_of(before),
         int(broadcast.scalars["round"]),
         optimizer=optimizer,
         distillation=distillation,
         mode=mode,
     )
     kept = learning.optimizer_state(optimizer, tensors) if keep_optimizer else State()
-    values = {"readout": begun.values["readout"], **kept.values}
+    values = {"readout": before.values["readout"], **kept.values}
     return State({**steps.as_arrays(tensors), **kept.arrays}, values)
+
+
+def begun(recipe: EvidentialRecipe, site: Site, state: State) -> State:
+    """The state, or the one a site begins with where it is still empty."""
+    return state if state.arrays else begin(recipe, site)
 
 
 def begin(recipe: EvidentialRecipe, site: Site) -> State:

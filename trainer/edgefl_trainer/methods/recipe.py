@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_trainer.augment import dihedral
-from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.losses import class_prior, evidential_loss, rollout_distillation
 from edgefl_trainer.methods import steps
 from edgefl_trainer.methods.contract import Arrays, Predictor, Site, State
@@ -54,10 +54,10 @@ class EvidentialRecipe:
     def __post_init__(self) -> None:
         for name in ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor"):
             if not 0 <= getattr(self, name) <= 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
         for name, least in (("batch", 1), ("b_blocks", 1), ("prompt_length", 0), ("anneal_epochs", 1)):
             if getattr(self, name) < least:
-                raise TrainingError(f"{name} is {getattr(self, name)}; allowed: {least} or more.")
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {least} or more.")
 
     def standardises(self, spec: BackboneSpec) -> bool:
         """Whether features are standardised before the head."""
@@ -84,18 +84,27 @@ class Distillation:
     gram: Float[Tensor, "N N"]
 
 
+def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> None:
+    """Refuse a task or backbone that this recipe cannot learn, before the first step.
+
+    Raises:
+        SettingError: fewer than two classes, or more b-blocks than the network has.
+    """
+    if classes < 2:
+        raise SettingError(
+            f"the task has {classes} class; an evidential head needs at least two: widen --classes or the data."
+        )
+    if recipe.b_blocks >= spec.depth:
+        raise SettingError(f"b_blocks is {recipe.b_blocks}; allowed: 1 to {spec.depth - 1} with this backbone.")
+
+
 def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, seed: int) -> dict[str, Tensor]:
     """Prompts and head before the first step: the same at every site and at the server.
 
     Raises:
-        TrainingError: fewer than two classes, or more b-blocks than the network has.
+        SettingError: see `check_fits`.
     """
-    if classes < 2:
-        raise TrainingError(
-            f"the task has {classes} class; an evidential head needs at least two: widen --classes or the data."
-        )
-    if recipe.b_blocks >= spec.depth:
-        raise TrainingError(f"b_blocks is {recipe.b_blocks}; allowed: 1 to {spec.depth - 1} with this backbone.")
+    check_fits(recipe, spec, classes)
     generator = torch.Generator().manual_seed(seed)
     length = recipe.prompt_length or prefix_length(spec.tokens)
     b = init_prompts(spec, recipe.b_blocks, length, recipe.prompt_init, generator)

@@ -51,14 +51,20 @@ def cosine_rate(step: float, steps: float, warmup: float) -> float:
 def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
     """The loss as a number.
 
+    Args:
+        loss: of one batch.
+        site: who learns.
+        round_: train round, from 1.
+        step: of the epoch, from 0; the sentence counts from 1, as the progress display does.
+
     Raises:
         TrainingError: it is NaN or infinite; names site, round and step.
     """
     value = float(loss.detach())
     if not math.isfinite(value):
         raise TrainingError(
-            f"the loss of site {site.name} is {value} in round {round_}, step {step}: "
-            "lower the learning rate; the last finished round is kept and --resume goes on from it."
+            f"the loss of site {site.name} is {value} in round {round_}, step {step + 1}: "
+            "lower the learning rate and name another --out; the rounds before are kept."
         )
     return value
 

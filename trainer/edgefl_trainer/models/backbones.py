@@ -33,6 +33,7 @@ IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 BACKBONE_FILE = "backbone.safetensors"
 MAX_BACKBONE_BYTES = 2 * 1024**3
+MAX_PATCHES = 128 * 128
 FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, run:DIR, file:PATH or timm:NAME"
 
 
@@ -47,15 +48,25 @@ class Architecture:
     image_px: int
 
     def __post_init__(self) -> None:
+        bounds = {"width": 4096, "depth": 64, "heads": 64, "patch": 256, "image_px": 4096}
+        for name, most in bounds.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise BackboneError(f"the backbone's {name} is {getattr(self, name)}; allowed: 1 to {most}.")
         if self.width % self.heads or self.width % 4:
             raise BackboneError(
-                f"width {self.width} must be divisible by 4 (sin-cos positions) and by {self.heads} heads: choose another."
+                f"width {self.width} must be divisible by 4 (sin-cos positions) and by {self.heads} heads: "
+                "choose another."
             )
         if self.image_px % self.patch:
-            near = self.image_px // self.patch * self.patch
+            near = max(1, self.image_px // self.patch) * self.patch
             raise BackboneError(
                 f"a patch of {self.patch} px does not divide images of {self.image_px} px: "
-                f"use --image-px {max(near, self.patch)} or {near + self.patch}."
+                f"use --image-px {near} or {near + self.patch}."
+            )
+        if (self.image_px // self.patch) ** 2 > MAX_PATCHES:
+            raise BackboneError(
+                f"images of {self.image_px} px give {(self.image_px // self.patch) ** 2} patches of {self.patch} px; "
+                f"allowed: {MAX_PATCHES}."
             )
 
 
@@ -83,7 +94,7 @@ def build_vit(architecture: Architecture) -> nn.Module:
     """An untrained timm vision transformer of this shape with fixed positions; initialise with `initialise`."""
     from timm.models.vision_transformer import VisionTransformer
 
-    vit = VisionTransformer(
+    vit: Any = VisionTransformer(  # timm's annotations stop half-way
         img_size=architecture.image_px,
         patch_size=architecture.patch,
         embed_dim=architecture.width,
@@ -178,8 +189,7 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> F
         raise BackboneError(f"no backbone is called {name!r}: use {FORMS}.")
     vit = build_vit(architecture)
     initialise(vit, generator := torch.Generator().manual_seed(seed))
-    for token in (vit.cls_token,):
-        nn.init.normal_(token, std=0.02, generator=generator)
+    nn.init.normal_(vit.get_parameter("cls_token"), std=0.02, generator=generator)
     return _frozen(vit, name, architecture, self_supervised=True)
 
 
@@ -189,16 +199,17 @@ def is_trained(name: str) -> bool:
 
 
 def _from_file(path: Path, name: str, image_px: int | None) -> FrozenViT:
+    if not path.is_file():
+        raise BackboneError(f"there is no backbone at {path}: name a finished `edgefl-train run fedmae` folder.")
     try:
         arrays, metadata = read_tensors(read_bounded(path, MAX_BACKBONE_BYTES), max_bytes=MAX_BACKBONE_BYTES)
         facts = json.loads(metadata["backbone"])
         architecture = Architecture(**facts["architecture"])
         self_supervised = bool(facts["self_supervised"])
-    except BackboneError:
-        raise
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise BackboneError(
-            f"{path} is not a backbone this program wrote ({error}): name a finished `edgefl-train run fedmae` folder."
+            f"{path} is not a backbone this program wrote ({error}): name a finished `edgefl-train run fedmae` folder.",
+            "backbone_unreadable",
         ) from error
     if image_px not in (None, architecture.image_px):
         raise BackboneError(
@@ -216,41 +227,51 @@ def load_weights(vit: nn.Module, arrays: Mapping[str, NDArray[np.generic]], name
     try:
         missing, unexpected = vit.load_state_dict(state, strict=False)
     except RuntimeError as error:
-        raise BackboneError(f"backbone {name} holds tensors of other shapes than its architecture.") from error
-    if unexpected or set(missing) - {"pos_embed"}:
-        raise BackboneError(f"backbone {name} lacks or adds tensors: {sorted({*missing, *unexpected})[:4]}.")
+        raise BackboneError(
+            f"backbone {name} holds tensors of other shapes than its architecture: learn or copy it again.",
+            "backbone_unreadable",
+        ) from error
+    if odd := sorted({*unexpected, *missing} - {"pos_embed"}):
+        raise BackboneError(
+            f"backbone {name} lacks or adds the tensors {', '.join(odd[:4])}: learn or copy it again.",
+            "backbone_unreadable",
+        )
 
 
 def _from_timm(model: str, name: str, image_px: int | None) -> FrozenViT:
     import timm
+    from timm.models.vision_transformer import VisionTransformer
 
+    plain = "choose a plain ViT such as timm:vit_small_patch16_224"
     size: dict[str, Any] = {} if image_px is None else {"img_size": image_px}
     try:
-        vit = timm.create_model(model, pretrained=True, num_classes=0, **size)
+        vit: Any = timm.create_model(model, pretrained=True, num_classes=0, **size)
     except (OSError, RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise BackboneError(
             f"timm could not give {model!r} ({type(error).__name__}): check the name, the network, "
-            f"and that the model takes images of {image_px or 'its own size'} px."
+            f"and that the model takes images of {image_px or 'its own size'} px.",
+            "backbone_unreadable" if isinstance(error, OSError) else None,
         ) from error
-    config = vit.pretrained_cfg
-    attention = vit.blocks[0].attn if hasattr(vit, "blocks") else None
-    if attention is None:
-        raise BackboneError(
-            f"{name} is not a vision transformer: choose a plain ViT such as timm:vit_small_patch16_224."
-        )
+    if not isinstance(vit, VisionTransformer):
+        raise BackboneError(f"{name} is a {type(vit).__name__}, which takes no prefix prompts: {plain}.")
+    blocks: Any = vit.blocks
+    config: Any = vit.pretrained_cfg
     spec = BackboneSpec(
         name=name,
         image_px=vit.patch_embed.img_size[0],
         patch=vit.patch_embed.patch_size[0],
-        depth=len(vit.blocks),
-        heads=attention.num_heads,
+        depth=len(blocks),
+        heads=blocks[0].attn.num_heads,
         width=vit.embed_dim,
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
         self_supervised=any(word in model for word in ("mae", "dino", "clip")),
         sha256=digest(weights_of(vit)),
     )
-    return FrozenViT(vit, spec)
+    try:
+        return FrozenViT(vit, spec)
+    except ValueError as error:
+        raise BackboneError(f"{error}: {plain}.") from error
 
 
 def _frozen(vit: nn.Module, name: str, architecture: Architecture, *, self_supervised: bool) -> FrozenViT:

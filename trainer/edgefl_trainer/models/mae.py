@@ -5,6 +5,8 @@ patches goes through the encoder, a light decoder fills in the rest, and the squ
 each standardised by its own mean and variance, is the loss. docs/methods.md, FedMAE.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -14,6 +16,10 @@ from edgefl_trainer.models.backbones import Architecture, build_vit, initialise,
 
 class MaskedAutoencoder(nn.Module):
     """Encoder (to become a backbone) and decoder (dropped at the end)."""
+
+    backbone: Any  # timm's annotations stop half-way
+    decoder: Any
+    decoder_positions: Tensor
 
     def __init__(self, architecture: Architecture, *, decoder_width: int, decoder_depth: int) -> None:
         from timm.models.vision_transformer import Block
@@ -76,7 +82,7 @@ class MaskedAutoencoder(nn.Module):
         tokens = vit.patch_embed(images) + positions  # (B, N, D)
         tokens = tokens.gather(1, visible[..., None].expand(-1, -1, tokens.shape[-1]))  # (B, V, D)
         tokens = torch.cat([vit.cls_token.expand(len(tokens), -1, -1).to(tokens.dtype), tokens], dim=1)
-        return vit.norm(vit.blocks(tokens))  # type: ignore[no-any-return,operator]
+        return vit.norm(vit.blocks(tokens))  # type: ignore[no-any-return]
 
     def decode(self, encoded: Float[Tensor, "B V1 D"], order: Int[Tensor, "B N"]) -> Float[Tensor, "B N pixels"]:
         """Predicted pixels of every patch, in the image's order."""
@@ -85,7 +91,7 @@ class MaskedAutoencoder(nn.Module):
         shuffled = torch.cat([embedded[:, 1:], hidden], dim=1)  # (B, N, D'), in the order of `order`
         restored = shuffled.gather(1, order.argsort(dim=1)[..., None].expand_as(shuffled))
         tokens = torch.cat([embedded[:, :1], restored], dim=1) + self.decoder_positions
-        for block in self.decoder["blocks"]:  # type: ignore[union-attr]
+        for block in self.decoder["blocks"]:
             tokens = block(tokens)
         return self.decoder["prediction"](self.decoder["norm"](tokens))[:, 1:]  # type: ignore[no-any-return]
 

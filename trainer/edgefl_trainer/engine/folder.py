@@ -1,0 +1,109 @@
+"""The run directory: whose it is, who works in it, and whether its run is finished.
+
+Guarantees: a directory is taken only after everything that can be checked before the first step was checked, so a
+mistyped option leaves nothing behind; a run goes on only with the settings it began with; two processes never work in
+one directory at once; a finished run is not computed again.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.errors import StorageError
+
+from edgefl_trainer.engine.settings import RunSettings, read_settings
+from edgefl_trainer.errors import RunError
+
+CONFIG = "config.toml"
+LOCK = ".lock"
+NOT_COMPARED = {"device", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents; one that is there is fine.
+
+    Raises:
+        StorageError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot make the folder {path}: {error.strerror}; name another or free space") from error
+
+
+def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
+    """Check that these settings may run in this directory.
+
+    Raises:
+        RunError: the folder holds another run, or one that was not asked to be resumed.
+    """
+    path = folder / CONFIG
+    if not path.exists():
+        return
+    if not resume:
+        raise RunError(f"{folder} already holds a run: add --resume to go on with it, or name another --out.")
+    before = read_settings(path)
+    then, now = _compared(before), _compared(settings)
+    for name in [*then, *(name for name in now if name not in then)]:
+        if then.get(name) != now.get(name):
+            raise RunError(
+                f"the run in {folder} has {name} = {then.get(name)!r}, this command {now.get(name)!r}: "
+                "resume with the same settings or name another --out."
+            )
+
+
+def finished_summary(folder: Path) -> dict[str, Any] | None:
+    """The results of a run that is finished; None where they are missing or damaged and have to be made (again)."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+        if (folder / "models").exists():
+            json.loads((folder / "calibration.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and "state_sha256" in summary else None
+
+
+@contextmanager
+def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator[None]:
+    """Take the directory for this process and write `config.toml`; the lock falls with the process, even by kill −9.
+
+    Raises:
+        RunError: another process works in it, or began another run in it meanwhile.
+        StorageError: the folder cannot be written.
+    """
+    make_folder(folder)
+    try:
+        handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise StorageError(f"cannot write in {folder}: {error.strerror}; name another --out") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another process works on the run in {folder}: wait for it or name another --out."
+            ) from error
+        except OSError:
+            pass  # a file system without locks: nothing to hold
+        check_claim(folder, settings, resume=resume)
+        if not (folder / CONFIG).exists():
+            write_atomic(folder / CONFIG, settings.to_toml().encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def _compared(settings: RunSettings) -> Mapping[str, Any]:
+    """Settings and effective hyper-parameters, flat: one given as its default value equals one not given."""
+    plain = {name: value for name, value in vars(settings).items() if name not in NOT_COMPARED}
+    method = settings.build_method()
+    hyper: dict[str, Any] = {}
+    for name, value in asdict(method).items():  # type: ignore[call-overload]
+        hyper.update(value if isinstance(value, dict) else {name: value})
+    return {**plain, **hyper}
