@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgefl_protocol.score import ModelInfo, Score
+
     from edgefl_client.scorer import ScoreError, Scorer
 
 __all__ = ["ModelInfo", "Score", "ScoreError", "Scorer"]

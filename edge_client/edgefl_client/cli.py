@@ -198,9 +198,14 @@ def enrol(
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Join a federation with the INVITE its operator gave you; run it again after any failure."""
+    """Join a federation with the INVITE its operator gave you; run it again after any failure.
+
+    An INVITE of "-" is read from standard input, so that it stands in no list of processes.
+    """
     from edgefl_client import federate
 
+    if invite == "-":
+        invite = sys.stdin.read(4096)
     report = federate.run_enrol(_device(context, home_dir, passphrase_file), invite, ca, proxy, suite)
     text = (
         f"{report['name']} is {report['state']} in {report['federation']}; "
@@ -309,6 +314,9 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output has left; nothing more to say
+        sys.exit(1)
     except click.Abort:
         click.echo("stopped", err=True)
         sys.exit(1)
@@ -345,14 +353,21 @@ def _scorer(
     home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None, refer_above: float | None
 ) -> "tuple[Scorer, Bundle]":
     """The scorer and its bundle."""
+    import importlib
+    import threading
     import time
 
-    from edgefl_client import models, scorer
+    # Loading the runtime and hashing the bundle take about as long; on two processors the one hides the other.
+    threading.Thread(target=importlib.import_module, args=("onnxruntime",), daemon=True).start()
+
+    from edgefl_client import models
     from edgefl_client import trust as signers
 
     extra = [signers.read_public_key(pub).public for pub in trusted]
     bundle = models.open_model(home, model, extra, time.time_ns() // 1_000_000)
-    return scorer.Scorer(bundle, threads, refer_above), bundle
+    from edgefl_client.scorer import Scorer
+
+    return Scorer(bundle, threads, refer_above), bundle
 
 
 def _make_folder(path: Path) -> None:

@@ -11,18 +11,18 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, decode
-from numpy.typing import NDArray
-
-from edgefl_client.heatmap import draw_heatmap, png_bytes
 from edgefl_protocol.referral import REASON_WORDS
 from edgefl_protocol.score import Score
-from edgefl_client.scorer import Scorer
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edgefl_client.scorer import Scorer
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -61,7 +61,7 @@ def expand(given: Sequence[str]) -> list[str]:
     return files
 
 
-def score_files(scorer: Scorer, files: Sequence[str], heatmaps: Path | None, batch: int) -> Iterator[Result]:
+def score_files(scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, batch: int) -> Iterator[Result]:
     """Score files in batches, yielding results in order.
 
     Args:
@@ -100,7 +100,7 @@ def _load(name: str) -> "_Photo | Failure":
     return _Photo(name, pixels, (time.perf_counter() - started) * 1e3)
 
 
-def _score(scorer: Scorer, photos: Sequence[_Photo]) -> list[Result]:
+def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
     """Score a batch; where it fails as a whole, score one by one, so that one picture cannot spoil the others."""
     if not photos:
         return []
@@ -126,6 +126,8 @@ def _drawn(score: Score, photo: _Photo, folder: Path, fit: str, taken: set[str])
         name, number = f"{stem}-{number}.heatmap.png", number + 1
     taken.add(name)
     path = folder / name
+    from edgefl_client.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
+
     try:
         write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, fit)))
     except StorageError as error:

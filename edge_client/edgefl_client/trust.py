@@ -12,9 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.keys import PublicSigningKey
@@ -74,11 +71,7 @@ def read_public_key(given: str) -> PublicSigningKey:
 
 def _decoded(text: bytes) -> bytes | None:
     if text.startswith(b"-----BEGIN PUBLIC KEY-----"):
-        try:
-            key = load_pem_public_key(text)
-        except (ValueError, UnsupportedAlgorithm):
-            return None
-        return key.public_bytes(Encoding.Raw, PublicFormat.Raw) if isinstance(key, Ed25519PublicKey) else None
+        return _from_pem(text)
     if re.fullmatch(rb"[0-9a-fA-F]{64}", text):
         return bytes.fromhex(text.decode("ascii"))
     try:
@@ -86,6 +79,19 @@ def _decoded(text: bytes) -> bytes | None:
     except (binascii.Error, ValueError):
         return None
     return raw if len(raw) == 32 else None
+
+
+def _from_pem(text: bytes) -> bytes | None:
+    # Rare, and most of the time this module takes to load.
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(text)
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
 
 
 def list_trusted(home: Home) -> list[TrustedKey]:

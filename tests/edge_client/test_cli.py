@@ -136,6 +136,18 @@ def test_a_flipped_byte_is_refused(run, files, where):
     assert len(err.splitlines()) == 1
 
 
+def test_a_reader_that_leaves_is_no_crash(files):
+    command = "from edgefl_client.cli import main; main()"
+    arguments = ["score", *["good.png"] * 300, "--model", "model.edgefl", "--trust", "signing.pub", "--json"]
+    with subprocess.Popen(
+        [sys.executable, "-c", command, *arguments], cwd=files, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == 1
+
+
 def test_expired_bundle_and_missing_files(run, files, lab):
     (files / "old.edgefl").write_bytes(lab.bundle_bytes(expires_ms=lab.NOW_MS + 1))
     assert run("score", "good.png", "--model", "old.edgefl", "--trust", "signing.pub")[0] == 3

@@ -45,9 +45,11 @@ def trust_certificate(folder: Path, invite: Invite, pem: bytes | None) -> bool:
         pem: content of the file given with `--ca`, or None.
 
     Raises:
+        EnrolmentError: this folder holds a membership that another invite made; its certificate stays.
         TlsRefused: the invite pins a certificate that was not given.
         StorageError: it cannot be written.
     """
+    _begun(folder, invite)
     if invite.tls_sha256 is None:
         if pem is None:
             return False

@@ -289,6 +289,24 @@ def test_a_pinned_certificate_must_be_given(run, live, tmp_path):
     assert run("enrol", pinned, "--ca", tmp_path / "none.pem")[0] == 1
 
 
+def test_another_invite_leaves_the_certificate_alone(run, live, device, lab):
+    """The certificate of a membership is replaced by no later invite."""
+    (run.home / "member" / "ca.pem").write_text("kept")
+    other = encode_invite(live.invite("device-2"), live.now_ms)
+    code, _, err = run("enrol", other, "--ca", run.home / "member" / "outbox.key")
+    assert code == 1
+    assert "already" in err
+    assert (run.home / "member" / "ca.pem").read_text() == "kept"
+
+
+def test_an_invite_from_standard_input(run, invite, monkeypatch):
+    """docs/security.md, check 14: the token in no process list."""
+    import io
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{invite}\n"))
+    assert run("enrol", "-")[0] == 0
+
+
 def test_keys_with_a_passphrase(run, live, invite, monkeypatch, tmp_path):
     """docs/design.md, section 5: passphrase by file or environment; nothing ever prompts."""
     (tmp_path / "pass").write_text("correct horse\n")
