@@ -30,7 +30,7 @@ CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads wel
 STRONGEST_SHARE = 0.10  # share of the seen area inside the outline
 LEAST_RISE = 0.10  # of the map's range: what the outline encloses stands at least this far above the lowest place
 LEAST_SPREAD = 0.10  # below this range of a max-normalised map nothing is outlined
-ALPHA_HIGH = 0.6  # of the colour over the photo at the strongest place
+ALPHA_HIGH = 0.5  # of the colour over the photo at the strongest place
 
 # Nine stops of viridis (CC0): dark blue to yellow, brightness rising throughout, readable without colour vision.
 _STOPS = (

@@ -29,6 +29,36 @@ WEIGHTS: dict[str, Any] = {
 }
 
 
+def evidence_nodes() -> list[onnx.NodeProto]:
+    """From logits to evidence, vacuity and dissonance."""
+    node = helper.make_node
+    return [
+        node("Softplus", ["logits"], ["evidence"]),
+        node("Add", ["evidence", "prior"], ["alpha"]),
+        node("ReduceSum", ["alpha", "last"], ["strength"], keepdims=1),
+        node("Div", ["alpha", "strength"], ["probabilities"]),
+        node("Squeeze", ["strength", "last"], ["s"]),
+        node("Div", ["k", "s"], ["vacuity"]),
+        node("Div", ["evidence", "strength"], ["belief"]),
+        node("Unsqueeze", ["belief", "a1"], ["bj"]),  # (B, 1, K)
+        node("Unsqueeze", ["belief", "a2"], ["bk"]),  # (B, K, 1)
+        node("Sub", ["bj", "bk"], ["d"]),
+        node("Abs", ["d"], ["gap"]),
+        node("Add", ["bj", "bk"], ["both"]),
+        node("Max", ["both", "tiny"], ["safe"]),
+        node("Div", ["gap", "safe"], ["ratio"]),
+        node("Sub", ["one", "ratio"], ["balance"]),
+        node("Mul", ["bj", "off"], ["others"]),
+        node("Mul", ["others", "balance"], ["weighted"]),
+        node("ReduceSum", ["weighted", "last"], ["num"], keepdims=0),
+        node("ReduceSum", ["others", "last"], ["den"], keepdims=0),
+        node("Max", ["den", "tiny"], ["den1"]),
+        node("Div", ["num", "den1"], ["share"]),
+        node("Mul", ["belief", "share"], ["terms"]),
+        node("ReduceSum", ["terms", "last"], ["dissonance"], keepdims=0),
+    ]
+
+
 def score_graph(*, softmax: bool = False, with_map: bool = True, classes: int = 3) -> bytes:
     """`score.onnx` of a model that looks at mean colour; its map is the brightness of each patch."""
     node = helper.make_node
@@ -49,31 +79,7 @@ def score_graph(*, softmax: bool = False, with_map: bool = True, classes: int = 
     if softmax:
         nodes += [node("Softmax", ["logits"], ["probabilities"], axis=-1)]
     else:
-        nodes += [
-            node("Softplus", ["logits"], ["evidence"]),
-            node("Add", ["evidence", "prior"], ["alpha"]),
-            node("ReduceSum", ["alpha", "last"], ["strength"], keepdims=1),
-            node("Div", ["alpha", "strength"], ["probabilities"]),
-            node("Squeeze", ["strength", "last"], ["s"]),
-            node("Div", ["k", "s"], ["vacuity"]),
-            node("Div", ["evidence", "strength"], ["belief"]),
-            node("Unsqueeze", ["belief", "a1"], ["bj"]),  # (B, 1, K)
-            node("Unsqueeze", ["belief", "a2"], ["bk"]),  # (B, K, 1)
-            node("Sub", ["bj", "bk"], ["d"]),
-            node("Abs", ["d"], ["gap"]),
-            node("Add", ["bj", "bk"], ["both"]),
-            node("Max", ["both", "tiny"], ["safe"]),
-            node("Div", ["gap", "safe"], ["ratio"]),
-            node("Sub", ["one", "ratio"], ["balance"]),
-            node("Mul", ["bj", "off"], ["others"]),
-            node("Mul", ["others", "balance"], ["weighted"]),
-            node("ReduceSum", ["weighted", "last"], ["num"], keepdims=0),
-            node("ReduceSum", ["others", "last"], ["den"], keepdims=0),
-            node("Max", ["den", "tiny"], ["den1"]),
-            node("Div", ["num", "den1"], ["share"]),
-            node("Mul", ["belief", "share"], ["terms"]),
-            node("ReduceSum", ["terms", "last"], ["dissonance"], keepdims=0),
-        ]
+        nodes += evidence_nodes()
     if with_map:
         nodes += [
             node("ReduceMean", ["x", "last"], ["grey"], keepdims=0),
