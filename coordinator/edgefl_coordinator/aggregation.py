@@ -19,7 +19,7 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_coordinator import audit, members, progress
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import Job, JobKind, JobResult, read_result, write_job
+from edgefl_coordinator.jobs import Job, JobKind, JobResult, make_job, read_result, write_job
 from edgefl_coordinator.rounds import starts_by_itself
 
 RunWorker = Callable[[Path, float], None]
@@ -171,20 +171,11 @@ def _due(
     state: str | None = None,
     replies: dict[str, str] | None = None,
 ) -> Due:
-    task, blobs = coordinator.settings.task, coordinator.store.home.blobs
-    job = Job(
-        kind=kind,
-        number=number,
-        method=task.method,
-        settings=dict(task.settings),
-        task={
-            "name": task.name,
-            "classes": list(task.classes),
-            "backbone": dict(task.backbone),
-            "rounds": coordinator.settings.rounds.count,
-            "epochs": task.epochs,
-            "seed": task.seed,
-        },
+    blobs = coordinator.store.home.blobs
+    job = make_job(
+        coordinator.settings,
+        kind,
+        number,
         sites=tuple(member.name for member in receivers),
         state=str(blobs / state) if state else None,
         replies={name: str(blobs / blob) for name, blob in (replies or {}).items()},

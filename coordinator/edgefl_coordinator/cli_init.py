@@ -65,15 +65,16 @@ def read_signer(path: Path) -> bytes:
 
 def _task(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [task] table."""
+    settings = dict(_assignment(text) for text in options["settings"])
     chosen = {"line": options["line"], "maps_per_class": options["maps_per_class"]}
     if options["run_"] is not None:
         if options["classes"]:
             raise OperatorError("--run brings its own classes; leave --classes out")
-        return {**table_from_run(options["run_"]), **chosen}
+        table = table_from_run(options["run_"])
+        return {**table, **chosen, "settings": {**table["settings"], **settings}}
     if not options["classes"]:
         raise OperatorError("give the class names in index order with --classes A,B,… or a finished run with --run")
-    settings = dict(_assignment(text) for text in options["settings"])
-    facts = ask_trainer(options["method"], settings, options["backbone"], options["image_px"], options["seed"])
+    facts = ask_trainer(options["method"], options["backbone"], options["image_px"], options["seed"])
     return {
         **chosen,
         "method": options["method"],

@@ -15,6 +15,8 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 
+from edgefl_coordinator.settings import Settings
+
 JobKind = Literal["start", "aggregate", "broadcast"]
 
 MAX_RESULT_BYTES = 2**31
@@ -63,6 +65,38 @@ class JobResult:
     state: bytes
     phases: tuple[str, ...]
     broadcasts: Mapping[str, bytes]
+
+
+def make_job(
+    settings: Settings,
+    kind: JobKind,
+    number: int,
+    *,
+    sites: tuple[str, ...] = (),
+    state: str | None = None,
+    replies: Mapping[str, str] | None = None,
+    order_key: str = "",
+) -> Job:
+    """Return a job of the federation that `settings` describe; see `Job` for the arguments."""
+    task = settings.task
+    return Job(
+        kind=kind,
+        number=number,
+        method=task.method,
+        settings=dict(task.settings),
+        task={
+            "name": task.name,
+            "classes": list(task.classes),
+            "backbone": dict(task.backbone),
+            "rounds": settings.rounds.count,
+            "epochs": task.epochs,
+            "seed": task.seed,
+        },
+        sites=sites,
+        state=state,
+        replies=replies or {},
+        order_key=order_key,
+    )
 
 
 def write_job(folder: Path, job: Job) -> None:

@@ -21,6 +21,7 @@ from edgefl_protocol.keys import generate_sealing_key, generate_signing_key
 
 from edgefl_coordinator.coordinator import SECRET_BYTES
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.jobs import make_job
 from edgefl_coordinator.settings import Home, Settings, settings_from_table, settings_to_table
 from edgefl_coordinator.tls import make_development_certificate
 
@@ -48,10 +49,7 @@ def make_home(home: Home, table: Mapping[str, Any], passphrase: bytes | None = N
     if home.config.exists():
         raise OperatorError(f"{home.root} holds a coordinator already; choose another folder")
     root = generate_signing_key()
-    try:
-        settings = settings_from_table({**table, "root_key_id": root.key_id})
-    except (ValueError, TypeError) as error:
-        raise OperatorError(str(error)) from error
+    settings = check_table({**table, "root_key_id": root.key_id})
     for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     signing, sealing = generate_signing_key(), generate_sealing_key(settings.suite)
@@ -74,30 +72,51 @@ def make_home(home: Home, table: Mapping[str, Any], passphrase: bytes | None = N
     return settings
 
 
-def ask_trainer(method: str, settings: Mapping[str, Any], backbone: str, image_px: int | None, seed: int) -> TaskFacts:
+def check_table(table: Mapping[str, Any]) -> Settings:
+    """Return the settings of a parsed TOML table.
+
+    Raises:
+        OperatorError: a setting is unknown, missing or out of bounds.
+    """
+    try:
+        return settings_from_table(table)
+    except (ValueError, TypeError) as error:
+        raise OperatorError(str(error)) from error
+
+
+def ask_trainer(method: str, backbone: str, image_px: int | None, seed: int) -> TaskFacts:
     """Return what the server has to know of a method and a backbone. Imports the trainer.
 
     Args:
         method: a name of the method table.
-        settings: hyper-parameters, which are checked.
         backbone: as `edgefl-train --backbone` takes it.
         image_px: side of the images in pixels; None for the backbone's own.
         seed: of an untrained backbone.
 
     Raises:
         OperatorError: there is no such method.
-        EdgeflError: there is no such hyper-parameter or backbone.
+        EdgeflError: there is no such backbone.
     """
-    from edgefl_trainer.engine.settings import build
     from edgefl_trainer.methods import METHODS
     from edgefl_trainer.models.backbones import load_backbone
 
     if method not in METHODS:
         raise OperatorError(f"there is no method {method}; known: {', '.join(sorted(METHODS))}")
-    build(METHODS[method], settings)
     spec = dataclasses.asdict(load_backbone(backbone, image_px=image_px, seed=seed).spec)
     backbone_facts = {**spec, "mean": list(spec["mean"]), "std": list(spec["std"])}
     return TaskFacts(METHODS[method].travels == ("maps",), backbone_facts)
+
+
+def try_first_job(settings: Settings) -> None:
+    """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
+
+    Raises:
+        OperatorError: the method does not exist or does not take these settings.
+        EdgeflError: the method refuses the task or backbone.
+    """
+    from edgefl_coordinator.worker import run_job
+
+    run_job(make_job(settings, "start", 0))
 
 
 def table_from_run(run: Path) -> dict[str, Any]:

@@ -55,6 +55,15 @@ def test_a_replayed_read_is_refused(coordinator, tools) -> None:
     assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("replayed", 409)
 
 
+def test_a_message_id_counts_once_whatever_its_number(coordinator, tools) -> None:
+    """docs/security.md, replay window: `mid` is unique by itself; another sender may use the same."""
+    one, two = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
+    mid = {"mid": "ab" * 16}
+    assert isinstance(one.send("task", one.envelope("task", Payload(), **mid)), Payload)
+    assert one.send("task", one.envelope("task", Payload(), **mid)).code == "replayed"
+    assert isinstance(two.send("task", two.envelope("task", Payload(), **mid)), Payload)
+
+
 def test_concurrent_double_submissions(make_coordinator, tools) -> None:
     """Check 18: 200 work items, each sent twice at once (same idem, new envelope), are accepted exactly 200 times."""
     coordinator = make_coordinator(rounds={"quorum_target": 1000})

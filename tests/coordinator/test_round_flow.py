@@ -178,6 +178,16 @@ def test_a_job_done_twice_counts_once(coordinator, tools, four, tmp_path) -> Non
     assert {path.name for path in coordinator.store.home.blobs.iterdir()} == kept
 
 
+def test_a_start_done_twice_counts_once(coordinator, tools, four, tmp_path) -> None:
+    """Reliability: the same holds for the job that opens the first round."""
+    OPERATIONS["start"](coordinator, {})
+    due, result = run(coordinator, tools.toy_worker, tmp_path / "one")
+    for _ in range(2):
+        commit(coordinator, due, result)
+    assert [count(coordinator, table) for table in (states, rounds, broadcasts)] == [1, 1, 4]
+    assert events(coordinator).count("round_opened") == 1
+
+
 def test_a_kill_inside_aggregation(make_coordinator, tools, monkeypatch) -> None:
     """Reliability: dying before the commit leaves the round closed; the next start does the job, to the same hash."""
     hashes = []

@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 
 SITES = ("clinic-a", "clinic.b", "clinic_c", "dermatoscope-4")
 BACKBONE = {
-    "name": "tiny", "image_px": 24, "patch": 12, "depth": 2, "heads": 1, "width": 8,
+    "name": "tiny", "image_px": 24, "patch": 12, "depth": 4, "heads": 1, "width": 8,
     "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
 }  # fmt: skip
 

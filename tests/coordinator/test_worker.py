@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from edgefl_coordinator.worker import deal_peers, main, run_job
 
 BACKBONE = {
-    "name": "tiny", "image_px": 24, "patch": 12, "depth": 2, "heads": 1, "width": 8,
+    "name": "tiny", "image_px": 24, "patch": 12, "depth": 4, "heads": 1, "width": 8,
     "mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "self_supervised": False, "sha256": "0" * 64,
 }  # fmt: skip
 TASK = {"name": "nevus", "classes": ["nevus", "other"], "backbone": BACKBONE, "rounds": 2, "epochs": 1, "seed": 0}
@@ -117,6 +117,25 @@ def test_dealing_keeps_every_map() -> None:
 def test_wrong_jobs(change, sentence) -> None:
     with pytest.raises(Exception, match=sentence):
         run_job(job("start", 0, **change))
+
+
+def test_init_tries_the_first_job(tmp_path) -> None:
+    """A setting that the method would refuse at the first round is refused by `init`; a good one makes a home."""
+    from click.testing import CliRunner
+    from edgefl_coordinator.cli import main as command
+
+    plain = ["--federation", "skin", "--classes", "nevus,other", "--backbone", "tiny"]
+    for number, (extra, sentence) in enumerate(
+        [(["--set", "lamda=1"], "lamda"), (["--set", "b_blocks=9"], "b_blocks"), (["--method", "magic"], "no method")]
+    ):
+        folder = tmp_path / str(number)
+        result = CliRunner().invoke(command, ["init", str(folder), *plain, *extra])
+        assert result.exit_code == 1 and sentence in result.stderr and result.stderr.count("\n") == 1
+        assert not folder.exists()
+    result = CliRunner().invoke(command, ["init", str(tmp_path / "good"), *plain])
+    assert result.exit_code == 0, result.stderr
+    shown = CliRunner().invoke(command, ["status", "--home", str(tmp_path / "good")])
+    assert "fedevprompt on all (nevus, other)" in shown.stdout
 
 
 def test_a_process_of_its_own(files, tmp_path, capsys) -> None:
