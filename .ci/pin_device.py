@@ -39,7 +39,9 @@ def main() -> None:
                     name, version = wheel.name.split("-")[:2]
                     key = re.sub(r"[-_.]+", "-", name).lower()
                     found[key, version].add(hashlib.sha256(wheel.read_bytes()).hexdigest())
-    print(HEADER.format(version=project["version"], machines=" and ".join(MACHINES), pythons=", ".join(PYTHONS)), end="")
+    print(
+        HEADER.format(version=project["version"], machines=" and ".join(MACHINES), pythons=", ".join(PYTHONS)), end=""
+    )
     for (name, version), hashes in sorted(found.items()):
         print(" \\\n".join([f"{name}=={version}", *(f"    --hash=sha256:{one}" for one in sorted(hashes))]))
 

@@ -130,6 +130,7 @@ def load_bundle(
         KeyMaterialError: an entry of `trust` is not a usable key.
         ValueError: `threshold` is below 1.
     """
+    # Longer than the rule: the numbered checks stand in one place, so that their order can be read.
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}; at least one signature is needed")
     # (1)

@@ -1,0 +1,92 @@
+"""The four commands: help in the base install, quick starts, no heavy import. Source: docs/design.md 2, 5 and 8."""
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+COMMANDS = {
+    "edgefl": "edgefl_client.cli",
+    "edgefl-train": "edgefl_trainer.cli",
+    "edgefl-export": "edgefl_export.cli",
+    "edgefl-coordinator": "edgefl_coordinator.cli",
+}
+HEAVY = ("torch", "timm", "onnx", "sklearn", "scipy", "matplotlib", "starlette", "sqlalchemy", "onnxruntime")
+
+
+def entry(module: str) -> click.Group:
+    """The command group of a console command, however its `main` wraps it."""
+    found = importlib.import_module(module)
+    groups = [value for value in vars(found).values() if isinstance(value, click.Group) and value.name != "trust"]
+    roots = [g for g in groups if not any(g in other.commands.values() for other in groups)]
+    assert len(roots) == 1, f"{module} has {len(roots)} command groups"
+    return roots[0]
+
+
+def every_command(group: click.Group, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """A group, its commands, and theirs."""
+    yield path, group
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from every_command(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+ALL = [one for name, module in COMMANDS.items() for one in every_command(entry(module), (name,))]
+
+
+@pytest.mark.parametrize(("path", "found"), ALL, ids=[" ".join(path) for path, _ in ALL])
+def test_help_is_complete(path: tuple[str, ...], found: click.Command) -> None:
+    """docs/design.md 5: every command says what it does, every option what it means, numbers their default."""
+    assert found.help or found.callback.__doc__
+    for parameter in found.params:
+        if isinstance(parameter, click.Option) and not parameter.hidden:
+            where = f"{' '.join(path)} {parameter.opts[0]}"
+            assert parameter.help, f"{where} has no help"
+            if isinstance(parameter.default, int | float) and not isinstance(parameter.default, bool):
+                assert parameter.show_default or "default" in parameter.help, f"{where} hides its default"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_needs_nothing_heavy(name: str, command) -> None:
+    """docs/design.md 2: `--help` answers without the extras, so it may not even try to import them."""
+    code = (
+        "import sys\n"
+        f"from {COMMANDS[name]} import main\n"
+        f"sys.argv = [{name!r}, '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+        f"print('LOADED', *(n for n in {HEAVY} if n in sys.modules))\n"
+    )
+    done = command(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Usage: {name}") or "Usage:" in done.stdout
+    assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_importing_the_device_leaves_torch_out(command) -> None:
+    """docs/design.md 2: neither `import edgefl_client` nor its scorer loads a learning framework."""
+    code = (
+        "import sys, edgefl_client, edgefl_client.exchange, edgefl_client.cli\nfrom edgefl_client import Scorer\n"
+        "print(*(n for n in ('torch', 'timm', 'onnx', 'torchvision', 'safetensors') if n in sys.modules))"
+    )
+    done = command(sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_wrong_word_is_one_sentence_and_status_2(name: str, command) -> None:
+    """docs/design.md 5: usage errors end with 2, and never with a traceback."""
+    done = command(name, "no-such-command")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "no-such-command" in done.stderr
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_version(name: str, command) -> None:
+    done = command(name, "--version")
+    assert done.returncode == 0 and re.search(r"\d+\.\d+\.\d+", done.stdout)

@@ -1,0 +1,178 @@
+"""What our source never holds, how long it may get, and what no tracked file may say."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+MODULE_LINES, FUNCTION_LINES = 400, 60
+LONGER = "# Longer than the rule:"  # the reason, as the first comment of a long function
+
+BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "telnetlib"}
+BANNED_BUILTINS = {"eval", "exec", "compile", "__import__"}
+BANNED_CALLS = {
+    ("torch", "load"),
+    ("torch", "save"),
+    ("yaml", "load"),
+    ("os", "system"),
+    ("os", "popen"),
+    ("ssl", "_create_unverified_context"),
+    ("tempfile", "mktemp"),
+}
+BANNED_METHODS = {"extractall", "extract"}
+BANNED_KEYWORDS = {("verify", False), ("shell", True), ("allow_pickle", True), ("trust_remote_code", True)}
+SQL = re.compile(
+    r"^\s*(SELECT\b.*\bFROM|INSERT\s+INTO|UPDATE\b.*\bSET|DELETE\s+FROM|(CREATE|DROP|ALTER)\s+\w+)", re.I | re.S
+)
+
+
+def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """docs/security.md check 38: lines that hold something forbidden."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            yield from ((node.lineno, f"import {n}") for n in names if n.partition(".")[0] in BANNED_MODULES)
+        elif isinstance(node, ast.Call):
+            yield from _call_findings(node)
+        if _is_sql_text(node):
+            yield node.lineno, "SQL built from text"
+
+
+def _call_findings(node: ast.Call) -> Iterator[tuple[int, str]]:
+    if isinstance(node.func, ast.Name) and node.func.id in BANNED_BUILTINS:
+        yield node.lineno, node.func.id
+    if isinstance(node.func, ast.Attribute):
+        owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
+        if (owner, node.func.attr) in BANNED_CALLS or node.func.attr in BANNED_METHODS:
+            yield node.lineno, f"{owner}.{node.func.attr}"
+    for keyword in node.keywords:
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        if any(keyword.arg == name and value is bad for name, bad in BANNED_KEYWORDS):
+            yield node.lineno, f"{keyword.arg}={value}"
+
+
+def _is_sql_text(node: ast.AST) -> bool:
+    """An f-string, a `%` or `+` or `.format` whose text begins as SQL does."""
+    if isinstance(node, ast.JoinedStr) and any(isinstance(part, ast.FormattedValue) for part in node.values):
+        return _is_sql("".join(part.value if isinstance(part, ast.Constant) else "x" for part in node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod | ast.Add):
+        return _is_sql(node.left)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        return _is_sql(node.func.value)
+    return False
+
+
+def _is_sql(text: object) -> bool:
+    value = text.value if isinstance(text, ast.Constant) else text
+    return isinstance(value, str) and bool(SQL.match(value))
+
+
+def test_the_source_holds_nothing_forbidden(modules) -> None:
+    """docs/security.md check 38, over the five packages."""
+    found = [f"{m.path}:{line}: {what}" for m in modules.values() for line, what in findings(m.tree)]
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path)",
+        "yaml.load(text)",
+        "eval(text)",
+        "requests.get(url, verify=False)",
+        "subprocess.run(line, shell=True)",
+        "archive.extractall(folder)",
+        "numpy.load(file, allow_pickle=True)",
+        "db.execute(f\"SELECT * FROM members WHERE name = '{name}'\")",
+        'db.execute("DELETE FROM members WHERE name = " + name)',
+        'db.execute("UPDATE members SET name = %s" % name)',
+        'db.execute("INSERT INTO members VALUES ({})".format(name))',
+    ],
+)
+def test_a_forbidden_line_is_found(line: str) -> None:
+    """docs/security.md check 38: the search above can fail."""
+    assert list(findings(ast.parse(line)))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model.eval()",
+        "re.compile(text)",
+        'f"updated {name}, set aside"',
+        "run(command, shell=False)",
+        'db.execute("SELECT 1 FROM x")',
+    ],
+)
+def test_a_harmless_line_is_not(line: str) -> None:
+    assert not list(findings(ast.parse(line)))
+
+
+def test_modules_are_short(modules) -> None:
+    """At most 400 lines a module."""
+    assert not {str(m.path): n for m in modules.values() if (n := len(m.text.splitlines())) > MODULE_LINES}
+
+
+def test_functions_are_short(modules) -> None:
+    """At most 60 lines a function with its docstring, unless its first comment gives the reason."""
+    long = []
+    for module in modules.values():
+        lines = module.text.splitlines()
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                end = node.end_lineno or node.lineno
+                if end - node.lineno >= FUNCTION_LINES and not any(LONGER in line for line in lines[node.lineno : end]):
+                    long.append(f"{module.path}:{node.lineno} {node.name} has {end - node.lineno + 1} lines")
+    assert not long
+
+
+def test_every_module_says_what_it_guarantees(modules) -> None:
+    """The first line of every module is a docstring, and it is no placeholder."""
+    silent = [str(m.path) for m in modules.values() if len(ast.get_docstring(m.tree) or "") < 40]
+    assert not silent
+
+
+def test_nothing_is_left_to_do(modules) -> None:
+    """Finish it, or write it down as a known limit."""
+    marks = re.compile(r"#.*\b(TODO|FIXME|XXX|HACK)\b")
+    left = [
+        f"{m.path}:{n}" for m in modules.values() for n, line in enumerate(m.text.splitlines(), 1) if marks.search(line)
+    ]
+    assert not left
+
+
+# Put together here so that this file does not hold what it looks for.
+INDEX_HOSTS = (
+    "pypi" + ".org",
+    "python" + "hosted.org",
+    "extra-" + "index-url",
+    "find-" + "links",
+    "download.py" + "torch.org",
+)
+MACHINE_PATHS = re.compile(r"(?<![\w.])/(work|root|home/\w+|Users/\w+|opt/pypi)/")
+
+
+def test_no_tracked_file_names_a_package_index_or_a_machine(tracked, root: Path) -> None:
+    """Pins are plain: the index is the installing machine's affair, and no file knows where it was written."""
+    found = []
+    for path in tracked:
+        data = (root / path).read_bytes()
+        if b"\0" in data[:8192]:
+            continue
+        for number, line in enumerate(data.decode("utf-8").splitlines(), 1):
+            if any(host in line for host in INDEX_HOSTS) or MACHINE_PATHS.search(line):
+                found.append(f"{path}:{number}: {line.strip()[:80]}")
+    assert not found
+
+
+def test_no_big_or_private_file_is_tracked(tracked, root: Path) -> None:
+    """No real picture, key, store or cache gets in by accident."""
+    for path in tracked:
+        assert (root / path).stat().st_size < 8 * 2**20, f"{path} is larger than 8 MiB"
+        assert path.suffix not in {".key", ".pt", ".pth", ".ckpt", ".pkl", ".sqlite", ".db", ".zip", ".jpg", ".jpeg"}, (
+            path
+        )
