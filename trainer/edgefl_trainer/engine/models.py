@@ -145,7 +145,7 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
     parts = []
     with torch.inference_mode():
         for start in range(0, len(images), BATCH):
-            batch = torch.from_numpy(np.ascontiguousarray(images[start : start + BATCH])).to(where)
+            batch = torch.from_numpy(np.array(images[start : start + BATCH])).to(where)
             parts.append({name: value.cpu().numpy() for name, value in module(batch, tensors).named().items()})
     if not parts:
         raise RunError("there is no image to score: name at least one.")

@@ -1,0 +1,96 @@
+"""The same photograph through `edgefl-train predict` and `edgefl score`: one image path, one model, the same numbers.
+
+docs/security.md check 32: probabilities, vacuity and dissonance agree to 1e-4, the named class and the reasons exactly.
+"""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from edgefl_client.cli import cli as device_cli
+from edgefl_export.cli import main as export_cli
+from PIL import Image
+
+from edgefl_trainer.cli import cli as trainer_cli
+from edgefl_trainer.data.lesions import draw_lesion
+
+DATA = "lesions:sites=2,images=40,px=48"
+
+
+def invoke(command: object, *words: object) -> str:
+    done = CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+    assert done.exit_code == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory) -> tuple[Path, Path, Path]:
+    """A finished run, its signed bundle, and the signer's public key."""
+    out = tmp_path_factory.mktemp("parity")
+    invoke(
+        trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
+        "--backbone", "tiny", "--image-px", "48", "--out", out / "run",
+    )  # fmt: skip
+    invoke(export_cli, "keygen", out / "signer")
+    bundle = out / "site.edgefl"
+    invoke(export_cli, "bundle", out / "run", "--site", "site-1", "--sign", out / "signer", "-o", bundle)
+    return out / "run", bundle, out / "signer" / "signing.pub"
+
+
+def photo(shape: tuple[int, int], orientation: int = 1) -> bytes:
+    """A drawn lesion stretched to (height, width), as a camera would store it."""
+    image, _ = draw_lesion("MEL", site=0, number=3, px=160)
+    picture = Image.fromarray(image).resize((shape[1], shape[0]), Image.Resampling.BICUBIC)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = io.BytesIO()
+    picture.save(stored, "JPEG", quality=92, exif=exif)
+    return stored.getvalue()
+
+
+PHOTOS: dict[str, Callable[[], bytes]] = {
+    "4:3": lambda: photo((300, 400)),
+    "3:4": lambda: photo((400, 300)),
+    "turned by EXIF": lambda: photo((300, 400), orientation=6),
+    "smaller than the network": lambda: photo((30, 40)),
+}
+
+
+@pytest.mark.parametrize("kind", PHOTOS)
+def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_path):
+    run, bundle, public = signed
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(PHOTOS[kind]())
+    expected = json.loads(invoke(trainer_cli, "predict", run, file, "--site", "site-1", "--json"))
+    found = json.loads(
+        invoke(device_cli, "score", file, "--model", bundle, "--trust", public, "--home", tmp_path / "home", "--json")
+    )
+    assert found.keys() == expected.keys()
+    for name in ("predicted", "refer", "refer_reasons", "image"):
+        assert found[name] == expected[name], name
+    for name in ("vacuity", "dissonance", "entropy_nats"):
+        assert found[name] == pytest.approx(expected[name], abs=1e-4), name
+    for name, tolerance in (("probabilities", 1e-4), ("evidence", 1e-3)):
+        assert found[name].keys() == expected[name].keys()
+        np.testing.assert_allclose(list(found[name].values()), list(expected[name].values()), atol=tolerance)
+    assert ("size" in found["refer_reasons"]) == (kind == "smaller than the network")
+
+
+def test_turning_the_picture_by_exif_is_turning_the_pixels(signed, tmp_path):
+    """A device that ignored EXIF would score another picture: the upright file and the tagged one agree."""
+    _, bundle, public = signed
+    tagged, upright = tmp_path / "tagged.png", tmp_path / "upright.png"
+    image, _ = draw_lesion("BKL", site=1, number=5, px=96)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # half a turn
+    Image.fromarray(image).save(upright)
+    Image.fromarray(np.rot90(image, 2)).save(tagged, exif=exif)
+    told = invoke(
+        device_cli, "score", upright, tagged, "--model", bundle, "--trust", public, "--home", tmp_path / "h", "--json"
+    )
+    first, second = (json.loads(line) for line in told.splitlines())
+    assert first["probabilities"] == second["probabilities"]
