@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
-from timm.layers import Attention
+from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
