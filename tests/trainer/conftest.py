@@ -1,0 +1,138 @@
+"""Drawn federations on disk, the command line in this process, and a few finished runs that several tests read."""
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+TINY = ("--preset", "tiny", "--image-px", "36", "--device", "cpu")
+MAE = ("--set", "batch=8", "--set", "decoder_width=32")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command left on the two streams, and its exit status."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> dict:
+        assert self.code == 0, self.err
+        return json.loads(self.out)
+
+    def sentence(self) -> str:
+        """The one sentence of a known failure: last line of stderr, nothing on stdout, no traceback."""
+        assert "Traceback" not in self.err, self.err
+        assert self.out == "", self.out
+        line = self.err.rstrip("\n").splitlines()[-1]
+        assert line.startswith("edgefl-train: "), self.err
+        return line.removeprefix("edgefl-train: ")
+
+
+def edgefl_train(*arguments: object) -> Outcome:
+    """`edgefl-train …` in this process, on one thread: the same exit status and streams as the console command."""
+    from edgefl_trainer.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    code = 0
+    try:
+        with (
+            mock.patch.object(sys, "argv", ["edgefl-train", *map(str, arguments)]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    finally:
+        torch.set_num_threads(threads)
+    return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def write_picture(path: Path, shade: float, seed: int, px: int = 36) -> None:
+    """Noise around a shade of grey, as PNG or JPEG by the name's ending."""
+    pixels = np.random.default_rng(seed).normal(shade, 30, (px, px, 3)).clip(0, 255)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def make_ward(root: Path, counts: Mapping[str, Mapping[str, int]], seed: int = 0) -> Path:
+    """`SITE/CLASS/NN.png` or `.jpg`; the place of a class among all class names sets its shade.
+
+    Args:
+        root: folder to fill.
+        counts: images of each class at each site.
+        seed: other seed, other pictures.
+    """
+    classes = sorted({label for site in counts.values() for label in site})
+    for s, (site, labels) in enumerate(sorted(counts.items())):
+        for label, count in labels.items():
+            for i in range(count):
+                shade = 80 + 90 * classes.index(label) / max(1, len(classes) - 1)
+                number = 10_000 * seed + 1000 * s + 100 * classes.index(label) + i
+                write_picture(root / site / label / f"{i:02d}.{'jpg' if i % 3 == 0 else 'png'}", shade, number)
+    return root
+
+
+def write_index(root: Path, records: Sequence[Mapping[str, str]]) -> Path:
+    """A manifest `index.csv` and a picture for each record that lies where it says."""
+    columns = list(records[0])
+    lines = [",".join(columns), *(",".join(record[column] for column in columns) for record in records)]
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "index.csv").write_text("\n".join(lines) + "\n")
+    for i, record in enumerate(records):
+        write_picture(root / record["file"], 60 + 100 * (i % 2), i)
+    return root
+
+
+@pytest.fixture(scope="session")
+def train() -> Callable[..., Outcome]:
+    return edgefl_train
+
+
+@pytest.fixture(scope="session")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Decoded pictures go to a folder of this session."""
+    with mock.patch.dict(os.environ, {"EDGEFL_CACHE": str(tmp_path_factory.mktemp("cache"))}):
+        yield
+
+
+@pytest.fixture(scope="session")
+def ward(tmp_path_factory: pytest.TempPathFactory, cached: None) -> str:
+    """Two sites with two classes: the SPEC of a `folder:`."""
+    counts = {"east": {"nevus": 10, "other": 10}, "west": {"nevus": 12, "other": 8}}
+    return f"folder:{make_ward(tmp_path_factory.mktemp('ward'), counts)}"
+
+
+@pytest.fixture(scope="session")
+def mae(tmp_path_factory: pytest.TempPathFactory, ward: str) -> Path:
+    """A finished `fedmae` run of two rounds."""
+    folder = tmp_path_factory.mktemp("mae") / "run"
+    outcome = edgefl_train("run", "fedmae", "--data", ward, "--out", folder, "--backbone", "tiny", *TINY, *MAE)
+    assert outcome.code == 0, outcome.err
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, ward: str, mae: Path) -> Mapping[str, Path]:
+    """Finished runs on that backbone, by method."""
+    root = tmp_path_factory.mktemp("finished")
+    for method in ("local", "fedavg", "fedevprompt"):
+        outcome = edgefl_train(
+            "run", method, "--data", ward, "--out", root / method, "--backbone", f"run:{mae}", *TINY, "--json"
+        )
+        assert outcome.code == 0, outcome.err
+    return {method: root / method for method in ("local", "fedavg", "fedevprompt")}

@@ -1,0 +1,218 @@
+"""A run that is killed loses nothing: docs/design.md 4 ("resumes to the same final digest") and 10 (faults)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.conftest import MAE, TINY, edgefl_train
+from tests.trainer.engine.conftest import files_of
+from tests.trainer.engine.test_run import metrics, summary
+
+
+def command(method: str, folder: Path, ward: str, mae: Path, *more: str) -> list[object]:
+    backbone = ["--backbone", "tiny", *MAE] if method == "fedmae" else ["--backbone", f"run:{mae}"]
+    return ["run", method, "--data", ward, "--out", folder, *backbone, *TINY, *more]
+
+
+@pytest.fixture
+def begun(tmp_path, ward, mae, kill_after):
+    """A `fedevprompt` run that was killed after its first round, and the command that began it."""
+    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
+    kill_after("checkpoints/latest.json", *arguments)
+    return arguments
+
+
+@pytest.mark.parametrize("method", ["fedevprompt", "fedmae"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "phase-0000/east.metrics.json",  # first phase: one site is done, the other is not
+        "phase-0000/west.state.safetensors",  # in the middle of what the second site leaves behind
+        "checkpoints/latest.json",  # a finished phase; nothing is swept yet
+        "phase-0001/east.metrics.json",  # second phase, with the optimiser's moments of the first
+    ],
+)
+def test_kill_9_and_resume_is_the_undisturbed_run(method, moment, tmp_path, ward, mae, finished, kill_after):
+    folder = tmp_path / "run"
+    arguments = command(method, folder, ward, mae)
+    kill_after(moment, *arguments)
+    assert not (folder / "summary.json").exists()
+    found = edgefl_train(*arguments, "--resume", "--json").json()
+    undisturbed = mae if method == "fedmae" else finished[method]
+    assert found["state_sha256"] == summary(undisturbed)["state_sha256"]
+    assert found["bytes_up_per_round"] == summary(undisturbed)["bytes_up_per_round"]
+    timeless = [{k: v for k, v in line.items() if k != "seconds"} for line in metrics(folder)]
+    assert timeless == [{k: v for k, v in line.items() if k != "seconds"} for line in metrics(undisturbed)]
+
+
+def test_finished_work_is_not_done_again(tmp_path, ward, mae, kill_after, monkeypatch):
+    from edgefl_trainer.engine import federation
+
+    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
+    kill_after("phase-0001/east.metrics.json", *arguments)
+    worked = []
+    plain = federation.InProcessSite.local_round
+    monkeypatch.setattr(
+        federation.InProcessSite,
+        "local_round",
+        lambda self, state, broadcast, report: (
+            worked.append((broadcast.scalars["round"], self.site.name)) or plain(self, state, broadcast, report)
+        ),
+    )
+    edgefl_train(*arguments, "--resume", "--json").json()
+    assert worked == [(2, "west")]
+
+
+def test_half_written_leftovers_are_harmless(begun, finished, tmp_path):
+    """What a kill leaves of a file: temporary names, and a phase whose files are cut short."""
+    run = tmp_path / "run"
+    phase = run / "checkpoints" / "phase-0001"
+    phase.mkdir(exist_ok=True)
+    kept = run / "checkpoints" / "phase-0000" / "east.state.safetensors"
+    (phase / "east.state.safetensors").write_bytes(kept.read_bytes()[:100])
+    (phase / "east.reply.safetensors").write_bytes(b"")
+    (phase / "east.metrics.json").write_text('{"loss": 0.')
+    for folder in (run, run / "checkpoints", phase):
+        (folder / ".config.toml.0011223344556677.tmp").write_bytes(b"half")
+    with (run / "metrics.jsonl").open("a") as file:  # the phase's lines are there, its end is not
+        file.write((run / "metrics.jsonl").read_text().replace('"phase_index": 0', '"phase_index": 1'))
+    found = edgefl_train(*begun, "--resume", "--json").json()
+    assert found["state_sha256"] == summary(finished["fedevprompt"])["state_sha256"]
+    assert [(line["phase_index"], line["site"]) for line in metrics(run)] == [
+        (0, "east"), (0, "west"), (1, "east"), (1, "west")
+    ]  # fmt: skip
+
+
+def test_a_finished_run_leaves_no_work_in_progress(finished):
+    """Beside the last states nothing is kept: no reply, no earlier phase."""
+    for folder in finished.values():
+        latest = json.loads((folder / "checkpoints" / "latest.json").read_text())
+        assert files_of(folder / "checkpoints") == {"latest.json", latest["server"], *latest["sites"].values()}
+
+
+def test_other_settings_cannot_resume_and_are_named(begun, tmp_path):
+    changes = {
+        "seed": ("--seed", "4"),
+        "rounds": ("--rounds", "3"),
+        "lr_head": ("--set", "lr_head=0.5"),
+        "b_blocks": ("--set", "b_blocks=2"),
+    }
+    before = files_of(tmp_path / "run")
+    for name, options in changes.items():
+        outcome = edgefl_train(*begun, *options, "--resume")
+        assert outcome.code == 2
+        assert f"has {name} = " in outcome.sentence()
+    other = edgefl_train("run", "local", *begun[2:], "--resume")
+    assert other.code == 2 and "has method = 'fedevprompt', this command 'local'" in other.sentence()
+    assert files_of(tmp_path / "run") == before
+
+
+def test_a_default_that_is_spelled_out_is_no_difference(begun, tmp_path, finished):
+    found = edgefl_train(*begun, "--set", "batch=32", "--set", "kd_weight=1e-6", "--resume", "--json").json()
+    assert found["state_sha256"] == summary(finished["fedevprompt"])["state_sha256"]
+
+
+def test_a_folder_with_a_run_is_not_taken_twice(begun, tmp_path, finished):
+    for folder, arguments in ((tmp_path / "run", begun), (finished["local"], None)):
+        given = arguments or ["run", "local", "--config", folder / "config.toml", "--out", folder]
+        before = {name: (folder / name).read_bytes() for name in files_of(folder)}
+        outcome = edgefl_train(*given)
+        assert outcome.code == 2
+        assert "already holds a run" in outcome.sentence() and "--resume" in outcome.sentence()
+        assert {name: (folder / name).read_bytes() for name in files_of(folder)} == before
+
+
+def test_a_finished_run_is_not_computed_again(finished, monkeypatch):
+    """--resume of a finished run gives the same summary and reads no data."""
+    monkeypatch.setattr("edgefl_trainer.engine.run.load_data", lambda *_: pytest.fail("the data was read"))
+    folder = finished["fedavg"]
+    found = edgefl_train("run", "fedavg", "--config", folder / "config.toml", "--out", folder, "--resume", "--json")
+    assert found.json() == summary(folder)
+
+
+def test_lost_results_are_made_again_from_the_checkpoints(tmp_path, ward, mae, finished):
+    """The results are missing or cut short, the states are whole: no round is run again."""
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished["fedevprompt"], folder)
+    wanted = summary(folder)
+    (folder / "summary.json").write_text("{")
+    again = edgefl_train(
+        "run", "fedevprompt", "--config", folder / "config.toml", "--out", folder, "--resume", "--json"
+    )
+    assert {**again.json(), "seconds": 0} == {**wanted, "seconds": 0}
+    assert "round" not in again.err.replace("bytes in a round", "")
+
+
+def test_a_cut_checkpoint_is_named_and_nothing_is_lost(begun, tmp_path):
+    latest = json.loads((tmp_path / "run" / "checkpoints" / "latest.json").read_text())
+    file = tmp_path / "run" / "checkpoints" / latest["sites"]["west"]
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    before = files_of(tmp_path / "run")
+    outcome = edgefl_train(*begun, "--resume")
+    assert outcome.code == 1
+    assert str(file) in outcome.sentence()
+    assert files_of(tmp_path / "run") == before
+    file.write_bytes(whole)
+    assert edgefl_train(*begun, "--resume").code == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"phases": "x", "server": "", "sites": {}}', '{"phases": 1}'])
+def test_a_damaged_book_of_checkpoints_is_a_sentence(text, begun, tmp_path):
+    (tmp_path / "run" / "checkpoints" / "latest.json").write_text(text)
+    outcome = edgefl_train(*begun, "--resume")
+    assert outcome.code == 1 and "latest.json is damaged" in outcome.sentence()
+
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
+
+
+def test_two_processes_never_work_in_one_folder(begun, tmp_path):
+    lock = str(tmp_path / "run" / ".lock")
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        holder.stdout.readline()
+        outcome = edgefl_train(*begun, "--resume")
+        assert outcome.code == 2 and "another process works on the run" in outcome.sentence()
+        holder.communicate("\n")
+    assert edgefl_train(*begun, "--resume").code == 0
+
+
+def test_a_disk_that_fills_up_loses_nothing(tmp_path, ward, mae, finished, monkeypatch):
+    """docs/design.md 10: ENOSPC in the second round; the first is whole, and --resume goes on once there is room."""
+    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
+    plain, full = os.fsync, False
+
+    def fsync(handle: int) -> None:
+        nonlocal full
+        full = full or "phase-0001" in os.readlink(f"/proc/self/fd/{handle}")
+        if full:
+            raise OSError(28, os.strerror(28))
+        plain(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        outcome = edgefl_train(*arguments)
+    assert outcome.code == 1
+    assert "the disk is full" in outcome.sentence()
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+    assert json.loads((tmp_path / "run" / "checkpoints" / "latest.json").read_text())["phases"] == 1
+    found = edgefl_train(*arguments, "--resume", "--json").json()
+    assert found["state_sha256"] == summary(finished["fedevprompt"])["state_sha256"]
+
+
+def test_a_full_disk_at_the_very_start_is_a_sentence(tmp_path, ward, mae, monkeypatch):
+    def mkdir(self: Path, *_: object, **__: object) -> None:
+        raise OSError(28, os.strerror(28), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    outcome = edgefl_train(*command("local", tmp_path / "run", ward, mae))
+    assert outcome.code == 1
+    assert os.strerror(28) in outcome.sentence()
