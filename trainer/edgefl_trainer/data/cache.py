@@ -89,12 +89,14 @@ def _one_table(table: Table, image_px: int, fit: Fit, cache_dir: Path) -> Path:
         from rich.console import Console
         from rich.progress import track
 
+        console = Console(file=sys.stderr)
         yield from track(
             table.pixels.load(table.rows, image_px, fit),
             description=f"Reading {len(table.rows):,} images at {image_px} px",
             total=len(table.rows),
-            console=Console(file=sys.stderr),
+            console=console,
             transient=True,
+            disable=not console.is_terminal,  # a log would get an empty line
         )
 
     return _entry(cache_dir, digest.hexdigest(), len(table.rows), image_px, table.pixels.has_masks, load)

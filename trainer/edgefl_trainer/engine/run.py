@@ -29,7 +29,7 @@ from edgefl_trainer.engine.federation import FederationState, InProcessSite, Loc
 from edgefl_trainer.engine.folder import check_claim, finished_summary, working_in
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.engine.sites import build_sites
+from edgefl_trainer.engine.sites import build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.methods.contract import LearnsBackbone, Method, Site, Task
 from edgefl_trainer.models.backbones import (
@@ -39,6 +39,7 @@ from edgefl_trainer.models.backbones import (
     backbone_bytes,
     is_trained,
     load_backbone,
+    parse_architecture,
     weights_of,
 )
 from edgefl_trainer.models.vit import FrozenViT
@@ -64,6 +65,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     check_claim(folder, settings, resume=resume)
     if resume and (finished := finished_summary(folder)) is not None:
         return finished
+    check_backbone(settings, method)
+    choose_device(settings.device)
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
     federation = load_data(settings, backbone.spec.image_px)
     task = build_task(settings, method, federation, backbone)
@@ -143,23 +146,8 @@ def load_data(settings: RunSettings, image_px: int) -> Federation:
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: FrozenViT) -> Task:
-    """What server and sites agree on.
-
-    Raises:
-        BackboneError: a random network would be frozen outside the `tiny` preset.
-    """
-    trained = is_trained(settings.backbone)
+    """What server and sites agree on."""
     learns = isinstance(method, LearnsBackbone)
-    if learns and settings.backbone.startswith("timm:"):
-        raise BackboneError(
-            f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
-            f"start from {FORMS.removesuffix(' or timm:NAME')}."
-        )
-    if method.needs_labels and not trained and settings.preset != "tiny":
-        raise BackboneError(
-            f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
-            "--backbone run:DIR of a finished `edgefl-train run fedmae`, timm:NAME, or --preset tiny for a trial."
-        )
     return Task(
         name=SELF_SUPERVISED_TASK if learns else settings.task,
         classes=federation.classes,
@@ -167,8 +155,27 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
         rounds=settings.rounds,
         epochs=settings.epochs,
         seed=settings.seed,
-        initial=weights_of(backbone.vit) if learns and trained else {},
+        initial=weights_of(backbone.vit) if learns and is_trained(settings.backbone) else {},
     )
+
+
+def check_backbone(settings: RunSettings, method: Method) -> None:
+    """Refuse a backbone that this method cannot start from, before anything is read or fetched.
+
+    Raises:
+        BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
+    """
+    if isinstance(method, LearnsBackbone) and settings.backbone.startswith("timm:"):
+        raise BackboneError(
+            f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
+            f"start from {FORMS.removesuffix(' or timm:NAME')}."
+        )
+    untrained = parse_architecture(settings.backbone, settings.image_px or 84) is not None
+    if untrained and method.needs_labels and settings.preset != "tiny":
+        raise BackboneError(
+            f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
+            "--backbone run:DIR of a finished `edgefl-train run fedmae`, timm:NAME, or --preset tiny for a trial."
+        )
 
 
 def save_backbone(folder: Path, backbone: FrozenViT) -> None:
