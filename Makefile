@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help demo test check rules format types pins clean
+.PHONY: help demo test check rules format types pages pins clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ types: $(STAMP) ## Only the type checker
 
 rules: $(STAMP) ## Only the rules of the house
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --quiet -m "not slow" tests/house
+
+pages: $(STAMP) ## Write docs/commands.md and the status of the checks in docs/security.md anew
+	$(BIN)/python .ci/write_pages.py
 
 pins: $(STAMP) ## Write requirements-device.txt anew from constraints.txt
 	$(BIN)/python .ci/pin_device.py > requirements-device.new

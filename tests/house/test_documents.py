@@ -1,0 +1,80 @@
+"""Pages that cannot go stale: links, generated parts, decision records, change log. Source: docs/design.md."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LINK = re.compile(r"(?<!`)\[[^\]\n]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+RECORD_PARTS = ("## Question", "## Options", "## Choice", "## Cost")
+
+
+def pages(root: Path, tracked) -> Iterator[Path]:
+    """Every tracked Markdown page."""
+    yield from (root / path for path in tracked if path.suffix == ".md")
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragment of each heading, as it is made where Markdown is shown."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere(root: Path, tracked) -> None:
+    """Every relative link names a file that is tracked, and a heading that is there."""
+    known = {str(path) for path in tracked} | {str(parent) for path in tracked for parent in path.parents}
+    for page in pages(root, tracked):
+        for target in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, fragment = target.partition("#")
+            where = (page.parent / name).resolve() if name else page
+            assert str(where.relative_to(root)) in known, f"{page.relative_to(root)} links to {target}"
+            if fragment and where.suffix == ".md":
+                assert fragment in anchors(where), f"{page.relative_to(root)} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["docs/commands.md", "docs/security.md"])
+def test_generated_parts_are_fresh(page: str, root: Path, environment) -> None:
+    """Help texts and the status of the checks are what the code and the tests say now: `make pages` writes them."""
+    words = [sys.executable, str(root / ".ci/write_pages.py"), "--print", page]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    assert (root / page).read_text(encoding="utf-8") == done.stdout, f"{page} is stale: run `make pages`"
+
+
+def test_decision_records_have_their_parts(root: Path) -> None:
+    """One page each: question, options, choice, cost; numbered without a gap."""
+    records = sorted((root / "docs/decisions").glob("[0-9]*.md"))
+    assert [int(record.name[:4]) for record in records] == list(range(1, len(records) + 1)) and len(records) >= 8
+    for record in records:
+        lines = record.read_text(encoding="utf-8").splitlines()
+        assert re.fullmatch(r"# \d{4} .+", lines[0]) and lines[0][2:6] == record.name[:4], record.name
+        assert [line for line in lines if line.startswith("## ")] == list(RECORD_PARTS), record.name
+        assert len(lines) <= 60, f"{record.name} is longer than a page"
+
+
+def test_the_change_log_knows_this_version(root: Path) -> None:
+    """Keep a Changelog: newest first, this version or an open section on top, known headings only."""
+    text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    first = re.search(r"^## \[(.+?)\]", text, re.M)
+    assert first and first[1] in (version, "Unreleased")
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert set(re.findall(r"^### (.+)$", text, re.M)) <= kinds
+
+
+def test_a_site_is_never_called_a_client(root: Path, modules) -> None:
+    """docs/design.md 3: one word per thing, in docstrings and on the pages."""
+    allowed = re.compile(
+        r"edgefl_client|edge_client|min_client|HTTP client|good client|clients? (deletes|of HTTP)|client\b.*redirect"
+    )
+    for module in modules.values():
+        if module.name.startswith("edgefl_trainer.methods"):
+            for number, line in enumerate(module.text.splitlines(), 1):
+                assert not re.search(r"\bclients?\b", allowed.sub("", line)), f"{module.path}:{number}"

@@ -1,0 +1,166 @@
+"""Everything that the pages show is executed, in order, as a reader would. Source: docs/design.md 5.
+
+A `console` block holds commands behind "$ ", and sometimes what they print. `# fails: words` says that a command ends
+with an error and what it says; `&` starts a server that lives to the end of the page.
+"""
+
+import csv
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from edgefl_trainer.data.lesions import draw_lesion
+from PIL import Image
+
+pytestmark = pytest.mark.slow
+
+BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.M | re.S)
+FINGERPRINT = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{20}\b")
+PAGES = ("docs/data.md", "docs/train.md", "docs/device.md", "docs/federation.md")
+PATIENCE_S = 90
+
+
+class Reader:
+    """Somebody who types a page's commands in one folder."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.folder = folder
+        self.environment = {**environment, "HOME": str(folder), "EDGEFL_CACHE": str(folder.parent / "cache")}
+        self.port = _free_port()
+        self.replaced: dict[str, str] = {}  # a value of the page → the one of this run
+        self.servers: list[subprocess.Popen[bytes]] = []
+
+    def read(self, page: Path) -> int:
+        """Do what the page says; the number of commands."""
+        count = 0
+        for kind, body in BLOCK.findall(page.read_text(encoding="utf-8")):
+            if kind == "python":
+                self._check([sys.executable, "-c", body], body, "")
+                continue
+            for command, shown in _commands(body):
+                self._type(command, shown)
+                count += 1
+        return count
+
+    def close(self) -> None:
+        """Stop the servers."""
+        for server in self.servers:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(timeout=30)
+
+    def _type(self, command: str, shown: str) -> None:
+        for value, real in self.replaced.items():
+            command = command.replace(value, real)
+        command, _, wanted = (part.strip() for part in command.partition("# fails:"))
+        if "edgefl-coordinator init" in command:
+            command = f"{command.partition(' --port ')[0]} --port {self.port} {_after_port(command)}"
+        if command.endswith("&"):
+            self._serve(command.removesuffix("&"))
+            return
+        printed = self._check(["bash", "-c", command], command, wanted)
+        for value, real in zip(FINGERPRINT.findall(shown), FINGERPRINT.findall(printed), strict=bool(shown)):
+            self.replaced[value] = real
+
+    def _check(self, words: list[str], command: str, wanted: str) -> str:
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=600,
+        )
+        said = f"{command}\n{done.stdout}{done.stderr}"
+        assert (done.returncode != 0) is bool(wanted), said
+        assert wanted in done.stderr and "Traceback" not in done.stderr, said
+        return done.stdout
+
+    def _serve(self, command: str) -> None:
+        log = (self.folder / "server.log").open("wb")
+        words = ["bash", "-c", f"exec {command}"]
+        server = subprocess.Popen(
+            words, cwd=self.folder, env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+        log.close()
+        self.servers.append(server)
+        end = time.monotonic() + PATIENCE_S
+        while not any(self.folder.rglob("*.sock")):
+            text = (self.folder / "server.log").read_text()
+            assert server.poll() is None and time.monotonic() < end, f"{command} did not start:\n{text}"
+            time.sleep(0.2)
+
+
+def _commands(body: str) -> Iterator[tuple[str, str]]:
+    """Each command of a block with the output shown below it."""
+    for part in re.split(r"^\$ ", body, flags=re.M)[1:]:
+        command, _, shown = part.partition("\n")
+        yield command, shown.strip()
+
+
+def _after_port(command: str) -> str:
+    found = re.search(r" --port \d+ ?(.*)$", command)
+    return found[1] if found else ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _own_files(folder: Path) -> None:
+    """What the pages call yours: a 4:3 photo, and a table of labelled pictures."""
+    drawn = Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0])
+    drawn.resize((640, 480)).save(folder / "photo.jpg", quality=90)
+    with (folder / "labels.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "label"])
+        for number, label in enumerate(("NV", "MEL", "BKL", "BCC")):
+            Image.fromarray(draw_lesion(label, site=1, number=number, px=128)[0]).save(folder / f"own-{label}.png")
+            rows.writerow([f"own-{label}.png", label])
+
+
+@pytest.fixture(scope="module")
+def readme(root: Path, environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of somebody who followed the README."""
+    folder = tmp_path_factory.mktemp("reader") / "readme"
+    folder.mkdir()
+    _own_files(folder)
+    reader = Reader(folder, environment)
+    try:
+        assert reader.read(root / "README.md") >= 10
+    finally:
+        reader.close()
+    yield folder
+
+
+def test_readme(readme: Path) -> None:
+    """Every quick start of the README works as printed, one after the other."""
+    assert (readme / "heatmaps").is_dir() and list((readme / "heatmaps").glob("*.png"))
+    assert (readme / "runs/uniform/summary.json").is_file()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page(page: str, readme: Path, root: Path, environment) -> None:
+    """A page works for whoever has followed the README."""
+    folder = readme.parent / Path(page).stem
+    folder.mkdir()
+    for name in ("runs/first", "signer"):
+        shutil.copytree(readme / name, folder / name)
+    for file in [readme / "first.edgefl", *readme.glob("*.png"), readme / "photo.jpg", readme / "labels.csv"]:
+        shutil.copy(file, folder)
+    reader = Reader(folder, environment)
+    try:
+        assert reader.read(root / page) >= 1
+    finally:
+        reader.close()

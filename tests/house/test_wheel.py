@@ -1,0 +1,175 @@
+"""What a device gets: the wheel without extras in a fresh environment. Source: docs/design.md 2; docs/device.md.
+
+Needs a package index; EDGEFL_OFFLINE=1 skips it by name.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from edgefl_trainer.data.lesions import draw_lesion
+from PIL import Image
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.network,
+    pytest.mark.skipif(os.environ.get("EDGEFL_OFFLINE") == "1", reason="EDGEFL_OFFLINE is set: no package index"),
+]
+
+MAX_PACKAGES = 17
+NOT_ON_A_DEVICE = {
+    "torch",
+    "torchvision",
+    "timm",
+    "onnx",
+    "onnxscript",
+    "scikit-learn",
+    "scipy",
+    "sqlalchemy",
+    "starlette",
+}
+HEAVY = {
+    "edgefl-train": (["methods"], "trainer"),
+    "edgefl-export": (["bundle", "RUN", "--site", "a", "--sign", "KEY", "-o", "x.edgefl"], "export"),
+    "edgefl-coordinator": (["serve"], "coordinator"),
+}
+Outcome = subprocess.CompletedProcess[str]
+
+
+def succeed(*words: str | Path, **options: object) -> Outcome:
+    """Run a command that must succeed."""
+    done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, timeout=600, **options)
+    assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout}{done.stderr}"
+    return done
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("wheel")
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, folder: Path) -> Path:
+    """The wheel of this checkout."""
+    succeed(sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", root, cwd=folder)
+    (built,) = (folder / "dist").glob("edgefl-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def device(root: Path, folder: Path, wheel: Path) -> Path:
+    """The `bin` of a fresh environment: dependencies by hash, then the wheel, whose own requirements must then hold."""
+    place = folder / "device"
+    succeed(sys.executable, "-m", "venv", place)
+    pip = [place / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    if sys.platform == "linux" and sys.version_info < (3, 14):
+        succeed(*pip, "--require-hashes", "--only-binary=:all:", "-r", root / "requirements-device.txt")
+    succeed(*pip, "--constraint", root / "constraints.txt", wheel)
+    return place / "bin"
+
+
+@pytest.fixture(scope="module")
+def outside(folder: Path) -> Callable[..., Outcome]:
+    """Run a command with nothing of this checkout in its environment."""
+    kept = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TMPDIR") if name in os.environ}
+
+    def run(*words: str | Path, path: Path) -> Outcome:
+        environment = {**kept, "PATH": f"{path}:/usr/bin:/bin", "HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+        return subprocess.run(
+            list(map(str, words)),
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    return run
+
+
+def test_the_wheel_holds_the_packages_and_no_more(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        tops = {name.partition("/")[0] for name in archive.namelist()}
+        assert archive.testzip() is None
+    packages = {"edgefl_protocol", "edgefl_trainer", "edgefl_export", "edgefl_client", "edgefl_coordinator"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == packages
+
+
+def test_at_most_17_packages_and_no_framework(device: Path) -> None:
+    """docs/design.md 2: the six dependencies and what they need; pip itself is not counted."""
+    listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")
+    names = {entry["name"].lower() for entry in json.loads(listed.stdout)} - {"pip", "setuptools", "wheel"}
+    assert "edgefl" in names and len(names) <= MAX_PACKAGES, sorted(names)
+    assert not names & NOT_ON_A_DEVICE
+    succeed(device / "python", "-m", "pip", "check", "--disable-pip-version-check")
+
+
+@pytest.mark.parametrize("name", ["edgefl", *HEAVY])
+def test_help_answers_in_the_base_install(name: str, device: Path, outside) -> None:
+    """docs/design.md 2."""
+    done = outside(name, "--help", path=device)
+    assert done.returncode == 0 and "Usage:" in done.stdout and not done.stderr
+
+
+@pytest.mark.parametrize("name", HEAVY)
+def test_a_missing_extra_is_one_sentence(name: str, device: Path, outside) -> None:
+    """docs/design.md 2 and 5: status 2, and the sentence names the extra."""
+    words, extra = HEAVY[name]
+    done = outside(name, *words, path=device)
+    assert done.returncode == 2 and not done.stdout
+    lines = done.stderr.strip().splitlines()
+    assert f"edgefl[{extra}]" in done.stderr and len(lines) == 1, done.stderr
+
+
+def test_importing_the_device_package_loads_no_framework(device: Path, outside) -> None:
+    done = outside(
+        "python",
+        "-c",
+        "import sys, edgefl_client.cli; from edgefl_client import Scorer; print('torch' in sys.modules)",
+        path=device,
+    )
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.fixture(scope="module")
+def made_elsewhere(folder: Path, environment) -> Path:
+    """On the GPU side: a run, its bundle, its signer's key, a 4:3 photograph and the trainer's own score of it."""
+    place = folder / "elsewhere"
+    place.mkdir()
+    options = {"cwd": place, "env": {**environment, "EDGEFL_CACHE": str(place / "cache")}}
+    Image.fromarray(draw_lesion("MEL", site=0, number=3, px=256)[0]).resize((640, 480)).save(place / "photo.jpg")
+    data = ("--data", "lesions:sites=2,images=48,px=48")
+    succeed("edgefl-train", "run", "local", *data, "--preset", "tiny", "--out", "run", **options)
+    succeed("edgefl-export", "keygen", "signer", **options)
+    succeed("edgefl-export", "bundle", "run", "--site", "site-1", "--sign", "signer", "-o", "a.edgefl", **options)
+    told = succeed("edgefl-train", "predict", "run", "--site", "site-1", "photo.jpg", "--json", **options)
+    (place / "expected.json").write_text(told.stdout)
+    return place
+
+
+def test_a_bundle_made_elsewhere_is_scored(device: Path, outside, made_elsewhere: Path) -> None:
+    """docs/design.md 2 and 7: alone, the device scores what the trainer scored, within the gates, with a heat map."""
+    bundle, photo = made_elsewhere / "a.edgefl", made_elsewhere / "photo.jpg"
+    refused = outside("edgefl", "score", photo, "--model", bundle, path=device)
+    assert refused.returncode == 3 and re.search(r"[0-9a-f]{64}", refused.stderr)
+
+    trust = ("--trust", made_elsewhere / "signer/signing.pub")
+    heatmaps = made_elsewhere / "heatmaps"
+    done = outside("edgefl", "score", photo, "--model", bundle, *trust, "--json", "--heatmap", heatmaps, path=device)
+    assert done.returncode == 0, done.stderr
+    found, expected = json.loads(done.stdout), json.loads((made_elsewhere / "expected.json").read_text())
+    assert found["predicted"] == expected["predicted"]
+    assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=1e-4)
+    assert found["vacuity"] == pytest.approx(expected["vacuity"], abs=1e-4)
+    assert found["dissonance"] == pytest.approx(expected["dissonance"], abs=1e-4)
+    for name, evidence in expected["evidence"].items():
+        assert abs(found["evidence"][name] - evidence) <= 1e-4 * (1 + evidence)
+    with Image.open(found["heatmap"]) as drawn:
+        assert min(drawn.size) >= 448
