@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.evaluate.baselines import colour_statistics, pooled_baseline, site_baselines
 from edgefl_trainer.evaluate.metrics import SiteMetrics, federation_summary

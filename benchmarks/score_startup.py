@@ -21,6 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
+
 from edgefl_export.assemble import SiteModel, build_members
 from edgefl_protocol.bundle import BundleFields, Card, build_bundle
 from edgefl_protocol.imaging import Preprocess
@@ -29,7 +31,6 @@ from edgefl_trainer.methods.contract import Predictor
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts, prefix_length
-from PIL import Image
 
 TARGET = 1.6
 CLASSES = ("AK", "BCC", "BKL", "DF", "MEL", "NV", "SCC", "VASC")

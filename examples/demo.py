@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import click
+
 from demo_federation import federate
 from demo_picture import attention_in_lesion, draw_test_images
 

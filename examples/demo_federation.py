@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from demo_picture import TestImages
 
 DEVICES = ("device-1", "device-2", "device-3", "device-4")

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from edgefl_client import Scorer
-from edgefl_client.trust import read_public_key
-from edgefl_protocol.bundle import load_bundle
 from numpy.typing import NDArray
 from PIL import Image
 
+from edgefl_client import Scorer
+from edgefl_client.trust import read_public_key
+from edgefl_protocol.bundle import load_bundle
 from edgefl_trainer.data import load_federation
 
 PHOTO_PX = 128

@@ -11,9 +11,9 @@ from pathlib import Path
 import click
 import numpy as np
 import torch
-from edgefl_protocol.durable import write_atomic
 from torch import nn
 
+from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.augment import dihedral, to_float
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.methods.steps import cosine_rate

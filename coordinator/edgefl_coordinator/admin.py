@@ -13,12 +13,11 @@ import socket
 from collections.abc import Iterator
 from typing import Any
 
-from edgefl_protocol.errors import EdgeflError
-
 from edgefl_coordinator.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.operations import OPERATIONS, REFUSING, Arguments, Facts
 from edgefl_coordinator.settings import Home
+from edgefl_protocol.errors import EdgeflError
 
 _MAX_LINE = 64 * 2**10
 _MAX_ANSWER = 16 * 2**20

@@ -14,13 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl_protocol.errors import EdgeflError
-
 from edgefl_coordinator import audit, members, progress
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import Job, JobKind, JobResult, make_job, read_result, write_job
 from edgefl_coordinator.rounds import starts_by_itself
+from edgefl_protocol.errors import EdgeflError
 
 RunWorker = Callable[[Path, float], None]
 

@@ -8,9 +8,6 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-from edgefl_protocol.errors import RecordError
-from edgefl_protocol.messages import ROUTES, Route
-from edgefl_protocol.records import make_time
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -19,6 +16,9 @@ from starlette.routing import Route as HttpRoute
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.guard import Application, Guard
 from edgefl_coordinator.handling import handle
+from edgefl_protocol.errors import RecordError
+from edgefl_protocol.messages import ROUTES, Route
+from edgefl_protocol.records import make_time
 
 _WORKERS = 8  # requests in crypto or store at once; the others wait in memory, which the guard bounds
 _SEALED = "application/octet-stream"

@@ -8,11 +8,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 
-from edgefl_protocol.pae import pae
 from sqlalchemy import Connection, insert, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.schema import audit
+from edgefl_protocol.pae import pae
 
 Detail = Mapping[str, object]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import click
+
 from edgefl_protocol.errors import BundleError, EdgeflError
 
 _NEEDS = ("sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")

@@ -7,10 +7,10 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
-from edgefl_protocol.durable import read_bounded
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.setup import ask_trainer, table_from_run
+from edgefl_protocol.durable import read_bounded
 
 _HEX64 = re.compile(rb"[0-9a-fA-F]{64}")
 _MAX_KEY_BYTES = 16 * 2**10

@@ -7,10 +7,10 @@ refused NaN and infinities. Source: docs/security.md, payloads (check 37) and do
 import re
 
 import numpy as np
-from edgefl_protocol import Payload
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.settings import TaskSettings
+from edgefl_protocol import Payload
 
 _MAP = re.compile(r"maps\.(0|[1-9][0-9]{0,4})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -9,15 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edgefl_coordinator.settings import Home, Settings, load_settings
+from edgefl_coordinator.store import Store, open_store
 from edgefl_protocol.durable import read_private
 from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, sealing_key_from_pem, signing_key_from_pem
 from edgefl_protocol.keys import SealingKey, SigningKey
 from edgefl_protocol.pae import pae
 from edgefl_protocol.records import make_key_record
-
-from edgefl_coordinator.settings import Home, Settings, load_settings
-from edgefl_coordinator.store import Store, open_store
 
 KEY_RECORD_VALID_MS = 7 * 24 * 3600 * 1000
 INDEX_VALID_MS = 24 * 3600 * 1000

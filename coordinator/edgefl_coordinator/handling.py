@@ -14,6 +14,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from sqlalchemy import Connection
+
+from edgefl_coordinator import audit, inbox, members, progress, publishing, task_status
+from edgefl_coordinator.contributions import check_reply
+from edgefl_coordinator.coordinator import INDEX_VALID_MS, Coordinator
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members import Member
+from edgefl_coordinator.store import Blob
 from edgefl_protocol import EnvelopeError, Expected, JudgedByCaller, Opened, Payload, PayloadError, PublicSealingKey
 from edgefl_protocol.envelope import Tolerance, open_enrolment, open_envelope, seal
 from edgefl_protocol.errors import KeyMaterialError, StorageError
@@ -34,14 +42,6 @@ from edgefl_protocol.messages import (
 )
 from edgefl_protocol.records import make_index
 from edgefl_protocol.replies import reply_fields
-from sqlalchemy import Connection
-
-from edgefl_coordinator import audit, inbox, members, progress, publishing, task_status
-from edgefl_coordinator.contributions import check_reply
-from edgefl_coordinator.coordinator import INDEX_VALID_MS, Coordinator
-from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import Member
-from edgefl_coordinator.store import Blob
 
 MAX_BROADCAST_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead; larger ones need blobs
 UNAUTHENTICATED = b'{"error":"refused"}\n'  # the one body of a 401

@@ -5,14 +5,14 @@ second worker can admit an envelope twice. A repeated `idem` with the same paylo
 payload it is refused. Source: docs/security.md, replay window and idempotency (checks 17 to 19); RFC 6479.
 """
 
-from edgefl_protocol.errors import ReplayError, SequenceError
-from edgefl_protocol.header import Header
-from edgefl_protocol.replay import EMPTY_BITMAP, NO_HIGHEST, judge
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.schema import idempotency, mids, windows
+from edgefl_protocol.errors import ReplayError, SequenceError
+from edgefl_protocol.header import Header
+from edgefl_protocol.replay import EMPTY_BITMAP, NO_HIGHEST, judge
 
 
 def seen(connection: Connection, header: Header) -> bool:

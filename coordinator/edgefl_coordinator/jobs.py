@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from edgefl_protocol import Payload
-from edgefl_protocol.durable import read_bounded, write_atomic
 
 from edgefl_coordinator.settings import Settings
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded, write_atomic
 
 JobKind = Literal["start", "aggregate", "broadcast"]
 

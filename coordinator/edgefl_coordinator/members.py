@@ -10,13 +10,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
-from edgefl_protocol.messages import EnrolRequest
 from sqlalchemy import Connection, Row, insert, select, update
 
 from edgefl_coordinator import audit
 from edgefl_coordinator.errors import OperatorError, PolicyError, RefusedError
 from edgefl_coordinator.schema import invites, members
+from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
+from edgefl_protocol.messages import EnrolRequest
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from edgefl_coordinator import audit, members, progress, publishing, task_status
+from edgefl_coordinator.coordinator import Coordinator
+from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.tls import certificate_sha256
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.invite import TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.messages import MAX_BUNDLE_BYTES
 from edgefl_protocol.records import IndexEntry, make_index
-
-from edgefl_coordinator import audit, members, progress, publishing, task_status
-from edgefl_coordinator.coordinator import Coordinator
-from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.tls import certificate_sha256
 
 Arguments = Mapping[str, Any]
 Facts = dict[str, Any]

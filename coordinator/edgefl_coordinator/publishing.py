@@ -4,14 +4,14 @@ Guarantees: versions of a (line, task) only rise; a bundle is stored whole befor
 does not vouch for a bundle: members verify its own signatures. Source: docs/security.md, model bundles.
 """
 
-from edgefl_protocol.messages import MAX_BUNDLE_BYTES
-from edgefl_protocol.records import IndexEntry
 from sqlalchemy import Connection, func, insert, select
 
 from edgefl_coordinator import audit
 from edgefl_coordinator.errors import OperatorError, RefusedError
 from edgefl_coordinator.schema import bundles
 from edgefl_coordinator.store import Blob
+from edgefl_protocol.messages import MAX_BUNDLE_BYTES
+from edgefl_protocol.records import IndexEntry
 
 
 def publish(

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 
 import uvicorn
-from edgefl_protocol.errors import EdgeflError
 
 from edgefl_coordinator import audit
 from edgefl_coordinator.admin import serve_admin
@@ -24,6 +23,7 @@ from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.deadline import deadline_protocol
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.tls import server_context
+from edgefl_protocol.errors import EdgeflError
 
 log = logging.getLogger("edgefl_coordinator")
 

@@ -12,10 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
-from edgefl_protocol.durable import read_bounded
-
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import RoundPolicy
+from edgefl_protocol.durable import read_bounded
 
 Scalar = int | float | str
 Settled = TypeVar("Settled")

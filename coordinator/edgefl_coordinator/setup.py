@@ -15,15 +15,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import tomli_w
-from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.key_files import sealing_key_to_pem, signing_key_to_pem
-from edgefl_protocol.keys import generate_sealing_key, generate_signing_key
 
 from edgefl_coordinator.coordinator import SECRET_BYTES
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import make_job
 from edgefl_coordinator.settings import Home, Settings, settings_from_table, settings_to_table
 from edgefl_coordinator.tls import make_development_certificate
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.key_files import sealing_key_to_pem, signing_key_to_pem
+from edgefl_protocol.keys import generate_sealing_key, generate_signing_key
 
 
 @dataclass(frozen=True)

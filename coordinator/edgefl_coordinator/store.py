@@ -23,8 +23,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from edgefl_protocol import durable
-from edgefl_protocol.errors import StorageError
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
@@ -32,6 +30,8 @@ from sqlalchemy.pool import StaticPool
 from edgefl_coordinator import schema
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import Home
+from edgefl_protocol import durable
+from edgefl_protocol.errors import StorageError
 
 _BLOB_COLUMNS = (schema.replies.c.blob, schema.broadcasts.c.blob, schema.states.c.blob, schema.bundles.c.blob)
 

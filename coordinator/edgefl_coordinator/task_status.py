@@ -1,12 +1,12 @@
 """What a member is told about the task and the current round."""
 
-from edgefl_protocol import Payload
-from edgefl_protocol.messages import TaskReply
 from sqlalchemy import Connection
 
 from edgefl_coordinator import progress
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.members import Member
+from edgefl_protocol import Payload
+from edgefl_protocol.messages import TaskReply
 
 
 def task_reply(coordinator: Coordinator, connection: Connection, member: Member, now_ms: int) -> Payload:

@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobResult, read_job, write_result
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
@@ -24,9 +27,6 @@ from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.contract import Method, Phase, State, Task
 from edgefl_trainer.models.vit import BackboneSpec
-
-from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobResult, read_job, write_result
 
 _PEER_MAP = re.compile(r"maps\.(\d+)\.(\d+)")
 

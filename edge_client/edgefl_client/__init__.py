@@ -9,9 +9,8 @@ with it the command line, costs nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl_protocol.score import ModelInfo, Score
-
     from edgefl_client.scorer import ScoreError, Scorer
+    from edgefl_protocol.score import ModelInfo, Score
 
 __all__ = ["ModelInfo", "Score", "ScoreError", "Scorer"]
 

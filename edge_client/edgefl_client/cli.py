@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from edgefl_protocol.bundle import Bundle
-
     from edgefl_client.federate import Device
     from edgefl_client.home import Home
     from edgefl_client.scorer import Scorer
+    from edgefl_protocol.bundle import Bundle
 
 _HOME_HELP = "Folder of this device's keys, models and outbox.  [env var: EDGEFL_HOME; default: ~/.edgefl]"
 _home = click.option("--home", "home_dir", metavar="DIR", help=_HOME_HELP)
@@ -321,9 +320,8 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo("stopped", err=True)
         sys.exit(1)
     except Exception as error:
-        from edgefl_protocol.errors import EdgeflError
-
         from edgefl_client.failures import exit_code
+        from edgefl_protocol.errors import EdgeflError
 
         if not isinstance(error, EdgeflError):
             raise

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
+
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.payload import Payload
-from numpy.typing import NDArray
 
 MAX_MAPS = 5  # M of the paper
 MAX_LABELS_BYTES = 16 * 2**20

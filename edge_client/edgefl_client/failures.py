@@ -5,6 +5,8 @@ and trying again changes nothing. Usage errors end with 2 (docs/design.md, secti
 and shows its traceback.
 """
 
+from edgefl_client.exchange.enrolment import EnrolmentError
+from edgefl_client.exchange.errors import Refused, TlsRefused
 from edgefl_protocol.errors import (
     BundleError,
     EdgeflError,
@@ -13,9 +15,6 @@ from edgefl_protocol.errors import (
     KeyMaterialError,
     RecordError,
 )
-
-from edgefl_client.exchange.enrolment import EnrolmentError
-from edgefl_client.exchange.errors import Refused, TlsRefused
 
 FAILED, REFUSED = 1, 3
 

@@ -9,14 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefl_protocol.bundle import Bundle, load_bundle
-from edgefl_protocol.durable import read_bounded, write_atomic
-from edgefl_protocol.errors import BundleError, EdgeflError
-from edgefl_protocol.imaging import MAX_FILE_BYTES
-from edgefl_protocol.invite import decode_invite
-from edgefl_protocol.messages import TaskReply
-from edgefl_protocol.payload import Payload
-
 from edgefl_client import models
 from edgefl_client.contribution import (
     MAX_MAPS,
@@ -39,6 +31,13 @@ from edgefl_client.exchange.transport import Transport
 from edgefl_client.home import Home
 from edgefl_client.scorer import Scorer
 from edgefl_client.trust import list_trusted
+from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import BundleError, EdgeflError
+from edgefl_protocol.imaging import MAX_FILE_BYTES
+from edgefl_protocol.invite import decode_invite
+from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.payload import Payload
 
 KEPT_BROADCASTS = 3
 Connect = Callable[[Path, Membership], Transport]

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from io import BytesIO
 
 import numpy as np
-from edgefl_protocol.referral import REASON_WORDS
-from edgefl_protocol.score import Attention, Score
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+from edgefl_protocol.referral import REASON_WORDS
+from edgefl_protocol.score import Attention, Score
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.trust import list_trusted
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
-
-from edgefl_client.home import Home, read_json, write_json
-from edgefl_client.trust import list_trusted
 
 MAX_FILE_BYTES = 2**31
 Line = tuple[str | None, str, str]  # federation, line, task

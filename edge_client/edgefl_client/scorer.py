@@ -15,6 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
+from PIL import Image
+
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.imaging import decode, from_pillow, prepare
@@ -22,9 +26,6 @@ from edgefl_protocol.model_card import Card
 from edgefl_protocol.payload import digest
 from edgefl_protocol.referral import ReferralRules
 from edgefl_protocol.score import ModelInfo, Score, make_score
-from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
-from PIL import Image
 
 Photo = bytes | Image.Image | NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, decode
 from edgefl_protocol.referral import REASON_WORDS
 from edgefl_protocol.score import Score
-from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edgefl_client.scorer import Scorer

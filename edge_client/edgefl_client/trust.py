@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl_client.home import Home, read_json, write_json
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.keys import PublicSigningKey
-
-from edgefl_client.home import Home, read_json, write_json
 
 MAX_KEY_FILE_BYTES = 16 * 2**10
 MAX_KEYS = 256

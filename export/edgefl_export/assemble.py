@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_export.errors import ExportError
+from edgefl_export.gates import Parity, Pictures, check_parity
+from edgefl_export.graph import export_score_graph
 from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.imaging import Preprocess
@@ -16,11 +21,6 @@ from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.methods.contract import Predictor
 from edgefl_trainer.models.vit import BackboneSpec
-from numpy.typing import NDArray
-
-from edgefl_export.errors import ExportError
-from edgefl_export.gates import Parity, Pictures, check_parity
-from edgefl_export.graph import export_score_graph
 
 INTENDED_USE = (
     "Research on federated learning for dermoscopic images of pigmented skin lesions. Not a medical device: the score "

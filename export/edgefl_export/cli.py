@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
 
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
@@ -121,13 +122,12 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
     """Export the model of one site of RUN, check it against the trainer, and sign it."""
     _needs_export()
-    from edgefl_protocol.bundle import BundleFields, build_bundle
-    from edgefl_protocol.durable import write_atomic
-    from edgefl_trainer.engine.models import open_run
-
     from edgefl_export import key_store
     from edgefl_export.assemble import build_members, site_model
     from edgefl_export.errors import ExportError
+    from edgefl_protocol.bundle import BundleFields, build_bundle
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_trainer.engine.models import open_run
 
     passphrase = key_store.read_passphrase(options["passphrase_file"])
     opened = [key_store.open_key(place, passphrase) for place in signers]
@@ -176,11 +176,10 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
 @_JSON
 def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
     """Check FILE as a device does: signature, validity, members, graph. Refused: exit 3."""
+    from edgefl_export import key_store
     from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.bundle import load_bundle
     from edgefl_protocol.durable import read_bounded
-
-    from edgefl_export import key_store
 
     keys = [key_store.read_public_key(place).public for place in trusted]
     found = load_bundle(read_bounded(file, MAX_ARCHIVE_BYTES), keys, int(time.time() * 1000))

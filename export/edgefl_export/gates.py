@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnxruntime
 import torch
-from edgefl_trainer.models.scoring import ScoreModule
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
+from edgefl_trainer.models.scoring import ScoreModule
 
 MIN_IMAGES = 64
 BATCHES = (1, 8)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 import torch
-from edgefl_trainer.models.scoring import ScoreModule
 from jaxtyping import UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl_export.errors import ExportError
+from edgefl_trainer.models.scoring import ScoreModule
 
 OPSET = 20
 IR_VERSION = 9  # the oldest that holds opset 20

@@ -12,6 +12,7 @@ from pathlib import Path
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
 from edgefl_protocol.durable import read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from edgefl_coordinator import members
 from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.app import make_app

@@ -10,6 +10,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+
 from edgefl_coordinator.admin import run_operation, serve_admin
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError, PolicyError

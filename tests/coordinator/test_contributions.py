@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import Refusal
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
 from edgefl_coordinator import members
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.operations import OPERATIONS

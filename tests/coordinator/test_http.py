@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 import uvicorn
+
 from edgefl_coordinator.app import make_app
 from edgefl_coordinator.deadline import deadline_protocol
 from edgefl_coordinator.guard import RateLimit

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from edgefl_coordinator import cli, handling, publishing
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.operations import OPERATIONS

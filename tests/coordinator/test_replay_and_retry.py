@@ -3,10 +3,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from sqlalchemy import func, select
+
 from edgefl_coordinator.schema import replies
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest
-from sqlalchemy import func, select
 
 
 def stored(coordinator) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import func, select
+
 from edgefl_coordinator import aggregation
 from edgefl_coordinator.aggregation import commit, next_job, step
 from edgefl_coordinator.errors import OperatorError
@@ -14,7 +16,6 @@ from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.schema import audit, broadcasts, replies, rounds, states
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import BroadcastRequest, Refusal, TaskReply
-from sqlalchemy import func, select
 
 
 def count(coordinator: Any, table: Any) -> int:

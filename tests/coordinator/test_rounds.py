@@ -3,6 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edgefl_coordinator.rounds import (
     Close,
     Extend,
@@ -13,8 +16,6 @@ from edgefl_coordinator.rounds import (
     decide,
     starts_by_itself,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 POLICY = RoundPolicy(quorum_min=2, quorum_target=4, deadline_s=60)
 DEADLINE = 100_000

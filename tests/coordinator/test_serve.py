@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
+
 from edgefl_coordinator.coordinator import open_coordinator
 from edgefl_coordinator.handling import UNAUTHENTICATED
 from edgefl_coordinator.schema import replies
 from edgefl_coordinator.settings import Home
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest, TaskReply
-from sqlalchemy import select
 
 COMMAND = [sys.executable, "-m", "edgefl_coordinator.cli"]
 

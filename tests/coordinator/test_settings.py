@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 import tomli_w
+
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import Home, load_settings, settings_from_table, settings_to_table
 

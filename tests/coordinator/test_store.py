@@ -6,6 +6,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, inspect, select, text
+
 from edgefl_coordinator import audit, schema, store
 from edgefl_coordinator.coordinator import open_coordinator
 from edgefl_coordinator.errors import OperatorError
@@ -15,7 +17,6 @@ from edgefl_coordinator.store import has_wal_reset_defect
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages import Refusal
-from sqlalchemy import create_engine, inspect, select, text
 
 # fmt: off
 WAL_RESET = [  # docs/security.md, decision 7: affected 3.7.0 to 3.51.2, fixed in 3.51.3, 3.50.7 and 3.44.6

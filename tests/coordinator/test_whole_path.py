@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from edgefl_client.exchange import Member, ca_file, enrol, read_ca, trust_certificate
 from edgefl_client.exchange.https import HttpsTransport
 from edgefl_coordinator.admin import run_operation

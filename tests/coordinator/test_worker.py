@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from edgefl_coordinator.aggregation import WorkerProcess
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import Job, read_result, write_job
@@ -122,6 +123,7 @@ def test_wrong_jobs(change, sentence) -> None:
 def test_init_tries_the_first_job(tmp_path) -> None:
     """A setting that the method would refuse at the first round is refused by `init`; a good one makes a home."""
     from click.testing import CliRunner
+
     from edgefl_coordinator.cli import main as command
 
     plain = ["--federation", "skin", "--classes", "nevus,other", "--backbone", "tiny"]

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
 from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.keys import SigningKey
 from edgefl_protocol.tensors import write_tensors
-from onnx import TensorProto, helper, numpy_helper
-from PIL import Image
 
 NOW_MS = 1_790_000_000_000
 SIZE, GRID = 24, 6  # px, tokens a side

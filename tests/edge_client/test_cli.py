@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgefl_client.cli import main
 from PIL import Image
+
+from edgefl_client.cli import main
 
 KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",

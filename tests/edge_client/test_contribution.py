@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edgefl_client.contribution import (
     MAX_MAPS,
     Candidate,
@@ -11,8 +14,6 @@ from edgefl_client.contribution import (
     select_maps,
 )
 from edgefl_protocol import Payload
-from hypothesis import given
-from hypothesis import strategies as st
 
 CLASSES = ("MEL", "NV", "BCC")
 

@@ -4,11 +4,12 @@ import io
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from edgefl_client import Scorer
 from edgefl_client.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
 from edgefl_protocol.imaging import decode
 from edgefl_protocol.score import ModelInfo, Score
-from PIL import Image
 
 MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
 

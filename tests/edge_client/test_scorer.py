@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+
 from edgefl_client import Scorer
 from edgefl_client.scorer import ScoreError
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.imaging import prepare
 from edgefl_protocol.payload import digest
-from hypothesis import HealthCheck, given, settings
-from hypothesis.extra.numpy import arrays
-from PIL import Image
 
 
 def oracle(bundle, pixels):

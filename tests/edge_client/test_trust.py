@@ -7,6 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
 from edgefl_client.home import Home
 from edgefl_client.trust import add_trusted, list_trusted, read_public_key, remove_trusted
 from edgefl_protocol.errors import KeyMaterialError, StorageError

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from edgefl_export import cli
 from edgefl_export.assemble import Members, build_members, site_model
 from edgefl_trainer.engine.models import open_run, save_predictor

@@ -8,6 +8,10 @@ import sys
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
 from edgefl_client.scorer import Scorer
 from edgefl_export import assemble, gates
 from edgefl_export.assemble import wilson_interval
@@ -17,9 +21,6 @@ from edgefl_export.key_store import open_key
 from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
 from edgefl_protocol.imaging import prepare
 from edgefl_trainer.engine.models import open_run, predict
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from scipy.stats import binomtest
 
 
 def call(*arguments, **options):

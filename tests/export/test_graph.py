@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.gates import check_parity, compare, gate_images, graph_scores
 from edgefl_export.graph import export_score_graph

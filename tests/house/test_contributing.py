@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from edgefl_trainer import cli
 from edgefl_trainer.methods import METHODS
 

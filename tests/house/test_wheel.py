@@ -13,8 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from edgefl_trainer.data.lesions import draw_lesion
 from PIL import Image
+
+from edgefl_trainer.data.lesions import draw_lesion
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from edgefl_client.cli import cli as device_cli
-from edgefl_export.cli import main as export_cli
 from PIL import Image
 
+from edgefl_client.cli import cli as device_cli
+from edgefl_export.cli import main as export_cli
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.data.lesions import draw_lesion
 

@@ -4,8 +4,9 @@ import hashlib
 from dataclasses import dataclass, replace
 
 import pytest
-from edgefl_protocol import Expected, ReplayWindow, SealingKey, SigningKey, open_envelope, seal
 from hypothesis import HealthCheck, settings
+
+from edgefl_protocol import Expected, ReplayWindow, SealingKey, SigningKey, open_envelope, seal
 
 # A busy machine is no fault of the code under test: no deadline, no complaint about slow generation.
 settings.register_profile("protocol", deadline=None, suppress_health_check=[HealthCheck.too_slow])

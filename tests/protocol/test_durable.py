@@ -5,6 +5,7 @@ import os
 import stat
 
 import pytest
+
 from edgefl_protocol import durable
 from edgefl_protocol.durable import read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import StorageError

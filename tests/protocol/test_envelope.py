@@ -9,6 +9,9 @@ import time
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_protocol import (
     EnvelopeError,
     Expected,
@@ -42,8 +45,6 @@ from edgefl_protocol.errors import (
 from edgefl_protocol.header import encode_header
 from edgefl_protocol.pae import pae
 from edgefl_protocol.routes import ROUTES
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def split(data):

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from edgefl_protocol import EnvelopeError, Expected, ReplayWindow, SealingKey, open_envelope
 
 FILE = json.loads((Path(__file__).parents[1] / "vectors/envelopes/envelopes.json").read_text())

@@ -5,11 +5,12 @@ import json
 import tracemalloc
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_protocol import Header
 from edgefl_protocol.errors import HeaderError
 from edgefl_protocol.header import MAX_HEADER_BYTES, encode_header, parse_header
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 GOOD = {
     "v": 1,

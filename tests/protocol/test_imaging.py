@@ -16,13 +16,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edgefl_protocol import imaging
-from edgefl_protocol.errors import ImageError
-from edgefl_protocol.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
+
+from edgefl_protocol import imaging
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
 
 CODES = {"too_large", "unsupported_format", "truncated", "unreadable", "animated"}
 

@@ -6,6 +6,9 @@ import contextlib
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import x25519
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_protocol import KeyMaterialError, SealingKey, SigningKey
 from edgefl_protocol.key_files import (
     sealing_key_from_pem,
@@ -13,8 +16,6 @@ from edgefl_protocol.key_files import (
     signing_key_from_pem,
     signing_key_to_pem,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SIGNING = SigningKey(bytes(range(32)))
 SEALING = {1: SealingKey(1, bytes(range(32))), 2: SealingKey(2, bytes(range(96)))}

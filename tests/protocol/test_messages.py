@@ -4,6 +4,9 @@ import contextlib
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edgefl_protocol import Payload, PayloadError
 from edgefl_protocol.messages import (
     REFUSAL_STATUS,
@@ -22,8 +25,6 @@ from edgefl_protocol.messages import (
     ReplyRequest,
     TaskReply,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
 TASK = TaskReply(
     method="fedevprompt", task="nevus", line="main", classes=("nevus", "other [benign]"), rounds=5, round=2,

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import edgefl_protocol
 import pytest
+
+import edgefl_protocol
 from edgefl_protocol import errors
 
 FOLDER = Path(edgefl_protocol.__file__).parent

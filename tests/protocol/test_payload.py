@@ -6,11 +6,12 @@ import struct
 
 import numpy as np
 import pytest
-from edgefl_protocol import Payload, PayloadError, digest, state_digest
-from edgefl_protocol.tensors import write_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from edgefl_protocol import Payload, PayloadError, digest, state_digest
+from edgefl_protocol.tensors import write_tensors
 
 names = st.from_regex(r"[a-z0-9._]{1,20}", fullmatch=True)
 arrays = hnp.arrays(

@@ -4,6 +4,9 @@ import base64
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_protocol import generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.records import (
@@ -16,8 +19,6 @@ from edgefl_protocol.records import (
     verify_key_record,
     verify_time,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 NOW = 1_790_000_000_000
 KEY = generate_signing_key()

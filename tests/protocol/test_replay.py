@@ -10,11 +10,12 @@ import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_protocol import Header, ReplayWindow, judge, replay
 from edgefl_protocol.errors import ReplayError, SequenceError
 from edgefl_protocol.replay import EMPTY_BITMAP, MAX_JUMP, NO_HIGHEST, WINDOW
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 LIM = WINDOW  # first distance that is too far below the highest
 END = 2**53  # first number that is refused

@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from edgefl_protocol import strict_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from edgefl_protocol import strict_json
 
 ints = st.integers(-(10**15) + 1, 10**16 - 1)
 values = st.recursive(

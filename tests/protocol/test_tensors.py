@@ -10,11 +10,12 @@ import tracemalloc
 import numpy as np
 import pytest
 import safetensors.numpy
-from edgefl_protocol.errors import PayloadError
-from edgefl_protocol.tensors import DTYPES, MAX_HEADER_BYTES, read_tensors, write_tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+
+from edgefl_protocol.errors import PayloadError
+from edgefl_protocol.tensors import DTYPES, MAX_HEADER_BYTES, read_tensors, write_tensors
 
 LIMIT = 32 << 20
 names = st.from_regex(r"[!-~]{1,40}", fullmatch=True).filter(lambda name: name != "__metadata__")

@@ -2,9 +2,10 @@
 
 import numpy as np
 import torch
-from edgefl_trainer.augment import dihedral, random_crops, to_float
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from edgefl_trainer.augment import dihedral, random_crops, to_float
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -15,15 +15,15 @@ import click
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from tests.trainer.conftest import MAE, TINY, edgefl_train, make_ward, write_index, write_picture
+from tests.trainer.engine.conftest import files_of
+
 from edgefl_protocol.errors import BundleError, EdgeflError, SignatureError, StorageError
 from edgefl_trainer import cli
 from edgefl_trainer.data import DataError
 from edgefl_trainer.errors import BackboneError, RunError, SettingError, TrainingError
 from edgefl_trainer.methods import METHODS
-from PIL import Image
-
-from tests.trainer.conftest import MAE, TINY, edgefl_train, make_ward, write_index, write_picture
-from tests.trainer.engine.conftest import files_of
 
 COMMANDS = ("methods", "run", "evaluate", "predict", "table")
 

@@ -3,6 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import digamma, gammaln
+
 from edgefl_trainer.losses import (
     class_prior,
     contrastive_loss,
@@ -12,9 +16,6 @@ from edgefl_trainer.losses import (
     rollout_distillation,
 )
 from edgefl_trainer.rollout import bilinear_gram, nearest_gram
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.special import digamma, gammaln
 
 COUNTS = st.lists(st.integers(0, 10_000), min_size=2, max_size=8).filter(any)
 

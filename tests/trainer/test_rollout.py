@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from edgefl_trainer.rollout import attention_rollout, bilinear_gram, max_normalise, nearest_gram
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from edgefl_trainer.rollout import attention_rollout, bilinear_gram, max_normalise, nearest_gram
 
 
 def attention_of(seed: int, blocks: int, heads: int, tokens: int, prefix: int) -> list[torch.Tensor]:

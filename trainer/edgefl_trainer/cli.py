@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
 
 FAILED, USAGE, REFUSED = 1, 2, 3
@@ -201,7 +202,6 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
 def table(runs: tuple[Path, ...], style: str, plot: Path | None) -> None:
     """Compare runs: sites by methods, mean and spread, worst site, bytes of a round."""
     from edgefl_protocol.durable import write_atomic
-
     from edgefl_trainer.engine.federation import read_metrics
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.evaluate.plot import plot_rounds

@@ -21,6 +21,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from edgefl_client.exchange.errors import Refused, Unavailable
+from edgefl_client.exchange.identity import Identity
+from edgefl_client.exchange.transport import MAX_ENVELOPE_BYTES, Request, Transport, retry_waits
 from edgefl_protocol.envelope import MAX_LIFETIME_MS, Opened, open_envelope, seal
 from edgefl_protocol.errors import EnvelopeError, PayloadError
 from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey
@@ -28,10 +31,6 @@ from edgefl_protocol.payload import Payload
 from edgefl_protocol.refusals import Refusal
 from edgefl_protocol.replies import expected_reply
 from edgefl_protocol.routes import ROUTES
-
-from edgefl_client.exchange.errors import Refused, Unavailable
-from edgefl_client.exchange.identity import Identity
-from edgefl_client.exchange.transport import MAX_ENVELOPE_BYTES, Request, Transport, retry_waits
 
 TRY_AGAIN = frozenset({"busy", "storage_full", "internal", "replayed"})
 _LOG = logging.getLogger("edgefl.exchange")

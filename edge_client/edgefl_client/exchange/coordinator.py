@@ -13,12 +13,11 @@ import secrets
 import time
 from collections.abc import Callable
 
+from edgefl_client.exchange.errors import ExchangeError, Unavailable
+from edgefl_client.exchange.transport import Request, Transport
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey
 from edgefl_protocol.records import KeyRecord, verify_key_record, verify_time
-
-from edgefl_client.exchange.errors import ExchangeError, Unavailable
-from edgefl_client.exchange.transport import Request, Transport
 
 MAX_CORRECTION_MS = 48 * 3_600_000
 MAX_ROUND_TRIP_S = 10.0

@@ -17,10 +17,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edgefl_protocol.invite import Invite
-from edgefl_protocol.keys import DEFAULT_SUITE, fingerprint, same_fingerprint
-from edgefl_protocol.messages import EnrolProofReply, EnrolProofRequest, EnrolReply, EnrolRequest
-
 from edgefl_client.exchange.caller import Caller
 from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
 from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, TlsRefused
@@ -28,6 +24,9 @@ from edgefl_client.exchange.identity import Identity, create_identity, remove_id
 from edgefl_client.exchange.membership import Membership, load_membership, save_ca, save_membership
 from edgefl_client.exchange.tls import certificates, pinned_certificate
 from edgefl_client.exchange.transport import Transport
+from edgefl_protocol.invite import Invite
+from edgefl_protocol.keys import DEFAULT_SUITE, fingerprint, same_fingerprint
+from edgefl_protocol.messages import EnrolProofReply, EnrolProofRequest, EnrolReply, EnrolRequest
 
 
 class EnrolmentError(ExchangeError):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from edgefl_client.exchange.errors import ExchangeError
 from edgefl_protocol.durable import read_private, write_atomic
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.key_files import (
@@ -26,8 +27,6 @@ from edgefl_protocol.key_files import (
     signing_key_to_pem,
 )
 from edgefl_protocol.keys import DEFAULT_SUITE, generate_sealing_key, generate_signing_key
-
-from edgefl_client.exchange.errors import ExchangeError
 
 BLOCK = 256  # sequence numbers reserved at a time
 MAX_SEQUENCE = 2**53 - 1

@@ -14,6 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from edgefl_client.exchange.caller import Caller
+from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
+from edgefl_client.exchange.errors import NotEnrolled, Refused
+from edgefl_client.exchange.identity import Identity
+from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
+from edgefl_client.exchange.outbox import Outbox, WorkItem
+from edgefl_client.exchange.transport import Transport
 from edgefl_protocol.keys import PublicSigningKey
 from edgefl_protocol.messages import (
     BroadcastRequest,
@@ -27,14 +34,6 @@ from edgefl_protocol.messages import (
 )
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.records import Index, verify_index
-
-from edgefl_client.exchange.caller import Caller
-from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
-from edgefl_client.exchange.errors import NotEnrolled, Refused
-from edgefl_client.exchange.identity import Identity
-from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
-from edgefl_client.exchange.outbox import Outbox, WorkItem
-from edgefl_client.exchange.transport import Transport
 
 # Refusals after which a reply can never be taken, in this round or a later one.
 HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupported", "idem_conflict"})

@@ -12,14 +12,13 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl_client.exchange.errors import NotEnrolled
+from edgefl_client.exchange.tls import MAX_CA_BYTES
 from edgefl_protocol import strict_json
 from edgefl_protocol.durable import read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.messages import TaskReply
 from edgefl_protocol.payload import Payload
-
-from edgefl_client.exchange.errors import NotEnrolled
-from edgefl_client.exchange.tls import MAX_CA_BYTES
 
 MAX_RECORD_BYTES = 128 * 2**10
 STATES = ("joining", "pending", "approved")

@@ -21,9 +21,9 @@ from typing import Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from edgefl_protocol.errors import StorageError
 
 from edgefl_client.exchange.errors import OutboxError
+from edgefl_protocol.errors import StorageError
 
 _DAY_MS = 86_400_000
 _NONCE_BYTES = 12

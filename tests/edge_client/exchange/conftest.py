@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from edgefl_client.exchange import Answer, Member, Membership, Request, enrol
 from edgefl_client.exchange.errors import Unavailable
 from edgefl_protocol import (

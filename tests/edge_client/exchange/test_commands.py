@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+
 from edgefl_client import federate
 from edgefl_client.cli import main
 from edgefl_client.exchange import Unavailable

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+
 from edgefl_client.exchange import ExchangeError, Identity, create_identity
 from edgefl_client.exchange.identity import BLOCK, remove_identity
 from edgefl_protocol.errors import KeyMaterialError, StorageError

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+
 from edgefl_client.exchange import (
     Answer,
     EnrolmentError,

@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from edgefl_client.exchange import Bounds, Outbox, OutboxError
-from edgefl_protocol.errors import StorageError
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from edgefl_client.exchange import Bounds, Outbox, OutboxError
+from edgefl_protocol.errors import StorageError
 
 KEY = bytes(range(32))
 DAY_MS = 86_400_000

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
 from edgefl_protocol.archive import read_archive, write_archive
 from edgefl_protocol.bundle import Bundle, BundleFields, load_bundle
 from edgefl_protocol.keys import SigningKey

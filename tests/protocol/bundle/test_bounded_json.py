@@ -4,9 +4,10 @@ import json
 import time
 
 import pytest
-from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
 
 SCALARS = (
     st.none()

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from edgefl_protocol.archive import read_archive, write_archive
 from edgefl_protocol.bundle import build_bundle, check_update, load_bundle, unverified_manifest
 from edgefl_protocol.errors import BundleError, KeyMaterialError

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.onnx_rules import OPERATORS, check_operators
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.onnx_wire import SCHEMA, TensorType, read_graph
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from edgefl_trainer.data import DataError, default_cache_dir, files, load_federation
 from edgefl_trainer.data.cache import cached_pictures
 from edgefl_trainer.data.manifest import read_manifest
-from PIL import Image
 
 from .conftest import png, ward_records
 

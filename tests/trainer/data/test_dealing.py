@@ -2,10 +2,11 @@
 
 from collections import Counter
 
-from edgefl_trainer.data.dealing import choose_limit, choose_share, deal_iid, deal_test, lesion_order, spread
-from edgefl_trainer.data.rows import Row
 from hypothesis import given
 from hypothesis import strategies as st
+
+from edgefl_trainer.data.dealing import choose_limit, choose_share, deal_iid, deal_test, lesion_order, spread
+from edgefl_trainer.data.rows import Row
 
 strata = st.dictionaries(st.text("abcdef0123456789", min_size=1, max_size=6), st.sampled_from("xyz"), max_size=60)
 

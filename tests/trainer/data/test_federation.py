@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from edgefl_trainer import data
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.federation import ROW_KINDS

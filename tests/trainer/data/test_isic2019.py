@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.dealing import deal_test
 from edgefl_trainer.data.isic2019 import CENTRES, CLASSES, isic_rows

@@ -12,6 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import balanced_accuracy_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.lesions import SIGNS, draw_lesion, draw_skin, parse_settings
 from edgefl_trainer.data.lesions.canvas import stream
@@ -19,12 +26,6 @@ from edgefl_trainer.data.lesions.plan import OPTIONS, class_shares, plan_rows
 from edgefl_trainer.data.lesions.sheet import main as sheet
 from edgefl_trainer.data.lesions.site import site_styles
 from edgefl_trainer.data.lesions.view import paint_lesion, photograph
-from PIL import Image
-from sklearn.decomposition import PCA
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import balanced_accuracy_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 
 @pytest.fixture(scope="module")

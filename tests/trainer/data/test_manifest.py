@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.manifest import read_manifest
-from PIL import Image
 
 # data/README.md: centre → (train, val); 2,084 images of no centre.
 REAL_COUNTS = {

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.specs import parse_spec
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from tests.trainer.conftest import MAE, TINY, edgefl_train
 from tests.trainer.engine.conftest import files_of
 from tests.trainer.engine.test_run import metrics, summary

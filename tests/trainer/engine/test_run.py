@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file
-
 from tests.trainer.conftest import MAE, TINY, edgefl_train, make_ward
 
 SUMMARY_KEYS = {

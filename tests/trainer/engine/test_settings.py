@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edgefl_trainer.engine.settings import (
     PresetName,
     RunSettings,
@@ -17,8 +20,6 @@ from edgefl_trainer.engine.settings import (
 )
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
-from hypothesis import given
-from hypothesis import strategies as st
 
 DATA = {"data": ("lesions:sites=2,images=40",)}
 

@@ -5,12 +5,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_trainer.engine.sites import autocast_dtype, choose_device
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods.contract import Examples, Site, Task
 from edgefl_trainer.models.vit import BackboneSpec
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SPEC = BackboneSpec(
     name="none", image_px=4, patch=2, depth=1, heads=1, width=4, mean=(0, 0, 0), std=(1, 1, 1), self_supervised=True,

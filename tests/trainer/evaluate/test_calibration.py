@@ -2,6 +2,10 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+
 from edgefl_trainer.evaluate.calibration import (
     TEMPERATURE_BOUNDS,
     fit_temperature,
@@ -10,9 +14,6 @@ from edgefl_trainer.evaluate.calibration import (
     relu_evidence,
     softplus_evidence,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy.special import softmax
 
 
 def classes_drawn_from(probabilities, rng):

@@ -6,6 +6,9 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_trainer.evaluate.metrics import (
     METRIC_NAMES,
     area_under_risk_coverage,
@@ -15,8 +18,6 @@ from edgefl_trainer.evaluate.metrics import (
     federation_summary,
     site_metrics,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def draw(seed, rows=60, classes=4, abstain=False):

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from edgefl_trainer.evaluate.baselines import (
     COLOUR_STATISTICS,
     colour_statistics,

@@ -7,10 +7,11 @@ import statistics
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from edgefl_trainer.evaluate.metrics import federation_summary
 from edgefl_trainer.evaluate.plot import curves, plot_rounds
 from edgefl_trainer.evaluate.table import FORMATS, render_table, table_rows
-from PIL import Image
 
 
 def summary(method, seed, figures, **more):

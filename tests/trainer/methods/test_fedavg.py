@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from edgefl_protocol import Payload
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainer.methods.conftest import play
 
+from edgefl_protocol import Payload
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS, steps
 from edgefl_trainer.methods.recipe import TRAINED
-from tests.trainer.methods.conftest import play
 
 PLAIN = {"batch": 4, "readout": "cls", "head_norm": "none", "lr_head": 2e-3}
 

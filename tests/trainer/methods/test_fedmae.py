@@ -2,10 +2,11 @@
 
 import numpy as np
 import torch
-from edgefl_protocol import Payload
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.trainer.methods.conftest import play
 
+from edgefl_protocol import Payload
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
@@ -14,7 +15,6 @@ from edgefl_trainer.methods.fedmae import CLASS_TOKEN
 from edgefl_trainer.methods.steps import cosine_rate
 from edgefl_trainer.models.backbones import Architecture, sincos_positions
 from edgefl_trainer.models.mae import MaskedAutoencoder, patches, standardised
-from tests.trainer.methods.conftest import play
 
 HYPER = {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3}
 SHAPE = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts
 from timm.models.vision_transformer import VisionTransformer
+
+from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts
 
 
 def tiny_spec(**changes) -> BackboneSpec:

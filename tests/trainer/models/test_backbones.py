@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import timm
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.backbones import (
@@ -19,8 +22,6 @@ from edgefl_trainer.models.backbones import (
     parse_architecture,
     weights_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SMALL = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
 from edgefl_trainer.losses import class_prior
 from edgefl_trainer.models.head import dirichlet_summary, dissonance, evidence_of, init_head, standardise
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.rollout import rollout_from_factors
-from hypothesis import given
-from hypothesis import strategies as st
 
 EVIDENCE = st.lists(st.floats(0, 1e4), min_size=2, max_size=6)
 

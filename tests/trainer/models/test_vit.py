@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from edgefl_trainer.models.vit import FrozenViT, init_prompts, prefix_length
-from edgefl_trainer.rollout import attention_rollout, max_normalise, rollout_from_factors
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import ResPostBlock
+
+from edgefl_trainer.models.vit import FrozenViT, init_prompts, prefix_length
+from edgefl_trainer.rollout import attention_rollout, max_normalise, rollout_from_factors
 
 VARIANTS = [
     {},

@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from onnx import TensorProto, checker, helper, numpy_helper
+
 from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import BundleFields, Card, Labels, build_bundle
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.keys import SigningKey
 from edgefl_protocol.tensors import write_tensors
-from onnx import TensorProto, checker, helper, numpy_helper
 
 SIZE, CLASSES = 8, 3
 KEY = SigningKey(bytes(range(32)))  # public on purpose: it signs test vectors only

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from edgefl_protocol.imaging import Fit
 from numpy.typing import NDArray
 
+from edgefl_protocol.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, choose_limit, choose_share, deal_iid, deal_test, spread
 from edgefl_trainer.data.errors import DataError

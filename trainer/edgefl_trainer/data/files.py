@@ -11,7 +11,6 @@ from functools import partial
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.imaging import Fit, decode, resize
-
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, Row
 from edgefl_trainer.data.store import FileStore

@@ -16,7 +16,6 @@ from typing import Any
 
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import StorageError
-
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.referral import Measures, predicted_class
-from numpy.typing import NDArray
-
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError

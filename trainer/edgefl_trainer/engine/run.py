@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from edgefl_protocol.durable import write_atomic
 
+from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics

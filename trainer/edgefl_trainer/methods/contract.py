@@ -13,9 +13,9 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from edgefl_protocol import Payload, digest
 from numpy.typing import NDArray
 
+from edgefl_protocol import Payload, digest
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
 

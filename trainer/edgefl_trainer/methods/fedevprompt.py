@@ -18,9 +18,9 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from edgefl_protocol import Payload
 from numpy.typing import NDArray
 
+from edgefl_protocol import Payload
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.losses import distillation_targets
 from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task

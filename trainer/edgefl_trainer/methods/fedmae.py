@@ -17,8 +17,8 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from edgefl_protocol import Payload
 
+from edgefl_protocol import Payload
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import steps

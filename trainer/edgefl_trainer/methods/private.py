@@ -5,7 +5,6 @@ its readout as a plain value. `local` and `fedevprompt` differ only in the disti
 """
 
 from edgefl_protocol import Payload
-
 from edgefl_trainer.methods import recipe as learning
 from edgefl_trainer.methods import steps
 from edgefl_trainer.methods.contract import Arrays, Site, State

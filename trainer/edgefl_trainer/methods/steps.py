@@ -5,11 +5,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from edgefl_protocol import Payload
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgefl_protocol import Payload
 from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.methods.contract import Arrays, Site
 

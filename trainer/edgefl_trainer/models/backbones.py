@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgefl_protocol import digest
-from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.tensors import read_tensors, write_tensors
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from edgefl_protocol import digest
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
 

@@ -10,8 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from edgefl_protocol.imaging import Fit, resize
 
+from edgefl_protocol.imaging import Fit, resize
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.plan import LesionSettings, plan_rows
 from edgefl_trainer.data.lesions.site import SiteStyle, site_styles
