@@ -13,17 +13,16 @@ from pathlib import Path
 
 import click
 import numpy as np
+
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.engine.results import features_of
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.evaluate.baselines import site_baselines
 from edgefl_trainer.evaluate.metrics import SiteMetrics, federation_summary
 from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, choose_readout, probe_sites
 from edgefl_trainer.methods.contract import Examples
+from edgefl_trainer.methods.features import READOUTS, frozen_features
 from edgefl_trainer.models.backbones import load_backbone
-
-READOUTS = ("cls", "mean")
 
 
 def probe(federation: Federation, features: np.ndarray) -> ProbeReport:
@@ -47,7 +46,7 @@ def measure(federation: Federation, backbone_name: str, seed: int, device: str) 
     start = time.monotonic()
     backbone = load_backbone(backbone_name, image_px=federation.images.shape[1], seed=seed).to(choose_device(device))
     everything = Examples(federation.images, federation.labels, np.arange(federation.images.shape[0]))
-    features = features_of(backbone, everything, choose_device(device))
+    features = frozen_features(backbone, everything, choose_device(device))
     probes = {readout: probe(federation, features[readout]) for readout in READOUTS}
     readout = choose_readout(probes)
     split = federation.report_split

@@ -35,8 +35,12 @@ def main(out: Path) -> None:
     started = time.monotonic()
     heading("1 of 6 · A backbone: six sites learn a masked autoencoder together (FedMAE), shortly")
     run("edgefl-train", "run", "fedmae", *COMMON, "--rounds", "3", "--backbone", "vit:96x6/12", "--out", out / "fedmae")
-    click.echo(f"Half a minute is too short for a useful network; the demo goes on with {shown(BACKBONE)},")
-    click.echo("learned from other drawn lesions (examples/learn_demo_backbone.py).")
+    click.echo(
+        f"Half a minute is too short for a useful network. The demo goes on with {shown(BACKBONE)}, learned with"
+    )
+    click.echo(
+        "labels from other drawn lesions of the same kinds (backbones/README.md), so every site does well alone here."
+    )
 
     heading("2 of 6 · FedEvPrompt against every site for itself, on the frozen backbone")
     for method in ("local", "fedevprompt"):
@@ -83,7 +87,9 @@ def run(*command: str | Path, environment: Mapping[str, str] | None = None, quie
     if not quiet:
         click.secho(f"$ {shlex.join(words)}", bold=True)
     program = [str(Path(sys.executable).parent / words[0]), *(str(word) for word in command[1:])]
-    done = subprocess.run(program, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}, check=False)
+    done = subprocess.run(
+        program, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}, check=False
+    )
     if not quiet and done.stdout:
         click.echo(done.stdout.rstrip())
     if done.returncode:

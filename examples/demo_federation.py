@@ -69,7 +69,9 @@ def contribute(out: Path, name: str, images: TestImages, site: str, run: Run, *,
     run("edgefl", "contribute", "--labels", table, "--home", device, quiet=quiet)
     sent = json.loads(run("edgefl", "sync", "--home", device, "--json", quiet=True))
     size = sum(one["bytes"] for one in sent["sent"])
-    click.echo(f"{name} sent {size:,} bytes for round {sent['round']['number']}: maps and a digest, no image, no weight")
+    click.echo(
+        f"{name} sent {size:,} bytes for round {sent['round']['number']}: maps and a digest, no image, no weight"
+    )
 
 
 def exchange(out: Path, run: Run) -> None:

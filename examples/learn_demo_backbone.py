@@ -1,6 +1,6 @@
 """Learn the small backbone that `make demo` freezes: a ViT trained with labels on drawn lesions of other sites.
 
-    python examples/learn_demo_backbone.py --epochs 30 -o backbones/drawn-lesions-84.safetensors
+    python examples/learn_demo_backbone.py --epochs 20 -o backbones/drawn-lesions-84.safetensors
 
 The demo's federation has other sites, other lesions and another seed. FedEvPrompt starts from a network pre-trained
 with labels (ImageNet-21k in the paper); this one plays that part where nothing can be downloaded. It has seen no photo.
@@ -33,7 +33,7 @@ CLASSES = "NV+MEL+BKL+BCC+VASC"
 
 @click.command(help=__doc__)
 @click.option("--images", default=1500, show_default=True, metavar="N", help="Images of each of the six sites.")
-@click.option("--epochs", default=30, show_default=True, metavar="N", help="Passes over them.")
+@click.option("--epochs", default=20, show_default=True, metavar="N", help="Passes over them.")
 @click.option("--seed", default=4242, show_default=True, metavar="N", help="Of the drawings and the network.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Backbone file.")
 def main(images: int, epochs: int, seed: int, out: Path) -> None:
@@ -67,7 +67,9 @@ def learn(data: Federation, epochs: int, seed: int) -> nn.Module:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        click.echo(f"epoch {epoch + 1}/{epochs}: loss {np.mean(losses):.3f}, unseen lesions {judge(vit, head, data):.1%}")
+        click.echo(
+            f"epoch {epoch + 1}/{epochs}: loss {np.mean(losses):.3f}, unseen lesions {judge(vit, head, data):.1%}"
+        )
     return vit
 
 

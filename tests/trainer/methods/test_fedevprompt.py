@@ -134,3 +134,14 @@ def test_msk_counts_never_predict_an_absent_class(make_task, make_site):
     scores = predict(predictor, site.train.images)
     assert scores.probabilities.argmax(axis=1).tolist() == [0] * 12 or 4 not in scores.probabilities.argmax(axis=1)
     assert set(scores.predicted.tolist()) <= {4, 5, 6}
+
+
+def test_balanced_draws_are_not_corrected_a_second_time(make_task, make_site):
+    """W comes from the frequencies that training shows: counts (9, 3) give (1/2, 3/2), drawn equally they give (1, 1)."""
+    import dataclasses
+
+    from edgefl_trainer.methods.recipe import EvidentialRecipe, site_prior
+
+    site = make_site(make_task(), count=12, labels=[0] * 9 + [1] * 3)
+    np.testing.assert_allclose(site_prior(EvidentialRecipe(), site), [0.5, 1.5])
+    np.testing.assert_allclose(site_prior(EvidentialRecipe(), dataclasses.replace(site, balance="class")), [1.0, 1.0])

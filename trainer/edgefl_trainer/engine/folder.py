@@ -21,6 +21,7 @@ from edgefl_trainer.errors import RunError
 
 CONFIG = "config.toml"
 LOCK = ".lock"
+INPUTS = "inputs.json"
 NOT_COMPARED = {"device", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
 
 
@@ -55,6 +56,23 @@ def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
                 f"the run in {folder} has {name} = {then.get(name)!r}, this command {now.get(name)!r}: "
                 "resume with the same settings or name another --out."
             )
+
+
+def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> None:
+    """Keep what the run began with, or check that a resumed run still has the same rows and the same network.
+
+    Raises:
+        RunError: the data or the backbone changed since the run began.
+    """
+    path = folder / INPUTS
+    now = {"partition_sha256": partition_sha256, "backbone_sha256": backbone_sha256}
+    if not path.exists():
+        write_atomic(path, json.dumps(now, indent=2).encode())
+        return
+    then = json.loads(path.read_text())
+    for name, what in (("partition_sha256", "rows of the data"), ("backbone_sha256", "weights of the backbone")):
+        if then.get(name) != now[name]:
+            raise RunError(f"the {what} changed since the run in {folder} began: start it anew in another --out.")
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, decode, prepare
 from edgefl_protocol.referral import ReferralRules
 from edgefl_protocol.score import ModelInfo, make_score
-
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.methods.contract import Predictor
 
@@ -64,7 +64,7 @@ def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterato
 
 
 def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
-    """A run is no bundle: it is named by its folder and site, its version is 0, its digest that of the run."""
+    """A run stands in for the bundle made from it: named by folder and site, version 0, digest that of the run."""
     state = digest(predictor.tensors)
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
-    return ModelInfo(id=name, sha256=sha256, version=0, state_kind="run", state_sha256=state)
+    return ModelInfo(id=name, sha256=sha256, version=0, state_kind="bundle", state_sha256=state)

@@ -1,6 +1,7 @@
 """The results of a finished federation: calibrated models and their figures, or a learned backbone and its probe."""
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,16 +9,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from edgefl_protocol import Payload
-from edgefl_protocol.durable import write_atomic
 from numpy.typing import NDArray
 
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.federation import FederationState, stamped
 from edgefl_trainer.engine.models import predict, save_predictor
 from edgefl_trainer.engine.sites import report_rows
-from edgefl_trainer.evaluate.calibration import fit_temperature, refer_threshold, relu_evidence, softplus_evidence
-from edgefl_trainer.evaluate.metrics import entropy_nats, federation_summary, site_metrics
+from edgefl_trainer.evaluate.calibration import (
+    VACUITY_CEILING,
+    fit_temperature,
+    refer_threshold,
+    relu_evidence,
+    softplus_evidence,
+)
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary, site_metrics
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
 from edgefl_trainer.methods.contract import (
     Examples,
@@ -58,10 +65,16 @@ def predictor_results(
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
         predictor, calibration[name] = calibrate(predictor, site)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        figures[name] = {"n_train": len(site.train), **judge(predictor, report_rows(federation, name), site.device)}
+        readout = predictor.module.options.readout
+        figures[name] = {
+            "n_train": len(site.train),
+            "readout": readout,
+            **judge(predictor, report_rows(federation, name), site.device),
+        }
     write_atomic(folder / "calibration.json", json.dumps(_with_means(calibration), indent=2).encode())
     return {
         "classes": list(federation.classes),
+        "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
         "sites": figures,
         **federation_summary(figures),
@@ -74,7 +87,8 @@ def tune_judge(method: Method, sites: Mapping[str, Site]) -> Callable[[str, Stat
     def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
         site = sites[name]
         predictor = method.predictor(site, state, broadcast)
-        some = replace(site.tune, rows=site.tune.rows[:TUNE_ROWS_PER_ROUND])
+        drawn = site.rng("judge").permutation(len(site.tune))[:TUNE_ROWS_PER_ROUND]
+        some = replace(site.tune, rows=site.tune.rows[np.sort(drawn)])
         if predictor is None or len(some) == 0:
             return {}
         figure = judge(predictor, some, site.device)["balanced_accuracy"]
@@ -97,7 +111,8 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
     calibrated = replace(predictor, tensors=tensors)
     scores = predict(calibrated, tune.images[tune.rows], site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
-    threshold = refer_threshold(uncertainty, scores.predicted == tune.targets)
+    most = VACUITY_CEILING if scores.vacuity is not None else math.log(len(predictor.seen))
+    threshold = refer_threshold(uncertainty, scores.predicted == tune.targets, ceiling=most)
     return calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}
 
 
@@ -131,7 +146,10 @@ def learned_backbone_results(
     architecture = architecture_of(site.task.backbone)
     write_backbone(folder / BACKBONE_FILE, architecture, method, final)
     backbone = load_backbone(f"run:{folder}").to(site.device)
-    figures = {name: {"n_train": len(site.unlabelled), "n_test": 0} for name, site in sites.items()}
+    figures = {
+        name: {"n_train": len(site.unlabelled), "n_test": 0, **dict.fromkeys(METRIC_NAMES)}
+        for name, site in sites.items()
+    }
     return {
         "classes": list(federation.classes),
         "backbone_sha256": backbone.spec.sha256,

@@ -26,7 +26,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.folder import check_claim, finished_summary, working_in
+from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites, choose_device
@@ -74,6 +74,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device):
+        check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         write_atomic(folder / "environment.json", _json(environment(settings)))
         final = run_phases(settings, folder, method, task, sites)
         started = time.perf_counter()
@@ -90,6 +91,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             "seed": settings.seed,
             "rounds": settings.rounds,
             "preset": settings.preset,
+            "settings_sha256": settings.digest_but_seed(),
             "partition_sha256": federation.partition_sha256,
             **results,
             **traffic(folder),

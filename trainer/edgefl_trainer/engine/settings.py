@@ -5,17 +5,18 @@ Guarantees: the resolved settings are plain values, complete, validated before a
 """
 
 import difflib
+import hashlib
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
-from edgefl_protocol.durable import read_bounded
 
+from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.errors import RunError, SettingError
@@ -69,6 +70,10 @@ class RunSettings:
         """The method with its hyper-parameters."""
         method: Method = build(METHODS[self.method], self.hyper)
         return method
+
+    def digest_but_seed(self) -> str:
+        """Digest of everything but seed and device: runs that share it are repetitions of one another."""
+        return hashlib.sha256(replace(self, seed=0, device="auto").to_toml().encode()).hexdigest()
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
@@ -262,7 +267,7 @@ _TYPE_WORDS: Mapping[Any, str] = {bool: "on or off", int: "a whole number", floa
 # The paper's schedules stand in `paper`; the others shorten them to what a person can wait for.
 _LABELLED_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
     "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120, "hyper": {"lr_head": 2e-3}},
-    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200, "hyper": {"lr_head": 2e-3}},
+    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200, "hyper": {"lr_head": 5e-3}},
     "paper": {
         "rounds": 5,
         "epochs": 15,

@@ -66,7 +66,9 @@ def table_rows(summaries: Sequence[Summary]) -> list[TableRow]:
         raise ValueError(f"the runs are of {len(tasks)} tasks ({', '.join(tasks)}); a table compares runs of one task")
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
     for summary in summaries:
-        key = tuple(summary.get(name) for name in ("label", "method", "preset", "rounds", "reported_rows"))
+        key = tuple(
+            summary.get(name) for name in ("label", "method", "preset", "rounds", "reported_rows", "settings_sha256")
+        )
         for known, runs in groups:
             if known == key and all(run.get("seed") != summary.get("seed") for run in runs):
                 runs.append(summary)

@@ -18,6 +18,8 @@ from edgefl_trainer.models.vit import FrozenViT, Readout
 
 READOUTS: tuple[Readout, ...] = ("cls", "mean")
 BATCH = 256
+LEAST_SHARE = 0.1  # of the median deviation
+LEAST_IMAGES = 10  # below which a deviation says nothing
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,16 @@ class FeatureMoments:
     square: NDArray[np.float64]  # (D,) mean of squares
 
     def statistics(self) -> dict[str, NDArray[np.generic]]:
-        """`features.mean` and `features.std` as payload tensors."""
-        variance = np.maximum(self.square - self.mean**2, 0.0)
-        return {"features.mean": self.mean.astype(np.float32), "features.std": np.sqrt(variance).astype(np.float32)}
+        """`features.mean` and `features.std` as payload tensors.
+
+        A feature that hardly varies over few images must not be blown up into certainty: deviations are at least a
+        tenth of their median, and 1 where there are too few images to tell.
+        """
+        deviation = np.sqrt(np.maximum(self.square - self.mean**2, 0.0))
+        floor = LEAST_SHARE * float(np.median(deviation))
+        known = self.count >= LEAST_IMAGES and floor > 0
+        spread = np.maximum(deviation, floor) if known else np.ones_like(deviation)
+        return {"features.mean": self.mean.astype(np.float32), "features.std": spread.astype(np.float32)}
 
 
 def frozen_features(backbone: FrozenViT, rows: Examples, device: torch.device) -> dict[Readout, NDArray[np.float32]]:

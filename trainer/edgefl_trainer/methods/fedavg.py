@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
-from edgefl_protocol import Payload
 
+from edgefl_protocol import Payload
 from edgefl_trainer.methods import recipe as learning
 from edgefl_trainer.methods import steps
 from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task
@@ -38,7 +38,7 @@ class FedAvg:
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 1602.05629"
-    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights")
+    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features")  # features: moments, once
     needs_labels: ClassVar[bool] = True
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)

@@ -20,7 +20,7 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.augment import random_crops, to_float
-from edgefl_trainer.errors import SettingError
+from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.methods import steps
 from edgefl_trainer.methods.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.models.backbones import architecture_of
@@ -96,9 +96,10 @@ class FedMAE:
         model = self._model(site.task).to(site.device)
         model.initialise(site.task.seed)  # class tokens start equal; everything else is overwritten
         known = {CLASS_TOKEN: site.task.initial["cls_token"]} if site.task.initial else {}  # a backbone to learn on
-        model.load_state_dict(
-            steps.as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device), strict=False
-        )
+        received = steps.as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
+        missing, unknown = model.load_state_dict(received, strict=False)
+        if unknown or set(missing) - {CLASS_TOKEN, "backbone.pos_embed"}:
+            raise TrainingError(f"the broadcast lacks or adds tensors: {sorted({*missing, *unknown})[:3]}.")
         self._train(model, site, int(broadcast.scalars["round"]))
         arrays = steps.as_arrays(dict(model.named_parameters()))
         shared = {name: value for name, value in arrays.items() if _travels(name)}

@@ -114,9 +114,14 @@ def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, 
 
 
 def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
-    """(K,) W from the site's own training counts."""
-    counts = torch.from_numpy(site.train.counts(len(site.task.classes)))
-    return class_prior(counts, recipe.prior_floor).float().to(site.device)
+    """(K,) W from the class frequencies that training shows the site's model.
+
+    These are the site's training counts, or equal ones where `--balance class` draws the classes equally: correcting
+    for the counts a second time would favour the rare classes (docs/methods.md, prior). Classes without a row keep 0.
+    """
+    counts = site.train.counts(len(site.task.classes))
+    shown = (counts > 0).astype(np.int64) if site.balance == "class" else counts
+    return class_prior(torch.from_numpy(shown), recipe.prior_floor).float().to(site.device)
 
 
 def learn(
