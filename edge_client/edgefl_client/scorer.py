@@ -8,6 +8,7 @@
 """
 
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ from PIL import Image
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.imaging import decode, from_pillow, prepare
+from edgefl_protocol.manifest import release
 from edgefl_protocol.model_card import Card
 from edgefl_protocol.payload import digest
 from edgefl_protocol.referral import ReferralRules
@@ -64,7 +66,7 @@ class Scorer:
         clock: gives Unix milliseconds; a scorer that outlives its bundle refers everything.
 
     Raises:
-        BundleError: the runtime cannot load the graph, or its inputs and outputs are not as agreed.
+        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
         ValueError: `threads` or `refer_above` is out of range.
     """
 
@@ -79,6 +81,7 @@ class Scorer:
             raise ValueError(f"threads is {threads}; allowed are 1 to 1024")
         if refer_above is not None and not 0.0 <= refer_above < float("inf"):
             raise ValueError(f"refer_above is {refer_above}; allowed are numbers from 0")
+        _check_runtime(bundle.manifest.min_runtime)
         self._bundle = bundle
         self._classes, self._seen = bundle.labels.classes, bundle.labels.seen
         self._rules = _rules(bundle.card, refer_above)
@@ -178,6 +181,16 @@ def _rules(card: Card, refer_above: float | None) -> ReferralRules:
         raise BundleError("the card's metric refer_dissonance_above is no number; ask the signer", "bad_card")
     uncertain_above = card.refer_above if refer_above is None else refer_above
     return ReferralRules(uncertain_above=uncertain_above, dissonance_above=None if stated is None else float(stated))
+
+
+def _check_runtime(least: str) -> None:
+    """Refuse a runtime that is older than the bundle asks for (`manifest.json`, min_runtime)."""
+    found = re.match(r"\d+(\.\d+){0,2}", onnxruntime.__version__)  # a build may add .dev20250101 or +local
+    if found is None or release(found[0]) < release(least):
+        raise BundleError(
+            f"the bundle needs onnxruntime {least} or newer, this is {onnxruntime.__version__}; update onnxruntime",
+            "runtime_too_old",
+        )
 
 
 def _processors() -> int:

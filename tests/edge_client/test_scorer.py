@@ -1,6 +1,7 @@
 """Scores against an oracle written from the formulas, and the referral rules."""
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.extra.numpy import arrays
@@ -8,7 +9,7 @@ from PIL import Image
 
 from edgefl_client import Scorer
 from edgefl_client.scorer import ScoreError
-from edgefl_protocol.errors import ImageError
+from edgefl_protocol.errors import BundleError, ImageError
 from edgefl_protocol.imaging import prepare
 from edgefl_protocol.payload import digest
 
@@ -182,3 +183,25 @@ def test_a_4_to_3_photo_is_squashed_not_cropped(lab, make_bundle):
     crop = Scorer(make_bundle(fit="crop"), threads=1).score(pixels).attention.reshape(6, 6)
     assert squash[:, 0].min() > 0.9
     assert crop.max() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed"),
+    [
+        ("1.22.9", False),
+        ("0.99", False),
+        ("1.23", True),
+        ("1.23.0", True),
+        ("1.100.0", True),
+        ("1.24.0.dev2025+x", True),
+    ],
+)
+def test_a_runtime_older_than_the_bundle_asks_for_is_refused(plain_bundle, monkeypatch, version, allowed):
+    """docs/design.md, section 7: `min_runtime` of the manifest, 1.23 here, compared as versions are."""
+    monkeypatch.setattr(onnxruntime, "__version__", version)
+    if allowed:
+        Scorer(plain_bundle, threads=1)
+        return
+    with pytest.raises(BundleError, match=r"needs onnxruntime 1\.23 or newer") as refused:
+        Scorer(plain_bundle, threads=1)
+    assert refused.value.code == "runtime_too_old"
