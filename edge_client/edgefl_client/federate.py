@@ -139,6 +139,7 @@ def run_pull(device: Device) -> dict[str, Any]:
                 "index; try again later, and tell the operator",
                 code="other_bundle",
             )
+        models.check_replaces(home, bundle)
     path = models.install(home, data, bundle)
     return {"changed": True, "file": str(path), **wanted}
 

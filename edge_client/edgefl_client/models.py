@@ -5,13 +5,14 @@ it, so after a crash the old or the new bundle is in use, never none and never h
 33). A version below the highest seen of its (federation, line, task) is refused even where the newer file is gone.
 """
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.trust import list_trusted
-from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.bundle import Bundle, check_update, load_bundle, unverified_manifest
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
 
@@ -75,6 +76,31 @@ def open_model(home: Home, file: Path | None, extra_trust: Sequence[bytes], now_
     trust = [*(one.key.public for one in list_trusted(home)), *extra_trust]
     path = current_file(home) if file is None else file
     return read_bundle(path, trust, now_ms, last_seen(home))
+
+
+def check_replaces(home: Home, bundle: Bundle) -> None:
+    """Refuse a bundle that may not take the place of the one in use: another line, or no higher version.
+
+    The one in use was verified when it came and is known by its SHA-256, so its manifest needs no signature here: it
+    still counts after its key was removed or its time is over. Where its file is gone or damaged, only the highest
+    versions seen count, so that a device can recover.
+
+    Args:
+        home: the device's home.
+        bundle: the verified bundle to install.
+
+    Raises:
+        BundleError: `other_line` or `rolled_back`.
+    """
+    sha256 = _record(home)["current"]
+    if sha256 in (None, bundle.sha256):
+        return
+    try:
+        data = read_bounded(current_file(home), MAX_FILE_BYTES)
+    except StorageError:
+        return
+    if hashlib.sha256(data).hexdigest() == sha256:
+        check_update(unverified_manifest(data)[0], bundle.manifest)
 
 
 def install(home: Home, data: bytes, bundle: Bundle) -> Path:

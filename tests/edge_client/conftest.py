@@ -119,6 +119,7 @@ def bundle_bytes(
     fit: str = "squash",
     version: int = 1,
     federation: str | None = "skin",
+    line: str = "main",
     expires_ms: int | None = None,
     metrics: dict[str, Any] | None = None,
     signer: SigningKey = SIGNER,
@@ -138,7 +139,7 @@ def bundle_bytes(
         "card.json": card.to_bytes(),
     }
     fields = BundleFields(
-        federation=federation, line="main", task="all", version=version, created_ms=NOW_MS, expires_ms=expires_ms
+        federation=federation, line=line, task="all", version=version, created_ms=NOW_MS, expires_ms=expires_ms
     )
     return build_bundle(members, fields, [signer])
 

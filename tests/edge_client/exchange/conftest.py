@@ -56,6 +56,7 @@ class FakeCoordinator:
     tokens: int = 36
     round: int = 1
     state: str = "open"
+    line: str = "main"
     effects: list[tuple[str, int, bytes]] = field(default_factory=list)
     bundles: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     refuse: dict[str, Refusal] = field(default_factory=dict)
@@ -155,7 +156,7 @@ class FakeCoordinator:
 
     def _task(self, skid: str, *_: Any) -> Payload:
         return TaskReply(
-            method="fedevprompt", task="all", line="main", classes=self.classes, rounds=5, round=self.round,
+            method="fedevprompt", task="all", line=self.line, classes=self.classes, rounds=5, round=self.round,
             phase="train" if self.round else "", state=self.state, deadline_ms=self.now_ms + HOUR_MS,
             tokens=self.tokens, maps_per_class=5, quorum_min=1, quorum_target=4, max_reply_bytes=2**20,
             replied=(skid, self.round) in self.replied, settings={},

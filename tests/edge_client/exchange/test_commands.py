@@ -181,6 +181,30 @@ def test_pull_takes_only_the_bundle_of_the_signed_index(run, device, live, lab):
     assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 2
 
 
+def test_a_bundle_of_the_same_version_or_another_line_does_not_replace(run, device, live, lab):
+    """docs/security.md, check 26: same federation, line and task, and a version strictly above."""
+    run("pull")
+    before = json.loads(run("status", "--json")[1])["model"]["sha256"]
+    live.bundles["main", "all", 1] = lab.bundle_bytes(refer_above=0.5)
+    code, _, err = run("pull")
+    assert code == 3
+    assert "this device runs 1" in err
+    live.bundles = {("night", "all", 2): lab.bundle_bytes(version=2, line="night")}
+    live.line = "night"
+    code, _, err = run("pull")
+    assert code == 3
+    assert "skin/night/all" in err
+    assert json.loads(run("status", "--json")[1])["model"]["sha256"] == before
+
+
+def test_a_lost_bundle_is_fetched_again(run, device, live, lab):
+    """Without the file only the highest version seen counts, so that the device can recover."""
+    run("pull")
+    next((run.home / "models").glob("*.edgefl")).unlink()
+    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
+    assert json.loads(run("pull", "--json")[1])["version"] == 2
+
+
 def test_pull_without_trust_is_refused(run, device, live, lab):
     run("trust", "remove", lab.SIGNER.public.hex())
     code, _, err = run("pull")
