@@ -1,14 +1,18 @@
 """FedEvPrompt's promises: what travels, whose maps are used, which maps are sent (arXiv 2411.10071, section 3.2)."""
 
-import numpy as np
-import torch
-from edgefl_protocol import Payload
+import dataclasses
 
+import numpy as np
+import pytest
+import torch
+from tests.trainer.methods.conftest import after, play
+
+from edgefl_protocol import Payload
+from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.contract import Phase, State
-from edgefl_trainer.methods.recipe import TRAINED
-from tests.trainer.methods.conftest import after, play
+from edgefl_trainer.methods.recipe import TRAINED, EvidentialRecipe, site_prior
 
 HYPER = {"batch": 4, "lr_head": 2e-3}
 
@@ -99,7 +103,7 @@ def test_distillation_pulls_the_maps_towards_the_peers(make_task, make_site, bac
     distance = {}
     for weight in (0.0, 1e-4):
         method = build(METHODS["fedevprompt"], {**HYPER, "kd_weight": weight, "lr_t": 5e-2, "lr_b": 5e-2})
-        state, reply = method.local_round(site, State(), broadcast)
+        _, reply = method.local_round(site, State(), broadcast)
         maps = np.concatenate(list(reply.arrays.values())).astype(np.float64)
         distance[weight] = np.square(maps - target).sum(axis=1).mean()
     assert distance[1e-4] < 0.98 * distance[0.0], distance
@@ -114,34 +118,37 @@ def test_prompts_and_head_never_leave(make_task, make_site):
         assert all(name.startswith("maps.") for name in payload.arrays)
 
 
-def test_msk_counts_never_predict_an_absent_class(make_task, make_site):
-    """Eight classes, three at the site (MSK's counts): with little evidence the largest alpha is an absent class's prior."""
-    from edgefl_trainer.engine.models import predict
-    from edgefl_trainer.losses import class_prior
+MSK = (215, 415, 0, 0, 189, 0, 0, 0)  # training rows of MEL, NV, BCC, AK, BKL, DF, VASC, SCC at MSK4
+MSK_PRIOR = {0: 0.843, 1: 0.564, 4: 0.879}  # 8/7·(1 - N_k/819); every absent class 8/7
 
-    counts = [0, 0, 0, 0, 140, 166, 349, 0]
-    prior = class_prior(torch.tensor(counts)).numpy()
-    np.testing.assert_allclose(prior[0], 8 / 7, rtol=1e-2)  # 1.143: above every class that is there
-    assert prior[0] > prior[[4, 5, 6]].max()
-    task = make_task(classes=tuple("abcdefgh"))
-    labels = [4] * 3 + [5] * 4 + [6] * 5
-    site = make_site(task, count=12, labels=labels)
-    method = build(METHODS["fedevprompt"], {**HYPER, "evidence": "relu"})
-    state, _ = method.local_round(site, State(), Payload({}, {"phase": "train", "round": 1, "rounds": 1}))
-    predictor = method.predictor(site, state, Payload({}, {}))
-    predictor.tensors["head.bias"] = np.full(8, 0.01, np.float32)  # next to no evidence
-    predictor.tensors["head.weight"] = np.zeros_like(predictor.tensors["head.weight"])
-    scores = predict(predictor, site.train.images)
-    assert scores.probabilities.argmax(axis=1).tolist() == [0] * 12 or 4 not in scores.probabilities.argmax(axis=1)
-    assert set(scores.predicted.tolist()) <= {4, 5, 6}
+
+@pytest.mark.parametrize(("evidence", "named"), [(0.0, -1), (0.01, 4)])
+def test_msk_counts_never_predict_an_absent_class(evidence, named, make_task, make_site):
+    """docs/methods.md 1.3: without evidence the largest alpha is an absent class's prior, and it is never predicted.
+
+    No evidence at all names nothing; the same little evidence for every class names BKL, the rarest that is there.
+    """
+    task = make_task(classes=("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC"))
+    site = make_site(task, count=sum(MSK), labels=np.repeat(np.arange(8), MSK).tolist())
+    method = build(METHODS["fedevprompt"], {"evidence": "relu", "readout": "cls", "head_norm": "none"})
+    made = method.predictor(site, State(), Payload({}, {}))
+    prior = made.tensors["prior"]
+    np.testing.assert_allclose(prior, [MSK_PRIOR.get(k, 8 / 7) for k in range(8)], atol=6e-4)
+    head = {
+        "head.weight": np.zeros_like(made.tensors["head.weight"]),
+        "head.bias": np.full(8, evidence, np.float32),
+    }
+    scores = predict(dataclasses.replace(made, tensors={**made.tensors, **head}), site.train.images[::100])
+    np.testing.assert_allclose(scores.evidence, evidence, atol=1e-6)
+    alpha = scores.evidence + prior
+    absent = [k for k in range(8) if MSK[k] == 0]
+    assert np.isin(alpha.argmax(axis=1), absent).all()
+    assert np.isin(scores.probabilities.argmax(axis=1), absent).all()
+    assert scores.predicted.tolist() == [named] * 9
 
 
 def test_balanced_draws_are_not_corrected_a_second_time(make_task, make_site):
-    """W comes from the frequencies that training shows: counts (9, 3) give (1/2, 3/2), drawn equally they give (1, 1)."""
-    import dataclasses
-
-    from edgefl_trainer.methods.recipe import EvidentialRecipe, site_prior
-
+    """W comes from what training shows: counts (9, 3) give (1/2, 3/2), drawn equally they give (1, 1)."""
     site = make_site(make_task(), count=12, labels=[0] * 9 + [1] * 3)
     np.testing.assert_allclose(site_prior(EvidentialRecipe(), site), [0.5, 1.5])
     np.testing.assert_allclose(site_prior(EvidentialRecipe(), dataclasses.replace(site, balance="class")), [1.0, 1.0])

@@ -104,20 +104,40 @@ def test_hidden_pixels_cannot_reach_the_encoder():
         assert model.encode(images, visible).equal(model.encode(changed, visible))
 
 
-@settings(deadline=None, max_examples=30)
-@given(ratio=st.floats(0.05, 0.9), tokens=st.sampled_from([4, 9, 16, 49]))
-def test_masking_keeps_exactly_the_stated_patches(ratio, tokens):
-    """int(N·(1 − ratio)) patches stay: 49 of 196 at 0.75 in the paper."""
-    side = int(tokens**0.5)
+@settings(deadline=None, max_examples=20)
+@given(ratio=st.sampled_from([0.25, 0.5, 0.75]), side=st.sampled_from([2, 4, 6]), seed=st.integers(0, 99))
+def test_the_encoder_sees_the_patches_of_smallest_noise_and_no_other(ratio, side, seed):
+    """MAE section 3: (1 - ratio)·N patches, those of smallest noise, and the class token reach the encoder's blocks."""
     model = MaskedAutoencoder(
         Architecture(width=8, depth=1, heads=1, patch=4, image_px=4 * side), decoder_width=8, decoder_depth=1
     )
-    assert model.kept(ratio) == int(tokens * (1 - ratio))
+    model.initialise(seed)
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(2, 3, 4 * side, 4 * side, generator=generator)
+    noise = torch.rand(2, side * side, generator=generator)
+    seen = []
+    model.backbone.blocks.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    with torch.no_grad():
+        model(images, noise, ratio, True)
+        every = model.backbone.patch_embed(images) + model.backbone.pos_embed[:, 1:]
+    count = {0.25: 3 * side**2 // 4, 0.5: side**2 // 2, 0.75: side**2 // 4}[ratio]
+    [tokens] = seen
+    assert tokens.shape == (2, 1 + count, 8)
+    for image in range(2):
+        smallest = np.argsort(noise[image].numpy())[:count]
+        np.testing.assert_allclose(tokens[image, 1:], every[image, smallest], atol=1e-6)
+        np.testing.assert_allclose(tokens[image, 0], model.backbone.cls_token.detach()[0, 0], atol=1e-6)
 
 
-def test_mae_keeps_49_of_196():
-    model = MaskedAutoencoder(Architecture(width=8, depth=1, heads=1, patch=16, image_px=224), decoder_width=8, decoder_depth=1)
-    assert model.kept(0.75) == 49
+def test_mae_shows_49_of_196_patches_to_the_encoder():
+    """MAE section 3: three quarters of 14 × 14 patches are hidden."""
+    shape = Architecture(width=8, depth=1, heads=1, patch=16, image_px=224)
+    model = MaskedAutoencoder(shape, decoder_width=8, decoder_depth=1)
+    seen = []
+    model.backbone.blocks.register_forward_pre_hook(lambda module, given: seen.append(given[0].shape[1]))
+    with torch.no_grad():
+        model(torch.rand(1, 3, 224, 224), torch.rand(1, 196), 0.75, True)
+    assert seen == [1 + 49]
 
 
 def test_patches_follow_the_image_and_standardise():
@@ -131,7 +151,7 @@ def test_patches_follow_the_image_and_standardise():
 
 
 def test_positions_are_maes_table():
-    """First quarter sin of the column, second cos of it, then the row; the class token's row is zero (MAE, pos_embed)."""
+    """First quarter sin of the column, second cos of it, then the row; the class token's row is zero (MAE)."""
     table = sincos_positions(8, 3)[0].numpy()
     np.testing.assert_array_equal(table[0], 0)
     row, column = 2, 1

@@ -1,0 +1,83 @@
+"""Every method that makes a model leaves through one door: export gates, bundle, device, the trainer's numbers.
+
+docs/security.md check 32 for each line of the table of methods: probabilities and vacuity agree to 1e-4, what is named
+and referred agrees exactly.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from edgefl_client.cli import cli as device_cli
+from edgefl_export.cli import main as export_cli
+from edgefl_trainer.cli import cli as trainer_cli
+from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.methods.contract import LearnsBackbone
+
+DATA = "lesions:sites=2,images=24,px=36"
+MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))
+
+
+def ask(command: object, *words: object) -> Result:
+    return CliRunner().invoke(command, [str(word) for word in words], catch_exceptions=False)
+
+
+def told(command: object, *words: object) -> list[dict]:
+    done = ask(command, *words, "--json")
+    assert done.exit_code == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def train(method: str, folder: Path) -> Path:
+    told(
+        trainer_cli, "run", method, "--data", DATA, "--task", "nevus", "--preset", "tiny", "--backbone", "tiny",
+        "--image-px", "36", "--device", "cpu", "--out", folder,
+    )  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def signer(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("signer") / "keys"
+    assert ask(export_cli, "keygen", folder).exit_code == 0
+    return folder
+
+
+@pytest.fixture
+def photos(tmp_path) -> list[Path]:
+    files = []
+    for number, label in enumerate(("MEL", "NV")):
+        image, _ = draw_lesion(label, site=0, number=number, px=64)
+        files.append(tmp_path / f"{label}.png")
+        Image.fromarray(image).save(files[-1])
+    return files
+
+
+@pytest.mark.parametrize("method", MODELS)
+def test_a_model_scores_on_the_device_as_in_the_trainer(method, signer, photos, tmp_path):
+    run, bundle, public = train(method, tmp_path / "run"), tmp_path / "site.edgefl", signer / "signing.pub"
+    [facts] = told(export_cli, "bundle", run, "--site", "site-1", "--sign", signer, "-o", bundle)
+    assert facts["parity"]
+    assert all(figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
+    assert told(export_cli, "verify", bundle, "--trust", public)[0]["verified"] is True
+    expected = told(trainer_cli, "predict", run, *photos, "--site", "site-1")
+    found = told(device_cli, "score", *photos, "--model", bundle, "--trust", public, "--home", tmp_path / "home")
+    assert len(found) == len(expected) == len(photos)
+    for device, trainer in zip(found, expected, strict=True):
+        assert device.keys() == trainer.keys()
+        for name in ("predicted", "refer", "refer_reasons"):
+            assert device[name] == trainer[name], name
+        assert device["probabilities"].keys() == trainer["probabilities"].keys()
+        values = [list(score["probabilities"].values()) for score in (device, trainer)]
+        np.testing.assert_allclose(*values, atol=1e-4)
+        assert device["vacuity"] == (
+            None if trainer["vacuity"] is None else pytest.approx(trainer["vacuity"], abs=1e-4)
+        )
+    first, second = (score["probabilities"] for score in found)
+    assert first != second  # two pictures, two answers: the picture reaches the model

@@ -1,0 +1,295 @@
+"""The shared recipe of local learning: clock, rates, moments, readout, distillation, choice of maps, warnings.
+
+Sources: docs/methods.md 1.3 (annealing), 1.5 (distillation and buffer) and 1.6 (training, readout).
+"""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from tests.trainer.methods.conftest import after, play
+
+from edgefl_protocol import Payload
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.losses import class_prior, evidential_loss
+from edgefl_trainer.methods import METHODS, features, fedavg, private
+from edgefl_trainer.methods import recipe as learning
+from edgefl_trainer.methods.contract import State
+from edgefl_trainer.methods.recipe import TRAINED, EvidentialRecipe, initial_tensors
+from edgefl_trainer.models.scoring import ScoreModule
+
+HYPER = {"batch": 4, "readout": "cls"}
+STILL = {**HYPER, "lr_b": 0.0, "lr_t": 0.0, "lr_head": 0.0, "weight_decay": 0.0}
+
+
+def train(round_: int = 1, **maps: np.ndarray) -> Payload:
+    return Payload(maps, {"phase": "train", "round": round_, "rounds": 5})
+
+
+def peer_maps(tokens: int) -> dict[str, np.ndarray]:
+    """Three peers hold maps of class 0, one of them also of class 1."""
+    rng = np.random.default_rng(0)
+    names = ("maps.0.0", "maps.1.0", "maps.2.0", "maps.1.1")
+    return {name: rng.random((2, tokens)).astype(np.float16) for name in names}
+
+
+def listening(site, facts: list):
+    return dataclasses.replace(site, report=facts.append)
+
+
+# annealing clock
+
+
+@pytest.mark.parametrize(
+    ("clock", "expected"),
+    [
+        ("run", [0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1]),
+        ("round", [0, 0.1, 0.2, 0.3, 0, 0.1, 0.2, 0.3, 0, 0.1, 0.2, 0.3]),
+    ],
+)
+def test_the_penalty_grows_by_a_tenth_with_each_epoch_of_the_clock(clock, expected, make_task, make_site, monkeypatch):
+    """min(1, t/10), t = (round - 1)·E + e over the run, or e from each round's start: R = 3, E = 4."""
+    used = []
+
+    def spy(evidence, target, prior, kl_weight):
+        used.append(kl_weight)
+        return evidential_loss(evidence, target, prior, kl_weight)
+
+    monkeypatch.setattr(learning, "evidential_loss", spy)
+    task = make_task(rounds=3, epochs=4)
+    play(build(METHODS["local"], {**HYPER, "anneal_clock": clock}), task, {"a": make_site(task, count=4)})
+    np.testing.assert_allclose(used, expected, atol=1e-12)
+
+
+# learning rates and moments
+
+
+def test_each_tensor_moves_by_its_own_rate(make_task, make_site, backbone):
+    """AdamW's first step without decay is lr·sign(g): the largest change of a tensor is the rate of its group."""
+    rates = {"lr_b": 1e-3, "lr_t": 2e-3, "lr_head": 4e-3}
+    method = build(METHODS["local"], {**HYPER, **rates, "batch": 12, "weight_decay": 0.0})
+    task = make_task()
+    state, _ = method.local_round(make_site(task, count=12), State(), train())
+    before = initial_tensors(method.recipe, backbone.spec, 2, task.seed)
+    moved = {name: np.abs(state.arrays[name] - before[name].numpy()).max() for name in TRAINED}
+    expected = {"prompts.b": 1e-3, "prompts.t": 2e-3, "head.weight": 4e-3, "head.bias": 4e-3}
+    assert moved == pytest.approx(expected, rel=1e-3)
+
+
+def one_loop(site, recipe: EvidentialRecipe, rounds: int) -> dict[str, np.ndarray]:
+    """The whole run as one AdamW loop that knows no rounds but for the order of the images."""
+    spec = site.task.backbone
+    module = ScoreModule(site.backbone, recipe.options(spec, "cls"))
+    tensors = {k: v.clone().requires_grad_() for k, v in initial_tensors(recipe, spec, 2, site.task.seed).items()}
+    rates = {"prompts.b": recipe.lr_b, "prompts.t": recipe.lr_t}
+    groups = [{"params": [v], "lr": rates.get(k, recipe.lr_head)} for k, v in tensors.items()]
+    optimizer = torch.optim.AdamW(groups, weight_decay=recipe.weight_decay)
+    prior = class_prior(site.train.counts(2)).float()
+    for t in range(rounds):
+        for images, target in site.batches(site.train, recipe.batch, t + 1, 0):
+            output = module.vit(module.vit.normalise(images), module.prompts(tensors))
+            evidence = torch.nn.functional.softplus(output.cls @ tensors["head.weight"].T + tensors["head.bias"])
+            optimizer.zero_grad()
+            evidential_loss(evidence, target, prior, t / 10).backward()
+            optimizer.step()
+    return {name: value.detach().numpy() for name, value in tensors.items()}
+
+
+def test_kept_moments_make_two_rounds_one_run(make_task, make_site):
+    """Moments go on where they are private (1.6): R = 2 rounds of E = 1 are one loop of two epochs."""
+    hyper = {**HYPER, "augment": "none", "head_norm": "none", "lr_head": 2e-3}
+    task = make_task(rounds=2)
+    found = {}
+    for choice in ("keep", "reset"):
+        method = build(METHODS["local"], {**hyper, "optimizer_state": choice})
+        found[choice] = play(method, task, {"a": make_site(task, count=12)})[1]["a"]
+    expected = one_loop(make_site(task, count=12), method.recipe, rounds=2)
+    for name in TRAINED:
+        np.testing.assert_allclose(found["keep"].arrays[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        assert np.abs(found["reset"].arrays[name] - expected[name]).max() > 1e-4, name
+    assert found["keep"].values["optimizer.step"] == 2 * 3  # R rounds of three batches
+    assert not any(name.startswith("optimizer.") for name in found["reset"].arrays)
+
+
+# readout
+
+
+@pytest.mark.parametrize("informative", ["cls", "mean"])
+def test_auto_takes_the_readout_that_holds_the_answer(informative, make_task, make_site, monkeypatch):
+    """One readout spells the class, the other is noise; the probe on tune rows sees the difference (1.6, readout)."""
+
+    def drawn(backbone, rows, device):
+        rng = np.random.default_rng(len(rows))
+        noise = {name: rng.normal(size=(len(rows), 8)).astype(np.float32) for name in ("cls", "mean")}
+        noise[informative][:, 0] += 20 * rows.targets
+        return noise
+
+    monkeypatch.setattr(features, "frozen_features", drawn)
+    monkeypatch.setattr(private, "frozen_features", drawn)
+    site = make_site(make_task(), count=24)
+    method = build(METHODS["local"], {"batch": 24, "head_norm": "none"})
+    state, _ = method.local_round(site, State(), train())
+    assert state.values["readout"] == informative
+    assert method.predictor(site, state, Payload({}, {})).module.options.readout == informative
+
+
+@pytest.mark.parametrize(("probes", "expected"), [((0.9, 0.8), "cls"), ((0.8, 0.9), "mean"), ((0.8, 0.8), "cls")])
+def test_where_the_head_is_averaged_the_mean_over_sites_decides(probes, expected, make_task, make_site, monkeypatch):
+    """Site a finds the class token better, site b the mean: the larger mean wins, a tie is the class token's."""
+    figures = {"a": {"cls": probes[0], "mean": 0.5}, "b": {"cls": 0.5, "mean": probes[1]}}
+    monkeypatch.setattr(fedavg, "probe_readouts", lambda site, found: figures[site.name])
+    task = make_task()
+    method = build(METHODS["fedavg"], {"batch": 12})
+    server, _ = play(method, task, {"a": make_site(task, "a"), "b": make_site(task, "b", count=20, seed=2)})
+    assert method.broadcast(server, after(task), ["a"])["a"].scalars["readout"] == expected
+
+
+# distillation
+
+
+def distilled_with(site, monkeypatch, **hyper):
+    """Peer means, peer counts and Gram matrix as the loss receives them in one round."""
+    seen = []
+    real = learning.rollout_distillation
+
+    def spy(maps, target, means, counts, gram):
+        seen.append((means.double(), counts.double(), gram.double()))
+        return real(maps, target, means, counts, gram)
+
+    monkeypatch.setattr(learning, "rollout_distillation", spy)
+    method = build(METHODS["fedevprompt"], {**HYPER, **hyper})
+    method.local_round(site, State(), train(2, **peer_maps(site.task.backbone.tokens)))
+    assert len(seen) == 1
+    return seen[0]
+
+
+@pytest.mark.parametrize(("kd_peers", "expected"), [("sum", [3, 1]), ("mean5", [5, 5])])
+def test_peers_are_summed_or_weigh_five_together(kd_peers, expected, make_task, make_site, backbone, monkeypatch):
+    """1.5: the sum over peers that hold the class, or five times their mean; the mean map is the same."""
+    means, counts, _ = distilled_with(make_site(make_task(), count=4), monkeypatch, kd_peers=kd_peers)
+    maps = {name: value.astype(np.float64).mean(axis=0) for name, value in peer_maps(backbone.spec.tokens).items()}
+    assert counts.tolist() == expected
+    np.testing.assert_allclose(means[0], np.mean([maps[f"maps.{i}.0"] for i in range(3)], axis=0), rtol=1e-5)
+    np.testing.assert_allclose(means[1], maps["maps.1.1"], rtol=1e-5)
+
+
+def test_a_class_that_no_peer_holds_stays_out(make_task, make_site, backbone, monkeypatch):
+    counts = distilled_with(make_site(make_task(classes=("x", "y", "z")), count=4), monkeypatch, kd_peers="mean5")[1]
+    assert counts.tolist() == [5, 5, 0]
+
+
+@pytest.mark.parametrize("metric", ["bilinear", "nearest"])
+def test_distances_are_those_of_the_map_at_224_px(metric, make_task, make_site, backbone, monkeypatch):
+    """1.5: dᵀGd is the squared distance after torch's own upsampling, bilinear or nearest."""
+    gram = distilled_with(make_site(make_task(), count=4), monkeypatch, kd_metric=metric)[2]
+    grid = backbone.spec.grid
+    for seed in range(3):
+        d = torch.from_numpy(np.random.default_rng(seed).normal(size=grid * grid))
+        square = d.reshape(1, 1, grid, grid)
+        large = torch.nn.functional.interpolate(square, size=(224, 224), mode=metric)
+        assert float(d @ gram @ d) == pytest.approx(float(large.square().sum()), rel=1e-4)
+
+
+# choice of maps
+
+
+def scored(method, site, state):
+    predictor = method.predictor(site, state, Payload({}, {}))
+    tensors = {name: torch.from_numpy(np.array(value)) for name, value in predictor.tensors.items()}
+    with torch.inference_mode():
+        return predictor.module(torch.from_numpy(site.train.images), tensors)
+
+
+def test_correct_offers_the_most_certain_of_the_right_answers(make_task, make_site):
+    """select=correct: lowest vacuity among training images that are named right; the filter changes the choice."""
+    labels = np.random.default_rng(3).integers(0, 2, 24).tolist()
+    site = make_site(make_task(), count=24, labels=labels)
+    choice = {}
+    for select in ("vacuity", "correct"):
+        method = build(METHODS["fedevprompt"], {**HYPER, "maps_per_class": 3, "select": select, "lr_head": 2e-3})
+        state, reply = method.local_round(site, State(), train())
+        choice[select] = reply.arrays
+    score = scored(method, site, state)
+    right = score.probabilities.argmax(dim=1).numpy() == site.train.targets
+    assert 0 < right.sum() < 24
+    expected = {}
+    for k in (0, 1):
+        rows = np.flatnonzero(right & (site.train.targets == k))
+        best = sorted(rows, key=lambda row: (float(score.vacuity[row]), row))[:3]
+        if best:
+            expected[f"maps.{k}"] = score.map[best].numpy()
+    assert choice["correct"].keys() == expected.keys()
+    for name, maps in expected.items():
+        np.testing.assert_allclose(choice["correct"][name].astype(np.float32), maps, atol=1e-3)
+    assert any(
+        name not in choice["correct"] or not np.array_equal(choice["correct"][name], maps)
+        for name, maps in choice["vacuity"].items()
+    )
+
+
+def test_random_draws_images_of_the_class_anew_each_round(make_task, make_site):
+    """select=random: any M of the class. The model stands still, so only the draw can differ between rounds."""
+    site = make_site(make_task(), count=24)
+    sent = {}
+    for select, round_ in itertools.product(("vacuity", "random"), (1, 2)):
+        method = build(METHODS["fedevprompt"], {**STILL, "maps_per_class": 2, "select": select})
+        state, reply = method.local_round(site, State(), train(round_))
+        sent[select, round_] = reply.arrays
+    again = method.local_round(site, State(), train(2))[1].arrays
+    maps = scored(method, site, state).map.numpy()
+    for k in (0, 1):
+        name = f"maps.{k}"
+        own = maps[site.train.targets == k]
+        for found in (sent["random", 1][name], sent["random", 2][name]):
+            assert found.shape[0] == 2
+            assert all(np.abs(own - one.astype(np.float32)).max(axis=1).min() < 1e-3 for one in found)
+        np.testing.assert_array_equal(again[name], sent["random", 2][name])
+        np.testing.assert_array_equal(sent["vacuity", 1][name], sent["vacuity", 2][name])
+    assert any(not np.array_equal(sent["random", 1][name], sent["random", 2][name]) for name in again)
+    assert any(not np.array_equal(sent["random", 1][name], sent["vacuity", 1][name]) for name in again)
+
+
+# warnings
+
+
+def warnings_of(facts: list) -> list[str]:
+    return [str(one["warning"]) for one in facts if "warning" in one]
+
+
+@pytest.mark.parametrize(("dead", "warned"), [(0, False), (6, False), (7, True), (12, True)])
+def test_a_head_without_evidence_is_reported(dead, warned, make_task, make_site, backbone, monkeypatch):
+    """1.3: the share of images with zero evidence is logged, and a person is warned above one half."""
+    facts: list = []
+    site = listening(make_site(make_task(), count=12), facts)
+
+    def evidence(logits, kind):
+        silent = (torch.arange(len(logits)) < dead).float()[:, None]
+        return torch.nn.functional.softplus(logits) * (1 - silent)
+
+    monkeypatch.setattr(learning, "evidence_of", evidence)
+    method = build(METHODS["local"], {**HYPER, "batch": 12})
+    method.local_round(site, State(), train(2))
+    assert [one["zero_evidence_share"] for one in facts if "summary" in one] == pytest.approx([dead / 12])
+    assert [("no evidence" in text, site.name in text) for text in warnings_of(facts)] == [(True, True)] * warned
+
+
+@pytest.mark.parametrize(("weight", "warned"), [(1e-2, False), (1e-12, True)])
+def test_a_distillation_term_that_does_nothing_is_reported(weight, warned, make_task, make_site, backbone):
+    """1.5: lambda·L_KD/L_eps is logged, and a warning is given below 1e-4."""
+    facts: list = []
+    site = listening(make_site(make_task(), count=12), facts)
+    method = build(METHODS["fedevprompt"], {**HYPER, "kd_weight": weight})
+    method.local_round(site, State(), train(2, **peer_maps(backbone.spec.tokens)))
+    [share] = [one["kd_share"] for one in facts if "summary" in one]
+    assert (0 < share < 1e-4) == warned
+    assert ["distillation" in text and site.name in text for text in warnings_of(facts)] == [True] * warned
+
+
+def test_without_peers_nothing_is_said_about_distillation(make_task, make_site):
+    """Round 1 has no maps: a share of zero is no news there."""
+    facts: list = []
+    method = build(METHODS["fedevprompt"], HYPER)
+    method.local_round(listening(make_site(make_task(), count=12), facts), State(), train())
+    assert warnings_of(facts) == []
