@@ -199,9 +199,10 @@ def run_sync(device: Device) -> dict[str, Any]:
         EdgeflError: no answer or a refusal; what was not answered stays in the outbox.
     """
     with device.member() as member, device.outbox(member.identity) as outbox:
-        expired = outbox.expire(device.clock_ms())
         task = member.task()
         sent = member.deliver(outbox, task)
+        # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
+        expired = outbox.expire(member.now_ms())
         broadcast = _fetch_broadcast(device, member, task)
         return {
             "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},

@@ -27,6 +27,7 @@ from edgefl_protocol.errors import StorageError
 
 _DAY_MS = 86_400_000
 _NONCE_BYTES = 12
+_CLOCK_SET_MS = 1_577_836_800_000  # 2020-01-01: an earlier time comes from a clock that was not set yet
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS item (
     idem TEXT PRIMARY KEY,
@@ -187,8 +188,17 @@ class Outbox:
             self._db.execute("DELETE FROM item WHERE idem = ?", (idem,))
 
     def expire(self, now_ms: int) -> int:
-        """Drop items past the age bound and say how many."""
+        """Drop items past the age bound and say how many.
+
+        An item from before the clock was set, or from the future, got its date from a wrong clock; it ages from now.
+
+        Args:
+            now_ms: Unix milliseconds by the corrected clock.
+        """
         with self._transaction():
+            self._db.execute(
+                "UPDATE item SET created_ms = ? WHERE created_ms < ? OR created_ms > ?", (now_ms, _CLOCK_SET_MS, now_ms)
+            )
             return self._db.execute("DELETE FROM item WHERE created_ms < ?", (now_ms - self._bounds.age_ms,)).rowcount
 
     def _seal(self, payload: bytes, *bound: str) -> bytes:

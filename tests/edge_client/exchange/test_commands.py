@@ -1,7 +1,9 @@
 """enrol, pull, contribute, sync and status at the command line, against a coordinator in memory."""
 
+import contextlib
 import json
 import logging
+import sqlite3
 import time
 
 import numpy as np
@@ -164,6 +166,29 @@ def test_coordinator_down_is_one_sentence_and_loses_nothing(run, device, live, m
     assert status["waiting"] == 1
     assert run("score", device / "0.png")[0] == 0  # offline scoring goes on
     monkeypatch.undo()
+
+
+def test_what_waits_is_sent_before_it_can_expire(run, device, live, monkeypatch):
+    """docs/security.md, reliability table: age is the last reason to lose work, and a jumped clock is none."""
+    run("pull")
+
+    def contributed(created_ms):
+        assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+        with contextlib.closing(sqlite3.connect(run.home / "outbox.sqlite3")) as db, db:
+            db.execute("UPDATE item SET created_ms = ?", (created_ms,))
+
+    def synced():
+        value = json.loads(run("sync", "--json")[1])
+        return len(value["sent"]), value["expired"], value["waiting"]
+
+    old = live.now_ms - 31 * 86_400_000
+    contributed(old)
+    assert synced() == (1, 0, 0)
+    live.round, live.state = 2, "closed"
+    contributed(5_000)  # put before the clock was set
+    assert synced() == (0, 0, 1)
+    contributed(old)
+    assert synced() == (0, 1, 0)
 
 
 def test_pull_takes_only_the_bundle_of_the_signed_index(run, device, live, lab):

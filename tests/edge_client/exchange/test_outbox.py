@@ -15,6 +15,7 @@ from edgefl_protocol.errors import StorageError
 
 KEY = bytes(range(32))
 DAY_MS = 86_400_000
+START_MS = 1_577_836_800_000  # 2020-01-01
 
 
 @pytest.fixture
@@ -71,8 +72,8 @@ def test_an_unsent_item_is_replaced_a_promised_one_stays(path):
 def test_bounds_of_number_size_and_age(path):
     """docs/security.md, reliability: bounded size and age."""
     with Outbox(path, KEY, Bounds(items=2, bytes=1000, age_ms=30 * DAY_MS)) as outbox:
-        first = outbox.put("a", "reply", b"x", 0)
-        outbox.put("b", "reply", b"x", DAY_MS)
+        first = outbox.put("a", "reply", b"x", START_MS)
+        outbox.put("b", "reply", b"x", START_MS + DAY_MS)
         with pytest.raises(OutboxError, match="edgefl sync") as error:
             outbox.put("c", "reply", b"x", 2)
         assert error.value.code == "outbox_full"
@@ -80,9 +81,20 @@ def test_bounds_of_number_size_and_age(path):
         with pytest.raises(OutboxError):
             outbox.put("c", "reply", bytes(1000), 2)
         assert outbox.count() == 1
-        assert outbox.expire(30 * DAY_MS) == 0
-        assert outbox.expire(31 * DAY_MS + 1) == 1
+        assert outbox.expire(START_MS + 30 * DAY_MS) == 0
+        assert outbox.expire(START_MS + 31 * DAY_MS + 1) == 1
         assert outbox.count() == 0
+
+
+@pytest.mark.parametrize("wrong_ms", [0, START_MS - 1, START_MS + 900 * DAY_MS])
+def test_an_item_dated_by_a_wrong_clock_ages_from_when_that_is_seen(path, wrong_ms):
+    """docs/security.md, reliability: a clock that was not set, or was ahead, neither drops an item nor keeps it."""
+    with Outbox(path, KEY, Bounds(age_ms=30 * DAY_MS)) as outbox:
+        outbox.put("a", "reply", b"x", wrong_ms)
+        now_ms = START_MS + 400 * DAY_MS
+        assert outbox.expire(now_ms) == 0
+        assert outbox.expire(now_ms + 30 * DAY_MS) == 0
+        assert outbox.expire(now_ms + 30 * DAY_MS + 1) == 1
 
 
 def test_release_gives_a_new_key(path):
