@@ -74,7 +74,16 @@ class CoordinatorView:
         self.record = record if record is not None else self._fetch()
         self.fetched_ms = fetched_ms
         # The pin vouches for the signing key whatever the date, and only that key can tell the date.
-        self._keys = verify_key_record(self.record, key_id, federation, now_ms=0)
+        try:
+            self._keys = verify_key_record(self.record, key_id, federation, now_ms=0)
+        except RecordError as error:
+            if record is not None or error.code != "bad_record":
+                raise
+            # Nothing that anybody signed: a page of a proxy, a busy or a wrong server.
+            raise Unavailable(
+                "what answered at the coordinator's address sent no key record; try again later, or check the address",
+                code="no_record",
+            ) from error
         if record is None:
             self._correct_clock()
             self._adopt(self.record)

@@ -20,6 +20,7 @@ from edgefl_client.exchange import (
     load_task,
 )
 from edgefl_client.exchange.identity import BLOCK
+from edgefl_client.failures import exit_code
 from edgefl_protocol import Payload, fingerprint, generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import RecordError, StorageError
 from edgefl_protocol.messages import Refusal
@@ -69,9 +70,20 @@ def test_enrolment_goes_on_after_a_cut_at_every_request(coordinator, folder, net
 def test_the_token_is_never_sealed_for_another_coordinator(coordinator, folder, net):
     """docs/security.md, enrolment step 1: a key record not signed by the pinned key is refused first."""
     other = net.FakeCoordinator()
-    with pytest.raises(RecordError):
+    with pytest.raises(RecordError) as error:
         enrol(folder, coordinator.invite(), other, clock_ms=lambda: net.NOW_MS)
+    assert exit_code(error.value) == 3
     assert [request.method for request in other.requests] == ["GET"]
+
+
+@pytest.mark.parametrize("body", [b"<html><h1>503 Service Unavailable</h1></html>", b"", b'{"error":"busy"}', b"A.B"])
+def test_a_page_that_is_no_record_means_try_again_later(coordinator, folder, net, body):
+    """docs/security.md, order of checks: an unsealed answer only ever means "try again later"."""
+    wire = net.Wire(coordinator, faults=[lambda request, send: Answer(status=503, body=body)])
+    with pytest.raises(Unavailable) as error:
+        enrol(folder, coordinator.invite(), wire, clock_ms=lambda: net.NOW_MS, sleep=lambda _: None)
+    assert exit_code(error.value) == 1
+    assert enrol(folder, coordinator.invite(), wire, clock_ms=lambda: net.NOW_MS).state == "pending"
 
 
 def test_an_expired_invite_by_the_corrected_clock(coordinator, folder, net):
