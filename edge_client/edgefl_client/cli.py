@@ -4,6 +4,7 @@ Results go to standard output, everything meant for a person in passing to stand
 1 failed, 2 usage, 3 refused. A known failure is one sentence. Only `click` is imported before a command runs.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -40,6 +41,12 @@ _threads = click.option(
 )
 
 
+def _finite(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no finite number.")
+    return value
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="edgefl", prog_name="edgefl")
 @_home
@@ -65,6 +72,7 @@ def cli(context: click.Context, home_dir: str | None) -> None:
 @click.option(
     "--refer-above",
     type=click.FloatRange(0.0),
+    callback=_finite,
     metavar="U",
     help="Refer above this vacuity, 0 to 1 (softmax models: entropy in nats).  [default: the bundle's]",
 )

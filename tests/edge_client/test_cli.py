@@ -66,6 +66,13 @@ def test_one_json_object_per_picture_in_order(run, files):
     assert run("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub")[0] == 0
 
 
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "-0.1"])
+def test_a_threshold_that_is_no_finite_number_is_a_usage_error(run, files, value):
+    """docs/design.md, section 5: 2 for usage."""
+    options = ("--model", "model.edgefl", "--trust", "signing.pub", "--refer-above", value)
+    assert run("score", "good.png", *options)[0] == 2
+
+
 def test_csv_has_the_same_numbers(run, files):
     options = ("good.png", "text.jpg", "--model", "model.edgefl", "--trust", "signing.pub")
     _, out, _ = run("score", *options, "--json")
