@@ -6,6 +6,7 @@ it, so after a crash the old or the new bundle is in use, never none and never h
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -134,4 +135,36 @@ def install(home: Home, data: bytes, bundle: Bundle) -> Path:
 
 
 def _record(home: Home) -> dict[str, Any]:
-    return read_json(home.current_file, "which bundle is in use") or {"format": 1, "current": None, "seen": []}
+    """`current.json`, in exactly its form: a gap in it would switch the protection against old versions off."""
+    record = read_json(home.current_file, "which bundle is in use")
+    if record is None:
+        return {"format": 1, "current": None, "seen": []}
+    if not _is_record(record):
+        raise StorageError(
+            f"{home.current_file} is damaged: it does not say which bundle is in use; restore it, or remove it and run "
+            "edgefl pull",
+            "damaged",
+        )
+    return record
+
+
+def _is_record(record: dict[str, Any]) -> bool:
+    if set(record) != {"format", "current", "seen"} or record["format"] != 1 or not isinstance(record["seen"], list):
+        return False
+    current, seen = record["current"], record["seen"]
+    named = current is None or (isinstance(current, str) and re.fullmatch("[0-9a-f]{64}", current) and bool(seen))
+    if not named or not all(_is_seen(entry) for entry in seen):
+        return False
+    return len({(entry["federation"], entry["line"], entry["task"]) for entry in seen}) == len(seen)
+
+
+def _is_seen(entry: object) -> bool:
+    if not isinstance(entry, dict) or set(entry) != {"federation", "line", "task", "version"}:
+        return False
+    federation = entry["federation"]
+    texts = [entry["line"], entry["task"], *([] if federation is None else [federation])]
+    return all(isinstance(text, str) and text for text in texts) and _is_version(entry["version"])
+
+
+def _is_version(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -1,0 +1,67 @@
+"""What a device remembers of its bundles: `current.json` in exactly its form, or a refusal in one sentence."""
+
+import json
+
+import pytest
+
+from edgefl_client import models
+from edgefl_client.home import Home
+from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.errors import BundleError, StorageError
+
+
+@pytest.fixture
+def home(tmp_path, lab):
+    """A home whose bundle in use is version 2."""
+    home = Home(tmp_path / "home")
+    data = lab.bundle_bytes(version=2)
+    models.install(home, data, load_bundle(data, [lab.SIGNER.public], lab.NOW_MS))
+    return home
+
+
+def seen_with(**changes):
+    return [{"federation": "skin", "line": "main", "task": "all", "version": 2, **changes}]
+
+
+DAMAGE = [
+    {},
+    {"format": 1},
+    {"format": 2, "current": "0" * 64, "seen": seen_with()},
+    {"format": 1, "current": "0" * 64, "seen": []},
+    {"format": 1, "current": "../../etc/passwd", "seen": seen_with()},
+    {"format": 1, "current": 7, "seen": seen_with()},
+    {"format": 1, "current": "0" * 64, "seen": {}},
+    {"format": 1, "current": "0" * 64, "seen": [3]},
+    {"format": 1, "current": "0" * 64, "seen": [{"federation": "skin"}]},
+    {"format": 1, "current": "0" * 64, "seen": seen_with(version="2")},
+    {"format": 1, "current": "0" * 64, "seen": seen_with(version=True)},
+    {"format": 1, "current": "0" * 64, "seen": seen_with(version=0)},
+    {"format": 1, "current": "0" * 64, "seen": seen_with(line=None)},
+    {"format": 1, "current": "0" * 64, "seen": seen_with() + seen_with(version=1)},
+    {"format": 1, "current": "0" * 64, "seen": seen_with(), "more": 1},
+]
+
+
+@pytest.mark.parametrize("value", DAMAGE)
+def test_a_damaged_record_is_one_sentence_and_never_no_protection(home, lab, value):
+    """docs/security.md, check 26: no form of the file lets a device forget which versions it saw."""
+    home.current_file.write_text(json.dumps(value))
+    for use in (models.last_seen, models.current_file, lambda home: models.open_model(home, None, [], lab.NOW_MS)):
+        with pytest.raises(StorageError) as error:
+            use(home)
+        assert error.value.code == "damaged"
+
+
+def test_the_highest_version_seen_is_kept(home, lab, tmp_path):
+    """docs/security.md, check 26: an older bundle is refused also when it is named by hand."""
+    assert models.last_seen(home) == {("skin", "main", "all"): 2}
+    (tmp_path / "old.edgefl").write_bytes(lab.bundle_bytes(version=1))
+    with pytest.raises(BundleError) as error:
+        models.open_model(home, tmp_path / "old.edgefl", [lab.SIGNER.public], lab.NOW_MS)
+    assert error.value.code == "rolled_back"
+
+
+def test_without_the_file_there_is_no_model(tmp_path):
+    with pytest.raises(models.NoModel):
+        models.current_file(Home(tmp_path))
+    assert models.last_seen(Home(tmp_path)) == {}
