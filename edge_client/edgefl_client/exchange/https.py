@@ -166,10 +166,17 @@ class HttpsTransport:
         if isinstance(error, requests.Timeout):
             return Unavailable(f"{self._host} does not answer; try again later", code="deadline")
         if isinstance(error, requests.exceptions.ProxyError):
-            return Unavailable(f"the proxy {self._proxy} does not connect to {self._host}; try again later", "proxy")
+            return Unavailable(
+                f"the proxy {_address(self._proxy)} does not connect to {self._host}; try again later", "proxy"
+            )
         return Unavailable(
             f"cannot reach {self._host}: the connection failed or was cut; try again later", "unreachable"
         )
+
+
+def _address(proxy: str | None) -> str:
+    """Host and port of a proxy, without the user and password that its URL may hold."""
+    return (proxy or "").rpartition("@")[2].rpartition("://")[2].partition("/")[0]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -4,6 +4,7 @@ import datetime
 import hashlib
 import http.server
 import ipaddress
+import logging
 import socket
 import ssl
 import threading
@@ -226,6 +227,20 @@ def test_a_named_proxy_is_used(serve, pki):
     with pytest.raises(Unavailable, match="proxy"):
         post(transport)
     assert trap.seen[0][0] == "coordinator.example:443"
+
+
+@pytest.mark.parametrize("user", ["CANARY-USER:CANARY-WORD@", "CANARY:CANARY%40x@", "CANARY@CANARY:CANARY@"])
+def test_the_proxys_password_is_in_no_error_and_no_log(serve, pki, caplog, user):
+    """docs/security.md, check 14: of a proxy only host and port are said."""
+    caplog.set_level(logging.DEBUG)
+    trap = serve(behave=lambda handler: handler.send_error(407))
+    Handler.do_CONNECT = Handler.do_POST
+    address = f"127.0.0.1:{trap.server_address[1]}"
+    transport = HttpsTransport("https://coordinator.example", pki["ca"], f"http://{user}{address}", QUICK)
+    with pytest.raises(Unavailable) as error:
+        post(transport)
+    assert address in str(error.value)
+    assert "CANARY" not in str(error.value) + caplog.text
 
 
 def test_pin_of_the_invite(pki):
