@@ -2,8 +2,9 @@
 
 What the drawing keeps to:
 
-* The photo lies at the top left, never reduced and in its own aspect ratio. A photo smaller than 448 px on its longer
-  side is enlarged by a whole number, so photo pixel (x, y) is picture pixel (f·x, f·y) with f written in the caption.
+* The photo lies at the top left in its own aspect ratio. A photo smaller than 448 px on its longer side is enlarged by
+  a whole number, so photo pixel (x, y) is picture pixel (f·x, f·y) with f written in the caption. One larger than
+  1,600 px is reduced to that, which the caption says: time and memory stay bounded whatever the camera.
 * The map is stretched with bilinear interpolation, `align_corners` off, as in training (docs/methods.md, section
   1.4). After a `squash` fit it covers the photo exactly; after a `crop` fit it covers the centred square the network
   saw, and that square is framed.
@@ -25,8 +26,11 @@ from edgefl_protocol.score import Attention, Score
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
+_Line = tuple[str, ImageFont.FreeTypeFont, tuple[int, int, int]]  # text, font, ink
 
 ENLARGE_BELOW_PX = 448
+REDUCE_ABOVE_PX = 1600
+BAND_ROWS = 64  # coloured at a time
 CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
 STRONGEST_SHARE = 0.10  # share of the seen area inside the outline
 LEAST_RISE = 0.10  # of the map's range: what the outline encloses stands at least this far above the lowest place
@@ -115,9 +119,12 @@ def colours(levels: Field) -> NDArray[np.float32]:
 
 def tint(photo: Photo, levels: Field) -> Photo:
     """The photo under colour that grows with the level; level 0 leaves it as it was."""
-    alpha = (ALPHA_HIGH * levels)[..., None]  # (H, W, 1)
-    mixed = photo * (1 - alpha) + colours(levels) * alpha
-    return np.round(mixed).astype(np.uint8)
+    drawn = np.empty_like(photo)
+    for top in range(0, len(photo), BAND_ROWS):
+        rows = slice(top, top + BAND_ROWS)
+        alpha = (ALPHA_HIGH * levels[rows])[..., None]  # (rows, W, 1)
+        drawn[rows] = np.round(photo[rows] * (1 - alpha) + colours(levels[rows]) * alpha)
+    return drawn
 
 
 def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
@@ -150,34 +157,57 @@ def _outline(drawn: Image.Image, region: NDArray[np.bool_], line_px: int) -> Non
 
 
 def _thicken(line: Image.Image, width_px: int) -> Image.Image:
-    size = max(1, width_px // 2 * 2 + 1)
-    return line.filter(ImageFilter.MaxFilter(size)) if size > 1 else line
+    for _ in range(width_px // 2):  # together as one filter of that width, whose cost grows with its square
+        line = line.filter(ImageFilter.MaxFilter(3))
+    return line
 
 
-def draw_heatmap(photo: Photo, score: Score, fit: str) -> Image.Image:
+def shown_photo(photo: Photo) -> tuple[Photo, str]:
+    """The photo at the size it is drawn at, and the caption's words for that size, empty where it is its own.
+
+    Args:
+        photo: (H, W, 3).
+    """
+    height_px, width_px = photo.shape[:2]
+    longer = max(height_px, width_px)
+    if longer > REDUCE_ABOVE_PX:
+        scale = REDUCE_ABOVE_PX / longer
+        size = (max(1, round(width_px * scale)), max(1, round(height_px * scale)))
+        return np.asarray(Image.fromarray(photo).resize(size, Image.Resampling.BICUBIC)), " Photo reduced."
+    factor = -(-ENLARGE_BELOW_PX // longer)
+    if factor <= 1:
+        return photo, ""
+    size = (width_px * factor, height_px * factor)
+    enlarged = np.asarray(Image.fromarray(photo).resize(size, Image.Resampling.BICUBIC))
+    return enlarged, f" Photo enlarged {factor} times."
+
+
+def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True) -> Image.Image:
     """The finished picture: photo with map, legend and caption.
 
     Args:
         photo: (H, W, 3), upright.
         score: the photo's score; its `attention` must be there.
         fit: `squash` or `crop`, as the bundle prepared the photo.
+        rule_set: whether a threshold for referring uncertain pictures is in force; without one, silence is no comfort.
 
     Raises:
         ValueError: the score has no attention map (a network without attention).
     """
     if score.attention is None:
         raise ValueError("this model has no attention map")
-    height_px, width_px = photo.shape[:2]
-    factor = max(1, -(-ENLARGE_BELOW_PX // max(height_px, width_px)))
-    size = (width_px * factor, height_px * factor)
-    shown = Image.fromarray(photo).resize(size, Image.Resampling.BICUBIC) if factor > 1 else Image.fromarray(photo)
-    placed = place_map(score.attention, size[1], size[0], fit)
-    line_px = max(2, round(max(size) / 400))
-    drawn = Image.fromarray(overlay(np.asarray(shown), placed, line_px))
-    panel = _panel(max(size[0], CAPTION_WIDTH_PX), score, placed, factor)
-    picture = Image.new("RGB", (panel.width, size[1] + panel.height), _PAPER)
+    shown, size_words = shown_photo(photo)
+    height_px, width_px = shown.shape[:2]
+    placed = place_map(score.attention, height_px, width_px, fit)
+    line_px = max(2, round(max(height_px, width_px) / 400))
+    drawn = Image.fromarray(overlay(shown, placed, line_px))
+    unit = max(14, min(max(width_px, CAPTION_WIDTH_PX) // 34, 96))  # px, body text
+    panel = _panel(
+        max(width_px, CAPTION_WIDTH_PX), unit, placed, _caption(score, placed, unit, size_words, rule_set=rule_set)
+    )
+    picture = Image.new("RGB", (panel.width, height_px + panel.height), _PAPER)
     picture.paste(drawn, (0, 0))
-    picture.paste(panel, (0, size[1]))
+    picture.paste(panel, (0, height_px))
     return picture
 
 
@@ -188,11 +218,9 @@ def png_bytes(picture: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def _panel(width_px: int, score: Score, placed: Placed, factor: int) -> Image.Image:
-    """Legend and caption under the photo; text size follows the width."""
-    unit = max(14, min(width_px // 34, 96))  # px, body text
+def _panel(width_px: int, unit: int, placed: Placed, lines: list[_Line]) -> Image.Image:
+    """Legend and caption under the photo; `unit` is the size of body text in px."""
     margin = unit
-    lines = _caption(score, placed, factor, unit)
     inner = width_px - 2 * margin
     wrapped = [(part, font, ink) for text, font, ink in lines for part in _wrap(text, font, inner)]
     heights = [round(font.size * 1.4) for _, font, _ in wrapped]
@@ -230,27 +258,31 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
 
 
-def _caption(
-    score: Score, placed: Placed, factor: int, unit: int
-) -> list[tuple[str, ImageFont.FreeTypeFont, tuple[int, int, int]]]:
+def _percent(probability: float) -> str:
+    """A probability in words; nothing short of certainty is rounded to it."""
+    return f"{probability:.0%}" if round(probability * 100) < 100 else ">99%"
+
+
+def _caption(score: Score, placed: Placed, unit: int, size_words: str, *, rule_set: bool) -> list[_Line]:
     body, small = _font(unit), _font(round(unit * 0.85))
     if score.predicted is None:
         head = "No prediction"
     else:
-        head = f"Prediction: {score.predicted}, probability {score.probabilities[score.predicted]:.0%}"
+        head = f"Prediction: {score.predicted}, probability {_percent(score.probabilities[score.predicted])}"
     lines = [(head, _font(round(unit * 1.35)), _INK)]
     if score.vacuity is not None:
         lines.append((f"Vacuity {score.vacuity:.2f} (0: much evidence, 1: none)", body, _INK))
     if score.refer:
         why = "; ".join(REASON_WORDS[reason] for reason in score.refer_reasons)
         lines.append((f"Refer to a dermatologist: {why}.", body, _WARN))
+    elif not rule_set:
+        lines.append(("No rule is set for when an uncertain picture is to be referred.", body, _WARN))
     else:
         lines.append(("No reason to refer was found by the model's own rules.", body, _INK))
     if strongest_region(placed) is None:
         lines.append(("The model looked at no place in particular.", small, _QUIET))
     note = "Research use only, not a diagnosis. Colour shows where the model looked, not where disease is."
-    if factor > 1:
-        note += f" Photo enlarged {factor} times."
+    note += size_words
     left, top, right, bottom = placed.box
     if (right - left, bottom - top) != placed.values.shape[::-1]:
         note += " Nothing outside the white frame was looked at."

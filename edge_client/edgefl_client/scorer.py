@@ -97,6 +97,11 @@ class Scorer:
         """How photos are brought to the network's square: `squash` or `crop`."""
         return self._bundle.preprocess.fit
 
+    @property
+    def refers_uncertain(self) -> bool:
+        """Whether a threshold is in force above which an uncertain picture is referred."""
+        return self._rules.uncertain_above is not None
+
     def score(self, image: Photo, name: str | None = None) -> Score:
         """Score one picture.
 

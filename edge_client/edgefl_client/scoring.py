@@ -79,7 +79,7 @@ def score_files(scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, b
         for one in loaded:
             result = one if isinstance(one, Failure) else next(scores)
             if heatmaps is not None and isinstance(result, Score) and isinstance(one, _Photo):
-                result = _drawn(result, one, heatmaps, scorer.fit, taken)
+                result = _drawn(result, one, heatmaps, scorer, taken)
             yield result
 
 
@@ -117,7 +117,7 @@ def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
     ]
 
 
-def _drawn(score: Score, photo: _Photo, folder: Path, fit: str, taken: set[str]) -> Result:
+def _drawn(score: Score, photo: _Photo, folder: Path, scorer: "Scorer", taken: set[str]) -> Result:
     """The score with its heat map on the disk; networks without attention have none."""
     if score.attention is None:
         return score
@@ -129,8 +129,9 @@ def _drawn(score: Score, photo: _Photo, folder: Path, fit: str, taken: set[str])
     path = folder / name
     from edgefl_client.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
+    picture = draw_heatmap(photo.pixels, score, scorer.fit, rule_set=scorer.refers_uncertain)
     try:
-        write_atomic(path, png_bytes(draw_heatmap(photo.pixels, score, fit)))
+        write_atomic(path, png_bytes(picture))
     except StorageError as error:
         return Failure(image=photo.name, code=error.code, message=str(error))
     return dataclasses.replace(score, heatmap=str(path))

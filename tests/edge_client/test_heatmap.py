@@ -1,13 +1,18 @@
 """The heat map lies where the network looked: alignment proven with maps of one hot patch."""
 
 import io
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from edgefl_client import Scorer
 from edgefl_client.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
+from edgefl_client.scoring import score_files
 from edgefl_protocol.imaging import decode
 from edgefl_protocol.score import ModelInfo, Score
 
@@ -103,7 +108,7 @@ def test_score_and_drawing_agree_on_a_turned_photo(lab, plain_bundle, orientatio
 
 @pytest.mark.parametrize(("height", "width"), [(600, 800), (800, 600), (84, 84), (100, 60)])
 def test_photo_keeps_place_resolution_and_aspect(height, width):
-    """The photo is at the top left, never reduced, enlarged by whole numbers only; low attention leaves it clear."""
+    """Up to 1,600 px the photo is as it was, enlarged by whole numbers only; low attention leaves it clear."""
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
     picture = draw_heatmap(pixels, score_with(one_hot(7, 0, 0)), "squash")
     factor = max(1, -(-448 // max(height, width)))
@@ -140,18 +145,22 @@ def test_outline_stands_out_on_light_and_dark_skin(skin):
     assert max(abs(255 - skin[1]), skin[1]) > 127
 
 
-def test_caption_grows_with_reasons_and_names_them(monkeypatch):
-    """docs/design.md, section 5: reasons in words; research-use note always."""
-    said: list[str] = []
-    from PIL import ImageDraw
-
+@pytest.fixture
+def said(monkeypatch):
+    """What is written into the picture."""
+    texts: list[str] = []
     original = ImageDraw.ImageDraw.text
 
     def spy(self, at, text, *args, **kwargs):
-        said.append(text)
+        texts.append(text)
         return original(self, at, text, *args, **kwargs)
 
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", spy)
+    return texts
+
+
+def test_caption_grows_with_reasons_and_names_them(said):
+    """docs/design.md, section 5: reasons in words; research-use note always."""
     pixels = np.full((500, 600, 3), 150, np.uint8)
     draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash")
     calm = " ".join(said)
@@ -160,6 +169,7 @@ def test_caption_grows_with_reasons_and_names_them(monkeypatch):
     assert "Vacuity 0.40" in calm
     assert "No reason to refer" in calm
     assert "Research use only" in calm
+    assert "reduced" not in calm
     said.clear()
     draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
     worried = " ".join(said)
@@ -167,6 +177,78 @@ def test_caption_grows_with_reasons_and_names_them(monkeypatch):
     assert "too little evidence" in worried
     assert "not trained on" in worried
     assert "outside the white frame" in worried
+
+
+@pytest.mark.parametrize(
+    ("probability", "words"), [(0.994, "99%"), (0.9951, ">99%"), (0.996, ">99%"), (1.0, ">99%"), (0.5, "50%")]
+)
+def test_no_probability_is_rounded_to_certainty(said, probability, words):
+    """docs/design.md, section 5: a number shown to a reader is never surer than the model's."""
+    score = replace(score_with(one_hot(7, 1, 1)), probabilities={"MEL": probability, "NV": 1 - probability})
+    draw_heatmap(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert f"probability {words}" in " ".join(said)
+
+
+@pytest.mark.parametrize("refer_above", [None, 0.9])
+def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path, refer_above):
+    """docs/methods.md, 1.8: where the card sets no threshold, silence is not a finding."""
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
+    scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
+    (score,) = score_files(scorer, [str(tmp_path / "a.png")], tmp_path, 1)
+    assert not score.refer
+    words = " ".join(said)
+    assert ("No rule is set" in words) is (refer_above is None)
+    assert ("No reason to refer" in words) is (refer_above is not None)
+
+
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+def test_a_large_photo_is_reduced_in_place(said, fit):
+    """Photo pixel (x, y) is picture pixel (x, y) times 1600 / longer side, and the map lies on it as on the photo."""
+    pixels = np.full((2250, 3000, 3), 128, np.uint8)
+    pixels[1950:1980, 600:630] = (0, 0, 255)  # far from the hot patch
+    picture = draw_heatmap(pixels, score_with(one_hot(7, 1, 5)), fit)
+    drawn = np.asarray(picture)[:1200, :1600].astype(int)
+    assert picture.width == 1600
+    assert "Photo reduced." in " ".join(said)
+    blue = np.argwhere(drawn[..., 2] - drawn[..., 0] > 100)
+    blue = blue[(blue[:, 0] > 900)]
+    assert np.allclose(blue.mean(0), [1965 * 1600 / 3000 - 0.5, 615 * 1600 / 3000 - 0.5], atol=1)
+    black = np.argwhere((drawn < 10).all(-1))  # the outline's rim
+    black = black[np.abs(black[:, 1] - 800) < 590] if fit == "crop" else black  # without the frame of the square
+    black = black[(black[:, 0] > 10) & (black[:, 0] < 1190)]
+    left, side_px = (0, 1600 / 7) if fit == "squash" else (200, 1200 / 7)
+    middle = (black.min(0) + black.max(0)) / 2
+    assert np.allclose(middle, [1.5 * 1200 / 7 - 0.5, left + 5.5 * side_px - 0.5], atol=1.5)
+
+
+_MEASURE = """
+import numpy as np
+from edgefl_client.heatmap import draw_heatmap, png_bytes
+from edgefl_protocol.score import ModelInfo, Score
+
+def peak_kib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+def drawn(photo):
+    model = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+    score = Score(image=None, predicted="A", probabilities={"A": 1.0}, evidence=None, vacuity=None, dissonance=None,
+        entropy_nats=0.0, refer=False, refer_reasons=(), heatmap=None, model=model, milliseconds=1.0,
+        attention=np.linspace(0, 1, 196, dtype=np.float32))
+    png_bytes(draw_heatmap(photo, score, "squash"))
+
+drawn(np.zeros((50, 50, 3), np.uint8))
+photo = np.full((3000, 4000, 3), 90, np.uint8)
+before = peak_kib()
+drawn(photo)
+print(peak_kib() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_drawing_a_12_megapixel_photo_takes_little_memory():
+    """docs/design.md, section 6: a small device draws a phone's photo; at most 300 MiB beside the photo itself."""
+    run = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 300 * 1024
 
 
 def test_png_holds_no_metadata(lab):
