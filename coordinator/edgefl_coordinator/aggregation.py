@@ -5,6 +5,7 @@ is done twice (after a crash) changes it once and to the same bytes. A failed jo
 again; the replies stay. Source: docs/security.md, reliability (aggregation exactly once).
 """
 
+import errno
 import secrets
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import Job, JobKind, JobResult, make_job, read_result, write_job
 from edgefl_coordinator.rounds import starts_by_itself
-from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.errors import EdgeflError, StorageError
 
 RunWorker = Callable[[Path, float], None]
 
@@ -35,6 +36,9 @@ class Due:
 def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     """Close the round if it is time, then do the job that is due, if any.
 
+    Whatever the disk, the start of a process or a damaged result raises becomes one of the errors below, so the caller
+    needs no other to keep going.
+
     Args:
         coordinator: settings, store, keys, clock.
         run_worker: runs the job in a folder; a `WorkerProcess` in production.
@@ -46,25 +50,44 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
         OperatorError: the job failed; the store is as before but for an audit row.
         StorageError: the disk is full or fails.
     """
+    try:
+        return _step(coordinator, run_worker)
+    except (OSError, KeyError, ValueError) as error:
+        raise _known(error) from error
+
+
+def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     due = next_job(coordinator)
     if due is None:
         return False
     store = coordinator.store
     folder = store.home.jobs / f"{due.job.kind}-{due.job.number}-{secrets.token_hex(8)}"
-    folder.mkdir(mode=0o700)
     try:
+        folder.mkdir(mode=0o700)
         write_job(folder, due.job)
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
-    except EdgeflError as error:
+        commit(coordinator, due, result)
+    except (EdgeflError, OSError, KeyError, ValueError) as error:
+        known = error if isinstance(error, EdgeflError) else _known(error)
         with store.transaction() as connection:
-            detail = {"kind": due.job.kind, "error": str(error)[:300]}
+            detail = {"kind": due.job.kind, "error": str(known)[:300]}
             audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
-        raise
+        if known is error:
+            raise
+        raise known from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    commit(coordinator, due, result)
     return True
+
+
+def _known(error: OSError | KeyError | ValueError) -> EdgeflError:
+    """Say in one sentence what the machine or a damaged file did to a job."""
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cause = "the disk is full; free space" if full else error.strerror or "input/output error"
+        return StorageError(f"the round's job cannot run: {cause}", "disk_full" if full else "storage")
+    return OperatorError(f"the aggregation worker left a damaged result ({type(error).__name__}: {str(error)[:200]})")
 
 
 def next_job(coordinator: Coordinator) -> Due | None:

@@ -1,5 +1,6 @@
 """Rounds through the sealed routes and the store, with a toy aggregation worker: checks 51, 55, 64 and reliability."""
 
+import errno
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from edgefl_coordinator.jobs import read_result, write_job
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.schema import audit, broadcasts, replies, rounds, states
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages import BroadcastRequest, Refusal, TaskReply
 
 
@@ -226,6 +228,48 @@ def test_a_failing_worker_loses_nothing(coordinator, tools, four) -> None:
         step(coordinator, broken)
     assert events(coordinator)[-1] == "job_failed"
     assert not list(coordinator.store.home.jobs.iterdir())
+    assert step(coordinator, tools.toy_worker)
+
+
+def test_a_full_disk_is_survived(coordinator, tools, four, monkeypatch) -> None:
+    """Reliability, full disk: a known error while there is no space, and the job is done once there is some."""
+    tools.start_rounds(coordinator)
+    for member in four:
+        member.reply(1)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", full)
+        with pytest.raises(StorageError) as refused:
+            step(coordinator, tools.toy_worker)
+    assert refused.value.code == "disk_full"
+    with pytest.raises(StorageError, match="full"):
+        step(coordinator, full)
+    assert step(coordinator, tools.toy_worker)
+    assert task(four[0]).round == 2
+
+
+def _without_phases(folder: Path, timeout_s: float) -> None:
+    (folder / "result.payload").write_bytes(Payload({}, {}).to_bytes())
+
+
+def _no_list(folder: Path, timeout_s: float) -> None:
+    (folder / "result.payload").write_bytes(Payload({}, {"phases": "[1,"}).to_bytes())
+
+
+def _no_process(folder: Path, timeout_s: float) -> None:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize("worker", [_without_phases, _no_list, _no_process])
+def test_a_damaged_job_is_told_and_done_again(coordinator, tools, four, worker) -> None:
+    """Reliability: a result without its parts, or a process that does not start, is a known error and is audited."""
+    OPERATIONS["start"](coordinator, {})
+    with pytest.raises((OperatorError, StorageError)):
+        step(coordinator, worker)
+    assert events(coordinator)[-1] == "job_failed"
     assert step(coordinator, tools.toy_worker)
 
 
