@@ -50,8 +50,8 @@ def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dic
     for name in known:
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
         found = judge(run.predictor(name), Examples(federation.images, labels, rows), where)
-        figures[name] = {"n_train": run.summary["sites"][name]["n_train"], **found}
-    kept = ("method", "task", "seed", "rounds", "preset")
+        figures[name] = {**{key: run.summary["sites"][name][key] for key in ("n_train", "readout")}, **found}
+    kept = ("method", "task", "seed", "rounds", "preset", "settings_sha256", "backbone_sha256")
     return {
         **{key: run.summary[key] for key in kept},
         "partition_sha256": federation.partition_sha256,

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
@@ -22,6 +22,7 @@ from edgefl_trainer.errors import RunError
 CONFIG = "config.toml"
 LOCK = ".lock"
 INPUTS = "inputs.json"
+MAX_INPUTS_BYTES = 1 << 16
 NOT_COMPARED = {"device", "hyper"}  # a run may go on elsewhere; hyper-parameters are compared one by one
 
 
@@ -62,14 +63,17 @@ def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> N
     """Keep what the run began with, or check that a resumed run still has the same rows and the same network.
 
     Raises:
-        RunError: the data or the backbone changed since the run began.
+        RunError: the data or the backbone changed since the run began, or what it began with cannot be read.
     """
     path = folder / INPUTS
     now = {"partition_sha256": partition_sha256, "backbone_sha256": backbone_sha256}
     if not path.exists():
         write_atomic(path, json.dumps(now, indent=2).encode())
         return
-    then = json.loads(path.read_text())
+    try:
+        then = dict(json.loads(read_bounded(path, MAX_INPUTS_BYTES)))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} is damaged ({error}): put it back from a copy, or start anew.", "damaged") from error
     for name, what in (("partition_sha256", "rows of the data"), ("backbone_sha256", "weights of the backbone")):
         if then.get(name) != now[name]:
             raise RunError(f"the {what} changed since the run in {folder} began: start it anew in another --out.")
