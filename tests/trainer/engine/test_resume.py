@@ -2,12 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.trainer.conftest import MAE, TINY, edgefl_train
+from tests.trainer.conftest import MAE, TINY, edgefl_train, make_ward
 from tests.trainer.engine.conftest import files_of
 from tests.trainer.engine.test_run import metrics, summary
 
@@ -135,8 +136,6 @@ def test_a_finished_run_is_not_computed_again(finished, monkeypatch):
 
 def test_lost_results_are_made_again_from_the_checkpoints(tmp_path, ward, mae, finished):
     """The results are missing or cut short, the states are whole: no round is run again."""
-    import shutil
-
     folder = tmp_path / "run"
     shutil.copytree(finished["fedevprompt"], folder)
     wanted = summary(folder)
@@ -160,6 +159,31 @@ def test_a_cut_checkpoint_is_named_and_nothing_is_lost(begun, tmp_path):
     assert files_of(tmp_path / "run") == before
     file.write_bytes(whole)
     assert edgefl_train(*begun, "--resume").code == 0
+
+
+def test_inputs_that_changed_cannot_be_resumed_and_are_named(tmp_path, cached, mae, kill_after):
+    """Rows that moved to another class, a backbone that was learned anew: the same command, another run."""
+    root = make_ward(tmp_path / "ward", {"east": {"nevus": 8, "other": 8}, "west": {"nevus": 8, "other": 8}})
+    shutil.copytree(mae, tmp_path / "mae")
+    arguments = command("fedevprompt", tmp_path / "run", f"folder:{root}", tmp_path / "mae")
+    kill_after("checkpoints/latest.json", *arguments)
+    picture, moved = root / "east" / "nevus" / "00.jpg", root / "east" / "other" / "90.jpg"
+    picture.rename(moved)
+    outcome = edgefl_train(*arguments, "--resume")
+    assert outcome.code == 2 and "the rows of the data changed" in outcome.sentence()
+    moved.rename(picture)
+    weights = tmp_path / "mae" / "backbone.safetensors"
+    learned = weights.read_bytes()
+    weights.write_bytes(learned[:-1] + bytes([learned[-1] ^ 1]))
+    outcome = edgefl_train(*arguments, "--resume")
+    assert outcome.code == 2 and "the weights of the backbone changed" in outcome.sentence()
+    weights.write_bytes(learned)
+    inputs = (tmp_path / "run" / "inputs.json").read_bytes()
+    (tmp_path / "run" / "inputs.json").write_text("{")
+    outcome = edgefl_train(*arguments, "--resume")
+    assert outcome.code == 1 and "inputs.json is damaged" in outcome.sentence()
+    (tmp_path / "run" / "inputs.json").write_bytes(inputs)
+    assert edgefl_train(*arguments, "--resume").code == 0
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"phases": "x", "server": "", "sites": {}}', '{"phases": 1}'])
