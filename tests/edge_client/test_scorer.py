@@ -1,14 +1,18 @@
 """Scores against an oracle written from the formulas, and the referral rules."""
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis.extra.numpy import arrays
+from onnx import TensorProto, helper
 from PIL import Image
 
 from edgefl_client import Scorer
-from edgefl_client.scorer import ScoreError
+from edgefl_client.scorer import ScoreError, _load_graph
 from edgefl_protocol.errors import BundleError, ImageError
 from edgefl_protocol.imaging import prepare
 from edgefl_protocol.payload import digest
@@ -205,3 +209,27 @@ def test_a_runtime_older_than_the_bundle_asks_for_is_refused(plain_bundle, monke
     with pytest.raises(BundleError, match=r"needs onnxruntime 1\.23 or newer") as refused:
         Scorer(plain_bundle, threads=1)
     assert refused.value.code == "runtime_too_old"
+
+
+@pytest.fixture
+def with_external_data(tmp_path, monkeypatch):
+    """A graph that adds a constant kept in `outside.bin`, which lies in the current folder."""
+    (tmp_path / "outside.bin").write_bytes(np.full(3, 7, np.float32).tobytes())
+    monkeypatch.chdir(tmp_path)
+    stored = onnx.TensorProto(name="c", dims=[3], data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    stored.external_data.add(key="location", value="outside.bin")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "c"], ["y"])], "g", ends[:1], ends[1:], [stored])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return model.SerializeToString()
+
+
+def test_the_runtime_reads_no_file_beside_the_graph(with_external_data):
+    """docs/security.md, attack list 1: external data is refused here too, should it get past the bundle's checks."""
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(Path.cwd()))
+    named = onnxruntime.InferenceSession(with_external_data, options, providers=["CPUExecutionProvider"])
+    assert named.run(None, {"x": np.zeros(3, np.float32)})[0].tolist() == [7, 7, 7]  # the graph itself is sound
+    with pytest.raises(BundleError) as error:
+        _load_graph(with_external_data, 1)
+    assert error.value.code == "graph_load"
