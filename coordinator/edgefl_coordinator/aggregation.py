@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgefl_coordinator import audit, members, progress
+from edgefl_coordinator.contributions import peers_in
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import Job, JobKind, JobResult, make_job, read_result, write_job
+from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobKind, JobResult, make_job, read_result, write_job
 from edgefl_coordinator.rounds import starts_by_itself
+from edgefl_protocol import Payload
 from edgefl_protocol.errors import EdgeflError, StorageError
 
 RunWorker = Callable[[Path, float], None]
@@ -119,27 +121,31 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
         StorageError: nothing was stored.
     """
     store, job = coordinator.store, due.job
-    blobs = {due.receivers[name]: store.put_blob(data) for name, data in result.broadcasts.items()}
+    shares_maps = coordinator.settings.task.shares_maps
+    made: dict[str, progress.Broadcast] = {}
+    for name, data in result.broadcasts.items():
+        others = peers_in(Payload.from_bytes(data, MAX_RESULT_BYTES).arrays) if shares_maps else None
+        made[due.receivers[name]] = progress.Broadcast(store.put_blob(data), others)
     state = store.put_blob(result.state) if job.kind != "broadcast" else None
     now_ms = coordinator.clock()
     committed = False
     try:
         with store.transaction() as connection:
             if state is None:
-                progress.add_broadcasts(connection, job.number, blobs)
+                progress.add_broadcasts(connection, job.number, made)
             elif progress.commit_state(connection, now_ms, job.number, state):
                 progress.set_fact(connection, "phases", list(result.phases))
                 following = job.number + 1
                 if following <= len(result.phases):
                     deadline_s = coordinator.settings.rounds.deadline_s
                     progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
-                progress.add_broadcasts(connection, following, blobs)
+                progress.add_broadcasts(connection, following, made)
             else:
                 return
         committed = True
     finally:
         if not committed:
-            for blob in [*blobs.values(), *([state] if state else [])]:
+            for blob in [*(broadcast.blob for broadcast in made.values()), *([state] if state else [])]:
                 store.drop_blob(blob)
 
 

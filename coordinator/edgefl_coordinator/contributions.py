@@ -5,6 +5,7 @@ refused NaN and infinities. Source: docs/security.md, payloads (check 37) and do
 """
 
 import re
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from edgefl_coordinator.settings import TaskSettings
 from edgefl_protocol import Payload
 
 _MAP = re.compile(r"maps\.(0|[1-9][0-9]{0,4})")
+_PEER_MAP = re.compile(r"maps\.([0-9]+)\.[0-9]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HALF_STEP = 2**-11  # half the spacing of float16 just below 1
 
@@ -30,6 +32,11 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
         for name, array in payload.arrays.items():
             _check_map(name, array, task)
     return site_sha256
+
+
+def peers_in(names: Iterable[str]) -> int:
+    """Count the holders among a broadcast's arrays `maps.<peer>.<k>`."""
+    return len({found.group(1) for name in names if (found := _PEER_MAP.fullmatch(name))})
 
 
 def _check_map(name: str, array: np.ndarray, task: TaskSettings) -> None:

@@ -2,8 +2,8 @@
 
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
-to a member for whom enough others contributed. Source: docs/security.md, reliability and exchange policy (checks 46,
-51, 64).
+to a member for whom it holds the contributions of enough others. Source: docs/security.md, reliability and exchange
+policy (checks 46, 51, 64).
 """
 
 import json
@@ -17,6 +17,7 @@ from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import Member
 from edgefl_coordinator.rounds import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
 from edgefl_coordinator.schema import broadcasts, facts, replies, rounds, states
+from edgefl_coordinator.schema import members as member_table
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import Blob
 
@@ -29,6 +30,19 @@ class Accepted:
     idem: str
     arrays: int
     site_sha256: str
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A broadcast to be stored: its blob is already durable.
+
+    Attributes:
+        blob: its bytes.
+        others: sites other than the receiver whose contributions lie in it one by one; None where it holds an average.
+    """
+
+    blob: Blob
+    others: int | None
 
 
 def current_round(connection: Connection) -> Round | None:
@@ -107,9 +121,12 @@ def drop_open_reply(connection: Connection, skid: str) -> None:
 
 def replies_of(connection: Connection, number: int) -> dict[str, str]:
     """Return member name → blob of every reply of a round."""
-    names = {member.skid: member.name for member in members.listed(connection)}
-    rows = connection.execute(select(replies.c.skid, replies.c.blob).where(replies.c.number == number))
-    return {names.get(row.skid, row.skid): row.blob for row in rows}
+    found = (
+        select(member_table.c.name, replies.c.blob)
+        .join(member_table, member_table.c.skid == replies.c.skid)  # with the revoked: a name stays one holder
+        .where(replies.c.number == number)
+    )
+    return {row.name: row.blob for row in connection.execute(found)}
 
 
 def release_broadcast(connection: Connection, settings: RoundSettings, member: Member, number: int) -> str:
@@ -122,26 +139,29 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
     last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
     if number > last:
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
-    others = contributors(connection, before=number) - {member.skid}
-    if not cohort_allows(len(others), number, settings.min_cohort):
+    row = connection.execute(
+        select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
+    ).first()
+    if row is None:
+        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
+    if not cohort_allows(row.others, number, settings.min_cohort):
         raise RefusedError(
             "small_cohort",
-            f"{len(others)} other sites have contributed, {settings.min_cohort} are needed before anything is released",
+            f"the broadcast holds contributions of {row.others} other sites, {settings.min_cohort} are needed before "
+            "anything is released",
         )
-    blob = connection.scalar(
-        select(broadcasts.c.blob).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
-    )
-    if blob is None:
-        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
-    return str(blob)
+    return str(row.blob)
 
 
 def contributors(connection: Connection, *, before: int) -> set[str]:
-    """Return the key ids whose replies, holding something, were aggregated before this round."""
+    """Return the names in the newest average before a round: who sent something in the last round that got anything."""
+    sent = (rounds.c.state == "done") & (replies.c.number < before) & (replies.c.arrays > 0)
+    both = replies.join(rounds, rounds.c.number == replies.c.number)
+    newest = connection.scalar(select(func.max(replies.c.number)).select_from(both).where(sent))
     found = (
-        select(replies.c.skid)
-        .join(rounds, rounds.c.number == replies.c.number)
-        .where(rounds.c.state == "done", replies.c.number < before, replies.c.arrays > 0)
+        select(member_table.c.name)
+        .join(replies, replies.c.skid == member_table.c.skid)
+        .where(replies.c.number == newest, replies.c.arrays > 0)
     )
     return set(connection.scalars(found))
 
@@ -171,10 +191,14 @@ def open_round(connection: Connection, now_ms: int, number: int, phase: str, dea
     audit.append(connection, now_ms, "round_opened", str(number), {"phase": phase, "deadline_ms": deadline_ms})
 
 
-def add_broadcasts(connection: Connection, number: int, blobs: Mapping[str, Blob]) -> None:
-    """Add broadcasts of an open round, key id → blob."""
-    for skid, blob in sorted(blobs.items()):
-        connection.execute(insert(broadcasts).values(number=number, skid=skid, blob=blob.name, sha256=blob.sha256))
+def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broadcast]) -> None:
+    """Add broadcasts of an open round, key id → broadcast."""
+    averaged = contributors(connection, before=number)
+    for skid, broadcast in sorted(made.items()):
+        member = members.by_skid(connection, skid)
+        others = len(averaged - {member.name if member else ""}) if broadcast.others is None else broadcast.others
+        row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
+        connection.execute(insert(broadcasts).values(**row, others=others))
 
 
 def without_broadcast(connection: Connection, number: int) -> list[Member]:

@@ -98,6 +98,7 @@ broadcasts = Table(
     Column("skid", Text, primary_key=True),
     Column("blob", Text),
     Column("sha256", Text),
+    Column("others", Integer),  # sites other than the receiver whose contributions it holds
 )
 
 states = Table(
@@ -142,7 +143,13 @@ def m001_first_tables(connection: Connection) -> None:
             connection.execute(text(statement))
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m001_first_tables,)
+def m002_others_in_a_broadcast(connection: Connection) -> None:
+    """Keep with a broadcast how many others it holds; those made before are made again, as nobody counted them."""
+    connection.execute(text("DELETE FROM broadcasts"))
+    connection.execute(text("ALTER TABLE broadcasts ADD COLUMN others INTEGER NOT NULL DEFAULT 0"))
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m001_first_tables, m002_others_in_a_broadcast)
 
 _M001 = """
 CREATE TABLE members (

@@ -118,6 +118,43 @@ def test_an_empty_reply_is_no_contribution(coordinator, clock, tools, four) -> N
     assert broadcast(four[0], 2).code == "small_cohort"
 
 
+EMPTY = Payload({}, {"site_sha256": "0" * 64})
+
+
+def test_an_empty_second_reply_isolates_nobody(coordinator, tools, four) -> None:
+    """Check 51: maps are replaced by a site's newest reply, so who contributed once may hold nothing now."""
+    tools.start_rounds(coordinator)
+    for index, member in enumerate(four):
+        member.reply(1, payload=tools.maps_payload(index))
+    step(coordinator, tools.toy_worker)
+    assert len(broadcast(four[0], 2).arrays) == 6
+    for index, member in enumerate(four):
+        member.reply(2, payload=EMPTY if index in (1, 2) else tools.maps_payload(index))
+    step(coordinator, tools.toy_worker)
+    for member in four:
+        assert broadcast(member, 3).code == "small_cohort"
+
+
+@pytest.mark.parametrize("shares_maps", [True, False])
+def test_a_site_counts_once_whatever_its_key(make_coordinator, clock, tools, shares_maps) -> None:
+    """Check 51: a site that enrolled again is one holder, and its old key is no other to itself."""
+    coordinator = make_coordinator(task={"shares_maps": shares_maps})
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    for number in (1, 2):
+        for index, member in enumerate(three):
+            assert isinstance(member.reply(number, payload=tools.maps_payload(index)), Payload)
+        clock.now_ms += 60_000
+        if number == 1:
+            assert step(coordinator, tools.toy_worker)
+            OPERATIONS["revoke"](coordinator, {"name": "clinic-c"})
+            three[2] = tools.approved_member(coordinator, "clinic-c")
+            assert step(coordinator, tools.toy_worker)
+    assert step(coordinator, tools.toy_worker)
+    for member in three:
+        assert broadcast(member, 3).code == "small_cohort"
+
+
 def test_a_small_cohort_must_be_allowed_and_is_audited(make_coordinator, tools) -> None:
     """docs/security.md, exchange policy: one other only with allow_small_cohort."""
     with pytest.raises(OperatorError, match="allow-small-cohort"):
