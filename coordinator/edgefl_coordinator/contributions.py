@@ -29,6 +29,8 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
     if not isinstance(site_sha256, str) or _SHA256.fullmatch(site_sha256) is None:
         raise _bad("the reply lacks the scalar site_sha256 (64 lower-case hexadecimal digits)")
     if task.shares_maps:
+        if len(payload.scalars) > 1:
+            raise _bad(f"the reply has {len(payload.scalars)} scalars, only site_sha256 is allowed")
         for name, array in payload.arrays.items():
             _check_map(name, array, task)
     return site_sha256

@@ -25,6 +25,8 @@ BAD = {
     "not normalised":  Payload({"maps.0": GOOD * np.float16(0.5)}, SHA),
     "second not":      Payload({"maps.0": np.concatenate([GOOD, GOOD / 2])}, SHA),
     "no digest":       Payload({"maps.0": GOOD}, {}),
+    "another scalar":  Payload({"maps.0": GOOD}, {**SHA, "patient": "x"}),
+    "a number more":   Payload({"maps.0": GOOD}, {**SHA, "n_train": 17}),
     "digest a number": Payload({"maps.0": GOOD}, {"site_sha256": 7}),
 }
 # fmt: on

@@ -284,6 +284,12 @@ def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
     proof = Payload({}, {"idem": "p" * 16, "nonce": nonce})
     fingerprint = send(served, member, "enrol-proof", member.envelope("enrol-proof", proof)).scalars["fingerprint"]
     served.operate("approve", "clinic-a", "--fingerprint", str(fingerprint))
+    served.close()
+    again = make_coordinator()
+    tools.start_rounds(again)
+    again.store.close()
+    lines = served.lines
+    served = serve(home)
     patient = "Erika-Mustermann-1964"
     canary = tools.maps_payload()
     for bad in (
@@ -291,7 +297,10 @@ def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
         Payload(canary.arrays, {**canary.scalars, "patient": patient}),
     ):
         message = ReplyRequest(idem="work-item-00000001", reply=bad).to_payload()
-        assert isinstance(send(served, member, "reply", member.envelope("reply", message, rnd=1)), Refusal)
+        refused = send(served, member, "reply", member.envelope("reply", message, rnd=1))
+        assert isinstance(refused, Refusal) and refused.code == "bad_contribution"
+    message = ReplyRequest(idem="work-item-00000001", reply=canary).to_payload()
+    assert isinstance(send(served, member, "reply", member.envelope("reply", message, rnd=1)), Payload)
     enrol_again = member.envelope("enrol", enrol.to_payload(), pth="/v1/reply")
     assert served.post("/v1/enrol", enrol_again)[0] == 401
     served.post("/v1/task", patient.encode())
@@ -301,7 +310,7 @@ def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
     secrets = [token, coordinator.keys.signing.seed, coordinator.keys.sealing.secret, coordinator.keys.secret,
                bytes.fromhex(str(nonce)), canary.arrays["maps.0"].tobytes(), patient.encode()]  # fmt: skip
     columns = b"".join(text_columns(home.database))
-    for place in ("".join(served.lines).encode(), process_list, columns):
+    for place in ("".join([*lines, *served.lines]).encode(), process_list, columns):
         assert place
         for secret in secrets:
             assert secret not in place and secret.hex().encode() not in place
