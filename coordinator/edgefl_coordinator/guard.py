@@ -22,6 +22,8 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 PLAIN_PATHS = frozenset({"/healthz", "/v1/time", "/v1/keys"})
 SEALED_PATHS = frozenset(route.path for route in ROUTES.values())
 LIMITED_PATHS = frozenset({"/v1/time", "/v1/enrol"})  # open to anybody who knows the address
+_PATH_BYTES = {"/v1/reply": 32 * 2**20, "/v1/enrol": 64 * 2**10}  # largest body; only a reply is large
+_OTHER_BYTES = 2**20
 _MAX_ADDRESSES = 10_000
 _MINUTE_S = 60.0
 
@@ -63,8 +65,8 @@ class Guard:
 
         Args:
             app: what sees the requests that pass, each with its whole body.
-            body_bytes: largest body.
-            waiting_bytes: bodies held at once, over all requests.
+            body_bytes: largest body on any path.
+            waiting_bytes: bytes of bodies that have arrived and are held at once, over all requests.
             per_minute: requests of one address to each path that needs no membership.
         """
         self.app = app
@@ -79,13 +81,19 @@ class Guard:
             await self.app(scope, receive, send)
             return
         held = 0
-        try:
-            length = self._check(scope)
-            if self._waiting + length > self.waiting_bytes:
+
+        async def counted() -> Event:
+            nonlocal held
+            event = await receive()
+            arrived = len(event.get("body", b""))
+            held += arrived
+            self._waiting += arrived
+            if self._waiting > self.waiting_bytes:
                 raise Refused(503, "busy")
-            held = length
-            self._waiting += held
-            body = await _read(receive, length)
+            return event
+
+        try:
+            body = await _read(counted, self._check(scope))
             if body is not None:
                 await self.app(scope, _replay(body, receive), send)
         except Refused as refused:
@@ -114,7 +122,7 @@ class Guard:
         if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > 12:
             raise Refused(400, "bad content length")
         length = int(lengths[0])
-        if length > (self.body_bytes if method == "POST" else 0):
+        if length > (min(self.body_bytes, _PATH_BYTES.get(path, _OTHER_BYTES)) if method == "POST" else 0):
             raise Refused(413, "too large")
         client = scope.get("client")
         if path in LIMITED_PATHS and not self.rate.allows(client[0] if client else "", path):

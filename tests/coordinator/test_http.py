@@ -13,7 +13,7 @@ import uvicorn
 
 from edgefl_coordinator.app import make_app
 from edgefl_coordinator.deadline import deadline_protocol
-from edgefl_coordinator.guard import RateLimit
+from edgefl_coordinator.guard import Guard, RateLimit
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.messages import ROUTES, RecordReply
@@ -58,6 +58,10 @@ REFUSED = [
     ("POST",   "/v1/task",              {"transfer-encoding": "chunked"},                 411),
     ("POST",   "/v1/task",              {"transfer-encoding": "chunked", "content-length": "5"}, 411),
     ("POST",   "/v1/task",              {"content-length": "33554433"},                   413),
+    ("POST",   "/v1/reply",             {"content-length": "33554433"},                   413),
+    ("POST",   "/v1/reply",             {"content-length": "33554432"},                   400),
+    ("POST",   "/v1/task",              {"content-length": "1048577"},                    413),
+    ("POST",   "/v1/enrol",             {"content-length": "65537"},                      413),
     ("POST",   "/v1/task",              {"content-length": "99999999999999999999"},       400),
     ("POST",   "/v1/task",              {"content-length": "-5"},                         400),
     ("POST",   "/v1/task",              {"content-length": "5", "content-encoding": "gzip"}, 415),
@@ -151,12 +155,47 @@ def test_the_minute_ends() -> None:
 
 
 def test_memory_for_bodies_is_bounded(asgi, make_coordinator) -> None:
-    """Check 45: bodies that together pass the bound get 503 with Retry-After, before a byte is read."""
+    """Check 45: bodies that together pass the bound get 503 with Retry-After."""
     client = asgi(make_coordinator(limits={"waiting_bytes": 1000, "body_bytes": 2**20, "reply_bytes": 1000}))
     answer = client.request("POST", "/v1/task", bytes(1001))
     assert (answer.status, answer.headers[b"retry-after"], answer.headers[b"connection"]) == (503, b"2", b"close")
     assert client.request("POST", "/v1/task", bytes(1000)).status == 401
     assert client.request("POST", "/v1/task", bytes(1000)).status == 401  # the first body's share was given back
+
+
+def test_announced_bytes_hold_nobody_up() -> None:
+    """Check 45: eight slow senders that announce 32 MiB each hold only what they sent; a good one is answered."""
+    statuses: list[int] = []
+
+    async def answer(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask(guard: Guard, body: bytes, length: int) -> None:
+        pieces = [{"type": "http.request", "body": body, "more_body": len(body) < length}]
+
+        async def receive():
+            if not pieces:
+                await asyncio.Event().wait()
+            return pieces.pop()
+
+        async def send(event) -> None:
+            statuses.append(event.get("status", 0))
+
+        headers = [(b"content-length", str(length).encode())]
+        scope = {"type": "http", "method": "POST", "path": "/v1/reply", "query_string": b"", "headers": headers}
+        await guard(scope, receive, send)
+
+    async def run() -> None:
+        guard = Guard(answer, body_bytes=32 * 2**20, waiting_bytes=256 * 2**20, per_minute=60)
+        slow = [asyncio.create_task(ask(guard, b"x", 32 * 2**20)) for _ in range(8)]
+        await asyncio.sleep(0.01)
+        await ask(guard, bytes(1000), 1000)
+        for one in slow:
+            one.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(run())
+    assert statuses == [200]
 
 
 class Running:
