@@ -116,13 +116,13 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
         PolicyError: the fingerprint differs; nobody was let in.
     """
     member = _by_name(connection, name)
-    if member.state == "approved":
-        return member
-    if member.state != "pending":
+    if member.state not in ("pending", "approved"):
         raise OperatorError(f"{name} has not proved its keys yet; let it run `edgefl enrol` to the end")
     if not same_fingerprint(typed, member.fingerprint(federation)):
         audit.append(connection, now_ms, "fingerprint_mismatch", name)
         raise PolicyError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
+    if member.state == "approved":
+        return member
     _set_state(connection, member.skid, "approved", approved_ms=now_ms)
     audit.append(connection, now_ms, "approved", name, {"skid": member.skid})
     return member

@@ -173,3 +173,14 @@ def test_an_approved_name_gets_no_second_invite(coordinator, tools) -> None:
     tools.approved_member(coordinator, "clinic-a")
     with pytest.raises(OperatorError, match="revoke"):
         tools.token_of(coordinator, "clinic-a")
+
+
+def test_approving_again_compares_again(coordinator, tools) -> None:
+    """Check 22: a second `approve` with another fingerprint is refused, although the member is in."""
+    member = tools.Member(coordinator, "clinic-a")
+    right = member.enrol(tools.token_of(coordinator, "clinic-a")).fingerprint
+    OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})
+    wrong = ("1" if right[0] != "1" else "2") + right[1:]
+    with pytest.raises(PolicyError, match="fingerprint"):
+        OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": wrong})
+    assert OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})["state"] == "approved"
