@@ -40,7 +40,7 @@ class Member:
 def add_invite(
     connection: Connection, now_ms: int, *, name: str, role: str, token_sha256: str, expires_ms: int
 ) -> None:
-    """Store an invite. An earlier enrolment of that name which was never approved gives way.
+    """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
 
     Raises:
         OperatorError: an approved member has this name.
@@ -53,6 +53,8 @@ def add_invite(
     if holder:
         _set_state(connection, holder.skid, "revoked", revoked_ms=now_ms)
         audit.append(connection, now_ms, "enrolment_superseded", name)
+    older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
+    connection.execute(older.values(expires_ms=now_ms))
     connection.execute(
         insert(invites).values(
             token_sha256=token_sha256, name=name, role=role, created_ms=now_ms, expires_ms=expires_ms
@@ -79,6 +81,8 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
         raise RefusedError("used_invite", "this invite was used before; ask the operator for a new one")
     if now_ms >= invite.expires_ms:
         raise RefusedError("expired_invite", "this invite has expired; ask the operator for a new one")
+    if connection.scalar(select(members.c.skid).where(members.c.name == request.name, members.c.state != "revoked")):
+        raise RefusedError("used_invite", "a member of this name is enrolled; ask the operator for a new invite")
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
     if known is not None or taken is not None:
         raise RefusedError("known_key", "this key is already enrolled; make new keys")

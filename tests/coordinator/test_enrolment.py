@@ -8,6 +8,7 @@ import pytest
 from edgefl_coordinator import members
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.schema import invites
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import ROUTES, EmptyRequest, EnrolProofRequest, EnrolReply, Refusal
 
@@ -184,3 +185,16 @@ def test_approving_again_compares_again(coordinator, tools) -> None:
     with pytest.raises(PolicyError, match="fingerprint"):
         OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": wrong})
     assert OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})["state"] == "approved"
+
+
+def test_a_new_invite_ends_the_older_ones(coordinator, clock, tools) -> None:
+    """Check 21: one living invite a name; a name that is taken is a typed refusal, however the invite came about."""
+    older, newer = tools.token_of(coordinator, "clinic-a"), tools.token_of(coordinator, "clinic-a")
+    late = tools.Member(coordinator, "clinic-a")
+    answer = late.call("enrol", late.enrolment(older).to_payload())
+    assert isinstance(answer, Refusal) and answer.code == "expired_invite"
+    tools.Member(coordinator, "clinic-a").enrol(newer)
+    with coordinator.store.transaction() as connection:
+        connection.execute(invites.update().where(invites.c.used_by.is_(None)).values(expires_ms=clock() + HOUR_MS))
+    answer = late.call("enrol", late.enrolment(older).to_payload())
+    assert isinstance(answer, Refusal) and answer.code == "used_invite"
