@@ -42,7 +42,8 @@ def main() -> None:
 def _needs_export() -> None:
     missing = [name for name in EXPORT_PACKAGES if find_spec(name) is None]
     if missing:
-        raise click.UsageError("this command needs edgefl[export]: pip install 'edgefl[export]'")
+        click.echo("edgefl-export: this command needs edgefl[export]: pip install 'edgefl[export]'", err=True)
+        click.get_current_context().exit(2)
 
 
 def _word(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -37,7 +37,7 @@ NOT_ON_A_DEVICE = {
 }
 HEAVY = {
     "edgefl-train": (["methods"], "trainer"),
-    "edgefl-export": (["bundle", "RUN", "--site", "a", "--sign", "KEY", "-o", "x.edgefl"], "export"),
+    "edgefl-export": (["bundle", ".", "--site", "a", "--sign", ".", "-o", "x.edgefl"], "export"),
     "edgefl-coordinator": (["serve"], "coordinator"),
 }
 Outcome = subprocess.CompletedProcess[str]
