@@ -29,7 +29,10 @@ def name(request) -> str:
 def test_travels_is_declared_and_known(name):
     known = {"maps", "features", "prompts", "prototypes", "logits", "weights"}
     assert set(METHODS[name].travels) <= known
-    assert METHODS[name].__module__ and "Differs from the paper" in __import__(METHODS[name].__module__, fromlist=["x"]).__doc__
+    assert (
+        METHODS[name].__module__
+        and "Differs from the paper" in __import__(METHODS[name].__module__, fromlist=["x"]).__doc__
+    )
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site):

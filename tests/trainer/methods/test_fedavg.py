@@ -58,7 +58,10 @@ def test_weighted_mean_is_numpys(counts, seed):
 
 def test_large_sites_pull_harder_and_uniform_weights_do_not(make_task, make_site):
     task = make_task()
-    replies = {"big": Payload({"w": np.ones(1)}, {"n_train": 30}), "small": Payload({"w": np.zeros(1)}, {"n_train": 10})}
+    replies = {
+        "big": Payload({"w": np.ones(1)}, {"n_train": 30}),
+        "small": Payload({"w": np.zeros(1)}, {"n_train": 10}),
+    }
     assert steps.weighted_mean(replies, steps.sample_weights(replies))["w"] == 0.75
     assert steps.weighted_mean(replies, dict.fromkeys(replies, 1.0))["w"] == 0.5
 
