@@ -14,8 +14,8 @@ from edgefl_trainer.methods.contract import Examples, Site, Task
 from edgefl_trainer.models.vit import BackboneSpec
 
 SPEC = BackboneSpec(
-    name="none", image_px=4, patch=2, depth=1, heads=1, width=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), self_supervised=True,
-    sha256="",
+    name="none", image_px=4, patch=2, depth=1, heads=1, width=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
+    self_supervised=True, sha256="",
 )  # fmt: skip
 
 

@@ -56,8 +56,7 @@ def test_weighted_mean_is_numpys(counts, seed):
     assert found.dtype == np.float32
 
 
-def test_large_sites_pull_harder_and_uniform_weights_do_not(make_task, make_site):
-    task = make_task()
+def test_large_sites_pull_harder_and_uniform_weights_do_not():
     replies = {
         "big": Payload({"w": np.ones(1)}, {"n_train": 30}),
         "small": Payload({"w": np.zeros(1)}, {"n_train": 10}),
