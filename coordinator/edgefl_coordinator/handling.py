@@ -10,6 +10,7 @@ A refusal in (2) undoes the effect and keeps the window, so a refused message ca
 """
 
 import hashlib
+import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -181,6 +182,7 @@ def _transact(call: Call, effect: Effect) -> Payload:
         if refused is None:
             try:
                 with connection.begin_nested():
+                    _check_round(call)
                     return effect(connection, _entitled(member, call.route))
             except RefusedError as error:
                 refused = error
@@ -204,6 +206,12 @@ def _entitled(member: Member | None, route: Route) -> Member:
     raise RefusedError("not_approved", "this enrolment has not proved its keys; run `edgefl enrol` again")
 
 
+def _check_round(call: Call) -> None:
+    """Refuse a round on a route that knows none: it would be signed and mean nothing."""
+    if call.opened.header.rnd != 0 and not call.route.in_round:
+        raise RefusedError("bad_message", f"the header's rnd is 0 on the route {call.route.cty}")
+
+
 def _forget_ms(call: Call) -> int:
     return call.opened.header.exp + call.coordinator.settings.limits.skew_ms
 
@@ -223,6 +231,7 @@ def _enrol(call: Call) -> Payload:
     with call.coordinator.store.transaction() as connection:
         try:
             with connection.begin_nested():
+                _check_round(call)
                 member = members.enrol(connection, call.now_ms, request, call.sealing)
                 # The window is kept for members only: a newcomer with a wrong token leaves nothing but an audit row.
                 inbox.admit(connection, header, call.now_ms, _forget_ms(call))
@@ -238,7 +247,7 @@ def _enrol_proof(call: Call) -> Payload:
     request = EnrolProofRequest.from_payload(call.payload())
 
     def effect(connection: Connection, member: Member) -> Payload:
-        if request.nonce != _nonce(call.coordinator, member.skid):
+        if not hmac.compare_digest(request.nonce, _nonce(call.coordinator, member.skid)):
             raise RefusedError("bad_proof", "this is not the nonce that was sealed to the new key; enrol again")
         state = members.prove(connection, call.now_ms, member)
         print_ = member.fingerprint(call.coordinator.settings.federation)

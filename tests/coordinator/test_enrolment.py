@@ -198,3 +198,14 @@ def test_a_new_invite_ends_the_older_ones(coordinator, clock, tools) -> None:
         connection.execute(invites.update().where(invites.c.used_by.is_(None)).values(expires_ms=clock() + HOUR_MS))
     answer = late.call("enrol", late.enrolment(older).to_payload())
     assert isinstance(answer, Refusal) and answer.code == "used_invite"
+
+
+def test_a_round_only_where_there_is_one(coordinator, tools) -> None:
+    """docs/security.md, envelope: `rnd` is 0 on routes without a round, and anything else is refused sealed."""
+    newcomer = tools.Member(coordinator, "clinic-b")
+    request = newcomer.enrolment(tools.token_of(coordinator, "clinic-b")).to_payload()
+    assert newcomer.call("enrol", request, rnd=1).code == "bad_message"
+    member = tools.approved_member(coordinator, "clinic-a")
+    for route in ("task", "index", "keys"):
+        assert member.call(route, Payload(), rnd=1).code == "bad_message", route
+        assert isinstance(member.call(route, Payload()), Payload)
