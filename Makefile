@@ -21,7 +21,7 @@ demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, scor
 	$(BIN)/python examples/demo.py --out $(OUT)
 
 test: $(STAMP) ## All tests (WORKERS=N processes, ARGS="…" for pytest)
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
 
