@@ -174,8 +174,11 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
     trust = [bytes.fromhex(item) for item in arguments["trust"]]
     manifest = load_bundle(data, trust, now_ms).manifest if trust else unverified_manifest(data)[0]
     federation = coordinator.settings.federation
-    if manifest.federation not in (None, federation):
-        raise OperatorError(f"the bundle is of federation {manifest.federation}, this is {federation}")
+    if manifest.federation != federation:
+        found = "no federation" if manifest.federation is None else f"federation {manifest.federation}"
+        raise OperatorError(
+            f"the bundle is made for {found}, this is {federation}: export it with --federation {federation}"
+        )
     bundle_id = "/".join((manifest.federation or "-", manifest.line, manifest.task))
     blob = coordinator.store.put_blob(data)
     try:

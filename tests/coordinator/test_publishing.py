@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +76,15 @@ def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
     with pytest.raises(BundleError):
         OPERATIONS["publish"](coordinator, {"path": str(cut), "trust": []})
     assert len(list(coordinator.store.home.blobs.iterdir())) == 1
+
+
+@pytest.mark.parametrize(("bundle_of", "word"), [(None, "no federation"), ("another", "federation another")])
+def test_a_bundle_of_another_federation_is_not_published(bundle_of, word, coordinator, tmp_path, monkeypatch) -> None:
+    """No device of this federation could pull it, and its version number would be used up."""
+    manifest = SimpleNamespace(federation=bundle_of, line="main", task="nevus", version=1)
+    monkeypatch.setattr("edgefl_coordinator.operations.unverified_manifest", lambda data: (manifest, []))
+    with pytest.raises(OperatorError, match=f"made for {word}, this is skin: export it with --federation skin"):
+        OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
 
 
 def test_a_broadcast_above_one_envelope(coordinator, tools, monkeypatch) -> None:

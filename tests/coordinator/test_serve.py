@@ -1,5 +1,6 @@
 """The served coordinator, a process of its own over TLS on 127.0.0.1: checks 14, 39, 43 and 55."""
 
+import gc
 import http.client
 import json
 import os
@@ -228,6 +229,8 @@ def test_floods_cost_nothing(prepared, serve, chunk) -> None:
     assert memory_kib(served.process.pid) - memory < 8 * 1024
 
 
+# A server killed between accept and handshake leaves http.client with a socket that it dropped without closing.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 def test_twenty_kills_in_a_round(prepared, serve, tools) -> None:
     """Check 55: kill −9 while members upload, 20 times: no acknowledged upload lost or counted twice,
     nothing stale is left."""
@@ -254,6 +257,7 @@ def test_twenty_kills_in_a_round(prepared, serve, tools) -> None:
             waiting.pop(0)
         timer.join()
         served.kill()
+    gc.collect()  # such a socket is collected here and not in another test
     assert len(acknowledged) >= 19
     with open_coordinator(home).store as store:
         with store.transaction() as connection:

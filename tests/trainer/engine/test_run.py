@@ -217,6 +217,21 @@ def test_a_site_that_took_part_in_no_round_does_not_break_the_results(method, tm
         assert all(site["balanced_accuracy"] is not None for site in found["sites"].values())
 
 
+def test_a_share_of_the_sites_is_drawn_by_the_seed(tmp_path, ward, mae):
+    """Same seed, same sites and digest; over seeds both sites have their turn."""
+
+    def trained(place: str, seed: int) -> tuple[str, str]:
+        arguments = ("--data", ward, "--backbone", f"run:{mae}", *TINY, "--rounds", "1", "--participation", "0.5")
+        found = edgefl_train("run", "local", "--out", tmp_path / place, *arguments, "--seed", seed, "--json").json()
+        (line,) = metrics(tmp_path / place)
+        return line["site"], found["state_sha256"]
+
+    first = [trained(f"a{seed}", seed) for seed in range(5)]
+    assert first[3:] == [trained(f"b{seed}", seed) for seed in (3, 4)]
+    assert {site for site, _ in first} == {"east", "west"}  # one in sixteen by chance alone would be one-sided
+    assert len({digest for _, digest in first}) == 5
+
+
 def test_a_site_of_one_class_and_a_class_missing_from_test_rows(tmp_path, cached, mae):
     """docs/methods.md, prior and evaluation: finite models; undefined figures are null, never NaN."""
     counts = {"east": {"nevus": 10, "other": 10}, "west": {"nevus": 12}}
