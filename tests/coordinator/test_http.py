@@ -296,7 +296,9 @@ def test_an_idle_connection_may_send_again(coordinator) -> None:
             one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
             answer = b""
             while not answer.endswith(b"ok\n"):
-                answer += one.recv(4096)
+                part = one.recv(4096)
+                assert part, "the server closed an idle connection"
+                answer += part
             time.sleep(1.5)
 
 

@@ -209,6 +209,8 @@ def test_senders_have_windows_of_their_own():
     window = ReplayWindow()
     window.admit(header(7, 1), 0)
     window.admit(header(7, 1, skid="c" * 64), 0)
+    with pytest.raises(ReplayError):
+        window.admit(header(7, 2, skid="c" * 64), 0)
 
 
 def test_a_refused_number_changes_nothing():
