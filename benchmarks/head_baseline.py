@@ -15,13 +15,13 @@ import click
 import numpy as np
 
 from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.evaluate.baselines import site_baselines
 from edgefl_trainer.evaluate.metrics import SiteMetrics, federation_summary
 from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, choose_readout, probe_sites
-from edgefl_trainer.methods.contract import Examples
-from edgefl_trainer.methods.features import READOUTS, frozen_features
+from edgefl_trainer.learning.features import READOUTS, frozen_features
 from edgefl_trainer.models.backbones import load_backbone
 
 

@@ -27,7 +27,7 @@ from edgefl_export.assemble import SiteModel, build_members
 from edgefl_protocol.bundle import BundleFields, Card, build_bundle
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.keys import generate_signing_key
-from edgefl_trainer.methods.contract import Predictor
+from edgefl_trainer.contract import Predictor
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts, prefix_length

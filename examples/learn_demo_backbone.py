@@ -16,7 +16,7 @@ from torch import nn
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.augment import dihedral, to_float
 from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.methods.steps import cosine_rate
+from edgefl_trainer.learning.steps import cosine_rate
 from edgefl_trainer.models.backbones import (
     IMAGENET_MEAN,
     IMAGENET_STD,

@@ -23,9 +23,9 @@ from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobResult, read_job, 
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
+from edgefl_trainer.contract import Method, Phase, State, Task
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.contract import Method, Phase, State, Task
 from edgefl_trainer.models.vit import BackboneSpec
 
 _PEER_MAP = re.compile(r"maps\.(\d+)\.(\d+)")

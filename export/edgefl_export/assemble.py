@@ -18,8 +18,8 @@ from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.tensors import write_tensors
+from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.methods.contract import Predictor
 from edgefl_trainer.models.vit import BackboneSpec
 
 INTENDED_USE = (

@@ -10,10 +10,10 @@ import torch
 
 from edgefl_export import cli
 from edgefl_export.assemble import Members, build_members, site_model
+from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, save_predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.losses import class_prior
-from edgefl_trainer.methods.contract import Predictor
 from edgefl_trainer.models.backbones import BACKBONE_FILE, architecture_of, backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions

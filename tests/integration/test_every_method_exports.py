@@ -15,10 +15,10 @@ from PIL import Image
 from edgefl_client.cli import cli as device_cli
 from edgefl_export.cli import main as export_cli
 from edgefl_trainer.cli import cli as trainer_cli
+from edgefl_trainer.contract import LearnsBackbone
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.contract import LearnsBackbone
 
 DATA = "lesions:sites=2,images=24,px=36"
 MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))

@@ -288,7 +288,6 @@ def test_a_folder_without_pictures_is_told(mae, tmp_path):
 
 def test_a_loss_that_is_not_a_number_names_site_round_and_step(ward, mae, tmp_path, monkeypatch):
     """The third batch that west sees in its second round; what was finished before stays and can be looked at."""
-    from edgefl_trainer.methods import recipe
 
     plain, calls = recipe.evidential_loss, []
 

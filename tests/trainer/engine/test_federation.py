@@ -19,10 +19,10 @@ from tests.trainer.engine.test_sites import SPEC, site
 
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import PayloadError
+from edgefl_trainer.contract import Phase, State, Task
 from edgefl_trainer.engine.checkpoint import SiteResult
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine, participants, read_metrics
 from edgefl_trainer.errors import RunError, TrainingError
-from edgefl_trainer.methods.contract import Phase, State, Task
 
 NAMES = ("east", "north", "west")
 TASK = Task(name="all", classes=("a", "b"), backbone=SPEC, rounds=2, epochs=1, seed=4)

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl_trainer.contract import Examples, Site, Task
 from edgefl_trainer.engine.sites import autocast_dtype, choose_device
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.methods.contract import Examples, Site, Task
 from edgefl_trainer.models.vit import BackboneSpec
 
 SPEC = BackboneSpec(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
-from edgefl_trainer.methods.contract import Examples, Method, Phase, Site, State, Task
 from edgefl_trainer.models.backbones import load_backbone
 
 IMAGE_PX = 36

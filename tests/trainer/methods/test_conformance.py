@@ -7,10 +7,10 @@ import pytest
 from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload, digest
+from edgefl_trainer.contract import LearnsBackbone, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.settings import build, hyper_types
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.contract import LearnsBackbone, State
 
 SMALL = {"fedmae": {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3}}
 FRESH = {"batch": 4, "lr_head": 2e-3}

@@ -8,8 +8,9 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.methods import METHODS, steps
-from edgefl_trainer.methods.recipe import TRAINED
+from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.evidential import TRAINED
+from edgefl_trainer.methods import METHODS
 
 PLAIN = {"batch": 4, "readout": "cls", "head_norm": "none", "lr_head": 2e-3}
 

@@ -8,11 +8,11 @@ import torch
 from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
+from edgefl_trainer.contract import Phase, State
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.learning.evidential import TRAINED, EvidentialRecipe, site_prior
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.contract import Phase, State
-from edgefl_trainer.methods.recipe import TRAINED, EvidentialRecipe, site_prior
 
 HYPER = {"batch": 4, "lr_head": 2e-3}
 

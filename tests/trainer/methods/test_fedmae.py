@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from tests.trainer.methods.conftest import play
 
 from edgefl_protocol import Payload
+from edgefl_trainer.contract import State
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.learning.steps import cosine_rate
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.contract import State
 from edgefl_trainer.methods.fedmae import CLASS_TOKEN
-from edgefl_trainer.methods.steps import cosine_rate
 from edgefl_trainer.models.backbones import Architecture, sincos_positions
 from edgefl_trainer.models.mae import MaskedAutoencoder, patches, standardised
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.contract import Scalar, State
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.errors import RunError
-from edgefl_trainer.methods.contract import Scalar, State
 
 MAX_STATE_BYTES = 4 * 1024**3
 MAX_JSON_BYTES = 16 * 1024**2

@@ -6,7 +6,7 @@ from time import monotonic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from edgefl_trainer.methods.contract import Phase, Scalar
+from edgefl_trainer.contract import Phase, Scalar
 
 
 class Display:

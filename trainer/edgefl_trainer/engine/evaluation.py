@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.results import judge
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.metrics import federation_summary
-from edgefl_trainer.methods.contract import Examples
 
 
 def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dict[str, Any]:

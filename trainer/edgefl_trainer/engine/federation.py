@@ -18,9 +18,9 @@ import numpy as np
 from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import PayloadError
+from edgefl_trainer.contract import Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.errors import RunError, TrainingError
-from edgefl_trainer.methods.contract import Method, Phase, Scalar, Site, State, Task
 
 
 class SiteRunner(Protocol):

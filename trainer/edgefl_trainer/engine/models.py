@@ -20,10 +20,10 @@ from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.referral import Measures, predicted_class
+from edgefl_trainer.contract import Prediction, Predictor
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
-from edgefl_trainer.methods.contract import Prediction, Predictor
 from edgefl_trainer.models.backbones import BACKBONE_FILE, load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import FrozenViT

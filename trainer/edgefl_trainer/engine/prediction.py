@@ -13,8 +13,8 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, decode, prepare
 from edgefl_protocol.referral import ReferralRules
 from edgefl_protocol.score import ModelInfo, make_score
+from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun, predict
-from edgefl_trainer.methods.contract import Predictor
 
 
 def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterator[dict[str, Any]]:

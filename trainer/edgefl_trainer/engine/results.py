@@ -13,6 +13,17 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
+from edgefl_trainer.contract import (
+    Examples,
+    LearnsBackbone,
+    Method,
+    Phase,
+    Predictor,
+    Scalar,
+    Site,
+    State,
+    Task,
+)
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.federation import FederationState, stamped
 from edgefl_trainer.engine.models import predict, save_predictor
@@ -26,18 +37,7 @@ from edgefl_trainer.evaluate.calibration import (
 )
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary, site_metrics
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
-from edgefl_trainer.methods.contract import (
-    Examples,
-    LearnsBackbone,
-    Method,
-    Phase,
-    Predictor,
-    Scalar,
-    Site,
-    State,
-    Task,
-)
-from edgefl_trainer.methods.features import READOUTS, frozen_features
+from edgefl_trainer.learning.features import READOUTS, frozen_features
 from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, architecture_of, backbone_bytes, load_backbone
 from edgefl_trainer.models.vit import FrozenViT
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from edgefl_protocol.durable import write_atomic
+from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
@@ -31,7 +32,6 @@ from edgefl_trainer.engine.results import learned_backbone_results, predictor_re
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.methods.contract import LearnsBackbone, Method, Site, Task
 from edgefl_trainer.models.backbones import (
     BACKBONE_FILE,
     FORMS,

@@ -17,11 +17,11 @@ from typing import Any, Literal, get_args, get_origin
 import tomli_w
 
 from edgefl_protocol.durable import read_bounded
+from edgefl_trainer.contract import Method, Scalar
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.contract import Method, Scalar
 
 PresetName = Literal["tiny", "bench84", "paper"]
 MAX_CONFIG_BYTES = 1 << 20

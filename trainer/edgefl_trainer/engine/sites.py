@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from edgefl_trainer.contract import Examples, Site, Task
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import SiteRows
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.methods.contract import Examples, Site, Task
 from edgefl_trainer.models.vit import FrozenViT
 
 

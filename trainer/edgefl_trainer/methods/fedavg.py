@@ -17,10 +17,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from edgefl_protocol import Payload
-from edgefl_trainer.methods import recipe as learning
-from edgefl_trainer.methods import steps
-from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.methods.features import (
+from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.learning import evidential, steps
+from edgefl_trainer.learning.evidential import EvidentialRecipe, make_predictor
+from edgefl_trainer.learning.features import (
     READOUTS,
     FeatureMoments,
     best_readout,
@@ -28,7 +28,6 @@ from edgefl_trainer.methods.features import (
     moments,
     probe_readouts,
 )
-from edgefl_trainer.methods.recipe import EvidentialRecipe, make_predictor
 from edgefl_trainer.models.vit import Readout
 
 
@@ -50,7 +49,7 @@ class FedAvg:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Initial prompts and head."""
-        initial = learning.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
+        initial = evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
         return State(steps.as_arrays(initial), {"standardise": int(self.recipe.standardises(task.backbone))})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -63,11 +62,13 @@ class FedAvg:
         """Moments and probes in the warm phase, then E epochs from the averaged tensors."""
         if broadcast.scalars["phase"] == "warm":
             return State(), _feature_reply(site)
-        tensors = learning.trainable(broadcast.arrays, site.device)
-        optimizer = learning.make_optimizer(self.recipe, tensors, None)
+        tensors = evidential.trainable(broadcast.arrays, site.device)
+        optimizer = evidential.make_optimizer(self.recipe, tensors, None)
         round_ = int(broadcast.scalars["round"])
-        learning.learn(self.recipe, site, tensors, _readout(broadcast.scalars["readout"]), round_, optimizer=optimizer)
-        learned = steps.as_arrays({name: tensors[name] for name in learning.TRAINED})
+        evidential.learn(
+            self.recipe, site, tensors, _readout(broadcast.scalars["readout"]), round_, optimizer=optimizer
+        )
+        learned = steps.as_arrays({name: tensors[name] for name in evidential.TRAINED})
         return State(learned), Payload(learned, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning.evidential import Distillation, EvidentialRecipe, check_fits, make_predictor
+from edgefl_trainer.learning.private import begun, private_round, readout_of
 from edgefl_trainer.losses import distillation_targets
-from edgefl_trainer.methods.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.methods.private import begun, private_round, readout_of
-from edgefl_trainer.methods.recipe import Distillation, EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
 
 SCORE_BATCH = 64

@@ -20,9 +20,9 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.augment import random_crops, to_float
+from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.methods import steps
-from edgefl_trainer.methods.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.learning import steps
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 

@@ -5,11 +5,10 @@ its readout as a plain value. `local` and `fedevprompt` differ only in the disti
 """
 
 from edgefl_protocol import Payload
-from edgefl_trainer.methods import recipe as learning
-from edgefl_trainer.methods import steps
-from edgefl_trainer.methods.contract import Arrays, Site, State
-from edgefl_trainer.methods.features import best_readout, frozen_features, moments, probe_readouts
-from edgefl_trainer.methods.recipe import Distillation, EvidentialRecipe
+from edgefl_trainer.contract import Arrays, Site, State
+from edgefl_trainer.learning import evidential, steps
+from edgefl_trainer.learning.evidential import Distillation, EvidentialRecipe
+from edgefl_trainer.learning.features import best_readout, frozen_features, moments, probe_readouts
 from edgefl_trainer.models.vit import Readout
 from edgefl_trainer.rollout import PrefixMode
 
@@ -39,11 +38,11 @@ def private_round(
         The site's new state.
     """
     before = begun(recipe, site, state)
-    tensors = learning.trainable(
+    tensors = evidential.trainable(
         {k: v for k, v in before.arrays.items() if not k.startswith("optimizer.")}, site.device
     )
-    optimizer = learning.make_optimizer(recipe, tensors, before if keep_optimizer else None)
-    learning.learn(
+    optimizer = evidential.make_optimizer(recipe, tensors, before if keep_optimizer else None)
+    evidential.learn(
         recipe,
         site,
         tensors,
@@ -53,7 +52,7 @@ def private_round(
         distillation=distillation,
         mode=mode,
     )
-    kept = learning.optimizer_state(optimizer, tensors) if keep_optimizer else State()
+    kept = evidential.optimizer_state(optimizer, tensors) if keep_optimizer else State()
     values = {"readout": before.values["readout"], **kept.values}
     return State({**steps.as_arrays(tensors), **kept.arrays}, values)
 
@@ -67,7 +66,7 @@ def begin(recipe: EvidentialRecipe, site: Site) -> State:
     """A site before its first round: shared initial tensors, its own feature statistics, its own readout."""
     assert site.backbone is not None
     spec = site.task.backbone
-    initial = learning.initial_tensors(recipe, spec, len(site.task.classes), site.task.seed)
+    initial = evidential.initial_tensors(recipe, spec, len(site.task.classes), site.task.seed)
     arrays: Arrays = steps.as_arrays(initial)
     readout: Readout = "cls" if recipe.readout == "auto" else recipe.readout
     if recipe.readout == "auto" or recipe.standardises(spec):

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgefl_trainer.contract import Examples, Site
 from edgefl_trainer.evaluate.probe import linear_probe
-from edgefl_trainer.methods.contract import Examples, Site
 from edgefl_trainer.models.vit import FrozenViT, Readout
 
 READOUTS: tuple[Readout, ...] = ("cls", "mean")

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_trainer.augment import dihedral
+from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
 from edgefl_trainer.losses import class_prior, evidential_loss, rollout_distillation
-from edgefl_trainer.methods import steps
-from edgefl_trainer.methods.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.models.head import EvidenceKind, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import BackboneSpec, PromptInit, Readout, init_prompts, prefix_length

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays, Site
 from edgefl_trainer.errors import TrainingError
-from edgefl_trainer.methods.contract import Arrays, Site
 
 
 def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) -> dict[str, NDArray[np.generic]]:

@@ -12,12 +12,12 @@ import torch
 from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
+from edgefl_trainer.contract import State
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.learning import evidential, features, private
+from edgefl_trainer.learning.evidential import TRAINED, EvidentialRecipe, initial_tensors
 from edgefl_trainer.losses import class_prior, evidential_loss
-from edgefl_trainer.methods import METHODS, features, fedavg, private
-from edgefl_trainer.methods import recipe as learning
-from edgefl_trainer.methods.contract import State
-from edgefl_trainer.methods.recipe import TRAINED, EvidentialRecipe, initial_tensors
+from edgefl_trainer.methods import METHODS, fedavg
 from edgefl_trainer.models.scoring import ScoreModule
 
 HYPER = {"batch": 4, "readout": "cls"}
@@ -57,7 +57,7 @@ def test_the_penalty_grows_by_a_tenth_with_each_epoch_of_the_clock(clock, expect
         used.append(kl_weight)
         return evidential_loss(evidence, target, prior, kl_weight)
 
-    monkeypatch.setattr(learning, "evidential_loss", spy)
+    monkeypatch.setattr(evidential, "evidential_loss", spy)
     task = make_task(rounds=3, epochs=4)
     play(build(METHODS["local"], {**HYPER, "anneal_clock": clock}), task, {"a": make_site(task, count=4)})
     np.testing.assert_allclose(used, expected, atol=1e-12)
@@ -152,13 +152,13 @@ def test_where_the_head_is_averaged_the_mean_over_sites_decides(probes, expected
 def distilled_with(site, monkeypatch, **hyper):
     """Peer means, peer counts and Gram matrix as the loss receives them in one round."""
     seen = []
-    real = learning.rollout_distillation
+    real = evidential.rollout_distillation
 
     def spy(maps, target, means, counts, gram):
         seen.append((means.double(), counts.double(), gram.double()))
         return real(maps, target, means, counts, gram)
 
-    monkeypatch.setattr(learning, "rollout_distillation", spy)
+    monkeypatch.setattr(evidential, "rollout_distillation", spy)
     method = build(METHODS["fedevprompt"], {**HYPER, **hyper})
     method.local_round(site, State(), train(2, **peer_maps(site.task.backbone.tokens)))
     assert len(seen) == 1
@@ -268,7 +268,7 @@ def test_a_head_without_evidence_is_reported(dead, warned, make_task, make_site,
         silent = (torch.arange(len(logits)) < dead).float()[:, None]
         return torch.nn.functional.softplus(logits) * (1 - silent)
 
-    monkeypatch.setattr(learning, "evidence_of", evidence)
+    monkeypatch.setattr(evidential, "evidence_of", evidence)
     method = build(METHODS["local"], {**HYPER, "batch": 12})
     method.local_round(site, State(), train(2))
     assert [one["zero_evidence_share"] for one in facts if "summary" in one] == pytest.approx([dead / 12])

@@ -1,0 +1,1 @@
+"""How a site learns, in steps that several methods take: plain functions and the settings they share."""
