@@ -287,6 +287,19 @@ def test_a_distillation_term_that_does_nothing_is_reported(weight, warned, make_
     assert ["distillation" in text and site.name in text for text in warnings_of(facts)] == [True] * warned
 
 
+@pytest.mark.parametrize(("weights", "said"), [((1e-12, 1e-12, 1e-12), 1), ((1e-12, 1e-2, 1e-12), 0)])
+def test_a_term_is_reported_once_when_it_stays_small(weights, said, make_task, make_site, backbone, monkeypatch):
+    """1.5: the warning is for a term that *stays* below 1e-4: one for a round of three epochs, none if one is above."""
+    facts: list = []
+    site = listening(make_site(make_task(epochs=3), count=12), facts)
+    epochs, plain = iter(weights), evidential.rollout_distillation
+    monkeypatch.setattr(evidential, "rollout_distillation", lambda *args: plain(*args) * next(epochs))
+    method = build(METHODS["fedevprompt"], {**HYPER, "batch": 12, "kd_weight": 1.0})
+    method.local_round(site, State(), train(2, **peer_maps(backbone.spec.tokens)))
+    assert len([one for one in facts if "summary" in one]) == 3
+    assert sum("distillation" in text for text in warnings_of(facts)) == said
+
+
 def test_without_peers_nothing_is_said_about_distillation(make_task, make_site):
     """Round 1 has no maps: a share of zero is no news there."""
     facts: list = []

@@ -152,6 +152,7 @@ def learn(
     prior = site_prior(recipe, site)
     epochs = site.task.epochs
     per_epoch = -(-len(site.train) // recipe.batch)
+    largest_share = 0.0
     for epoch in range(epochs):
         rng = site.rng("augment", round_, epoch)
         kl_weight = recipe.kl_weight(round_, epoch, epochs)
@@ -177,7 +178,10 @@ def learn(
             )
         loss_mean, share, dead_mean = (totals / len(site.train)).tolist()
         site.report({"summary": 1, "loss": loss_mean, "kd_share": share, "zero_evidence_share": dead_mean})
-        _warn(site, round_, epoch, share if distillation is not None else None, dead_mean)
+        largest_share = max(largest_share, share)
+        _warn_dead(site, round_, epoch, dead_mean)
+    if distillation is not None and largest_share < 1e-4:
+        site.report({"warning": f"{site.name}: distillation stays at {largest_share:.1e} of the loss: it does nothing"})
 
 
 def make_optimizer(
@@ -250,11 +254,9 @@ def _evidence_and_maps(
     return evidence, max_normalise(rollout_from_factors(output.factors)) if maps else None
 
 
-def _warn(site: Site, round_: int, epoch: int, kd_share: float | None, dead: float) -> None:
-    """Say what a person should look at: a head without evidence, or a distillation term that does nothing."""
+def _warn_dead(site: Site, round_: int, epoch: int, dead: float) -> None:
+    """Say that a head raises no evidence; the first epoch of a run may still be so."""
     if dead > 0.5 and (round_, epoch) > (1, 0):
         site.report(
             {"warning": f"{site.name}: {dead:.0%} of the images raise no evidence; try --set evidence=softplus"}
         )
-    if kd_share is not None and kd_share < 1e-4:
-        site.report({"warning": f"{site.name}: distillation is {kd_share:.1e} of the loss and changes nothing"})
