@@ -99,6 +99,25 @@ def test_metrics_hold_a_line_for_each_phase_and_site(method, phases, finished):
     assert all(line["loss"] > 0 for line in lines if line["phase"] == "train")
 
 
+@pytest.mark.parametrize("method", ["fedevprompt", "fedmae"])
+def test_each_epoch_leaves_its_figures(method, tmp_path, ward, mae):
+    """docs/methods.md 1.6, training: loss, share of the distillation and zero evidence, per site and epoch."""
+    backbone = ("tiny", *MAE) if method == "fedmae" else (f"run:{mae}",)
+    arguments = ("--data", ward, "--out", tmp_path / "run", *TINY, "--rounds", 2, "--epochs", 3)
+    assert edgefl_train("run", method, *arguments, "--backbone", *backbone).code == 0
+    lines = [line for line in metrics(tmp_path / "run") if line["phase"] == "train"]
+    assert len(lines) == 4
+    names = {"loss"} if method == "fedmae" else {"loss", "kd_share", "zero_evidence_share"}
+    for line in lines:
+        assert [set(epoch) for epoch in line["epochs"]] == [names] * 3
+        assert {name: line[name] for name in names} == line["epochs"][-1]  # the last one also stands on top
+        assert len({epoch["loss"] for epoch in line["epochs"]}) == 3
+        assert line["seconds"] > 0
+    if method == "fedevprompt":
+        shares = [[epoch["kd_share"] > 0 for epoch in line["epochs"]] for line in lines]
+        assert shares == [[False] * 3] * 2 + [[True] * 3] * 2  # no maps in round 1
+
+
 def test_fedmae_leaves_a_backbone_and_probes_both_readouts(mae):
     found = summary(mae)
     assert found.keys() >= SUMMARY_KEYS

@@ -14,11 +14,12 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.contract import Scalar, State
+from edgefl_trainer.contract import State
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.errors import RunError
 
@@ -41,7 +42,7 @@ class SiteResult:
 
     state: State
     reply: Payload
-    metrics: Mapping[str, Scalar]
+    metrics: Mapping[str, Any]  # a line of metrics.jsonl: figures by name, and `epochs`, a list of such
 
 
 class Checkpoints:

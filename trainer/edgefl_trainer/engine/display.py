@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from time import monotonic
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -60,7 +61,7 @@ class Display:
             self._total, facts=f"epoch {facts.get('epoch')} · loss {facts.get('loss'):.4g} · {speed:.0f} images/s"
         )
 
-    def site_finished(self, site: str, metrics: Mapping[str, Scalar]) -> None:
+    def site_finished(self, site: str, metrics: Mapping[str, Any]) -> None:
         """Move the bar, or print a line where nothing can move."""
         self._bar.advance(self._total)
         if not self._console.is_terminal and metrics["phase"] == "train":
@@ -68,7 +69,7 @@ class Display:
             facts = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
             self._say(f"{self._phase} · {site}: {facts}")
 
-    def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Scalar]]) -> None:
+    def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
         figures = [found.get("tune_balanced_accuracy") for found in metrics.values()]
         known = [figure for figure in figures if isinstance(figure, float)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -44,10 +44,10 @@ class RunObserver(Protocol):
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
         """A training step, or another event inside a site."""
 
-    def site_finished(self, site: str, metrics: Mapping[str, Scalar]) -> None:
+    def site_finished(self, site: str, metrics: Mapping[str, Any]) -> None:
         """A site is done and on disk."""
 
-    def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Scalar]]) -> None:
+    def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """The sites' models were scored on tune rows after a phase."""
 
 
@@ -63,15 +63,17 @@ class InProcessSite:
     ) -> SiteResult:
         """Run the method's site half here; the reply carries the digest of the site's new state, the metrics stay.
 
+        The line of metrics holds what the method summed up of its last epoch, and of each in order under `epochs`.
+
         Raises:
             TrainingError: a weight, map or other number of the new state or the reply is not finite.
         """
         started = time.perf_counter()
-        summary: dict[str, Scalar] = {}
+        epochs: list[Mapping[str, Scalar]] = []
 
         def listen(facts: Mapping[str, Scalar]) -> None:
             if "summary" in facts:
-                summary.update({name: value for name, value in facts.items() if name != "summary"})
+                epochs.append({name: value for name, value in facts.items() if name != "summary"})
             report(facts)
 
         try:
@@ -86,7 +88,8 @@ class InProcessSite:
             ) from error
         signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": new.digest()})
         seconds = round(time.perf_counter() - started, 3)
-        return SiteResult(new, signed, {**summary, "seconds": seconds})
+        last = {**epochs[-1], "epochs": epochs} if epochs else {}
+        return SiteResult(new, signed, {**last, "seconds": seconds})
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,8 @@ class LocalEngine:
         write_atomic(self.folder / "metrics.jsonl", text.encode())
 
 
-def read_metrics(folder: Path) -> list[dict[str, Scalar]]:
-    """The lines of `metrics.jsonl`: one for each phase and site.
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
 
     Raises:
         RunError: a line is not an object.
