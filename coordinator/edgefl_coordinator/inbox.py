@@ -1,7 +1,7 @@
 """Each envelope once, each work item once: replay windows and stored first answers.
 
-Guarantees: the window of a sender is judged and kept in the same transaction as the effect, so neither a restart nor a
-second worker can admit an envelope twice. A repeated `idem` with the same payload gets the first answer; with another
+Guarantees: the window of a sender is judged and kept in one transaction that is committed before or with the effect, so
+neither a restart nor a second worker can admit an envelope twice. A repeated `idem` with the same payload gets the first answer; with another
 payload it is refused. Source: docs/security.md, replay window and idempotency (checks 17 to 19); RFC 6479.
 """
 
@@ -15,8 +15,8 @@ from edgefl_protocol.header import Header
 from edgefl_protocol.replay import EMPTY_BITMAP, NO_HIGHEST, judge
 
 
-def seen(connection: Connection, header: Header) -> bool:
-    """Tell whether this message id was admitted before: a cheap look before work is done for the envelope."""
+def _seen(connection: Connection, header: Header) -> bool:
+    """Tell whether this message id was admitted before."""
     found = select(mids.c.mid).where(mids.c.skid == header.skid, mids.c.mid == header.mid)
     return connection.scalar(found) is not None
 
@@ -25,7 +25,7 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
     """Admit an authenticated envelope once.
 
     Args:
-        connection: the transaction that also holds the effect.
+        connection: the transaction.
         header: the authenticated header.
         now_ms: Unix milliseconds.
         forget_ms: until when the message id has to be remembered; later its expiry refuses it.
@@ -34,7 +34,7 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
         RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
     """
     connection.execute(delete(mids).where(mids.c.until_ms < now_ms))
-    if seen(connection, header):
+    if _seen(connection, header):
         raise RefusedError("replayed", "this message was accepted before")
     row = connection.execute(select(windows).where(windows.c.skid == header.skid)).first()
     highest, bitmap = (row.highest, row.bitmap) if row else (NO_HIGHEST, EMPTY_BITMAP)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from edgefl_coordinator import cli, handling, publishing
+from edgefl_coordinator import cli, publishing, routes
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -91,7 +91,7 @@ def test_a_broadcast_above_one_envelope(coordinator, tools, monkeypatch) -> None
     """What does not fit one envelope is refused typed: blobs are not there yet."""
     member = tools.approved_member(coordinator, "clinic-a")
     tools.start_rounds(coordinator)
-    monkeypatch.setattr(handling, "MAX_BROADCAST_BYTES", 10)
+    monkeypatch.setattr(routes, "MAX_BROADCAST_BYTES", 10)
     refused = member.call("broadcast", BroadcastRequest(round=1).to_payload(), rnd=1)
     assert isinstance(refused, Refusal) and refused.code == "too_large"
 

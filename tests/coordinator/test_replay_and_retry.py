@@ -1,11 +1,13 @@
 """Each envelope once, each work item once: docs/security.md checks 16 to 19."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import func, select
 
-from edgefl_coordinator.schema import replies
+from edgefl_coordinator import calls
+from edgefl_coordinator.schema import audit, replies
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest
 
@@ -54,6 +56,60 @@ def test_a_replayed_read_is_refused(coordinator, tools) -> None:
     assert isinstance(member.send("task", request), Payload)
     refused = member.send("task", request)
     assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("replayed", 409)
+
+
+class Raw:
+    """Bytes that are no payload, for a member that seals them all the same."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def to_bytes(self) -> bytes:
+        return self.data
+
+
+MALFORMED = {
+    "no payload": Raw(b"\xff" * 40),
+    "nothing": Raw(b""),
+    "a field too many": Payload({}, {"round": 1, "idem": "x" * 16, "error": "mine"}),
+}
+
+
+@pytest.mark.parametrize("route", ["task", "index", "keys", "broadcast", "bundle", "reply", "enrol-proof"])
+@pytest.mark.parametrize("name", MALFORMED)
+def test_a_malformed_message_is_a_replay_when_it_comes_again(coordinator, tools, route, name) -> None:
+    """Check 17: the replay row stands before the payload is read; what was refused for its form is not read twice."""
+    member = tools.approved_member(coordinator, "clinic-a")
+    rnd = 1 if route in ("broadcast", "reply") else 0
+    request = member.envelope(route, MALFORMED[name], rnd=rnd)
+    assert codes([member.send(route, request)]) == {"bad_message"}
+    assert codes([member.send(route, request)]) == {"replayed"}
+    with coordinator.store.transaction() as connection:  # each decision has one row (check 69)
+        rows = list(connection.scalars(select(audit.c.detail).where(audit.c.event == "refused")))
+    assert [json.loads(row)["code"] for row in rows] == ["bad_message", "replayed"]
+
+
+def test_a_message_that_kills_the_reader_is_read_once(make_coordinator, tools, monkeypatch) -> None:
+    """Check 17: the row is durable before the payload is looked at: dying over it does not let it in again."""
+    coordinator = make_coordinator()
+    member = tools.approved_member(coordinator, "clinic-a")
+    request = member.envelope("task", Payload())
+    with monkeypatch.context() as patch:
+        patch.setattr(calls.Payload, "from_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            member.send("task", request)
+    coordinator.store.close()
+    member.coordinator = make_coordinator()
+    assert codes([member.send("task", request)]) == {"replayed"}
+
+
+def test_a_pending_members_payload_is_not_read(coordinator, tools) -> None:
+    """docs/security.md, order of checks: the member's state is judged with the window, before the payload."""
+    member = tools.Member(coordinator, "clinic-a")
+    member.enrol(tools.token_of(coordinator, "clinic-a"))
+    request = member.envelope("reply", MALFORMED["no payload"], rnd=1)
+    assert codes([member.send("reply", request)]) == {"pending"}
+    assert codes([member.send("reply", request)]) == {"replayed"}
 
 
 def test_a_message_id_counts_once_whatever_its_number(coordinator, tools) -> None:
