@@ -61,7 +61,7 @@ def test_nothing_to_spread_to() -> None:
 def test_a_lesion_of_two_sites_stays_on_one_side() -> None:
     """docs/methods.md 7.2: nine lesions span two centres."""
     rows = [row(f"{site}{i}", site=site, lesion=f"L{i}") for site in ("east", "west") for i in range(40)]
-    dealt = deal_test(rows, 0)
+    dealt = deal_test(rows)
     sides = {(r.lesion, r.split) for r in dealt}
     assert len(sides) == 40
     assert Counter(r.split for r in dealt) == {"train": 60, "test": 20}
@@ -69,7 +69,7 @@ def test_a_lesion_of_two_sites_stays_on_one_side() -> None:
 
 def test_given_splits_are_not_touched() -> None:
     rows = [row("a", split="val"), row("b", split="train"), row("c", split="test"), row("d", label=None)]
-    assert [r.split for r in deal_test(rows, 0)] == ["val", "train", "test", "unlabelled"]
+    assert [r.split for r in deal_test(rows)] == ["val", "train", "test", "unlabelled"]
 
 
 @given(st.integers(1, 6), st.integers(0, 3))

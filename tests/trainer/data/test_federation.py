@@ -73,6 +73,27 @@ def test_seed_changes_the_rows(ward: str) -> None:
     assert load(ward).partition_sha256 == load(ward).partition_sha256 != load(ward, seed=1).partition_sha256
 
 
+@pytest.mark.parametrize("suffix", ["", "@split=iid:3"])
+def test_no_seed_moves_a_lesion_into_test_rows(ward: str, suffix: str) -> None:
+    """docs/design.md 5, rows: a backbone learned with one seed has not seen the test lesions of a run with another."""
+    held_out, tuned = [], []
+    for seed in range(4):
+        federation = load(ward + suffix, seed=seed)
+        for kind, found in (("test", held_out), ("tune", tuned)):
+            rows = np.concatenate([site.rows(kind) for site in federation.sites.values()])
+            found.append({federation.lesions[i] for i in rows})
+    assert len(held_out[0]) == 30  # a quarter of 120 lesions
+    assert held_out[0] == held_out[1] == held_out[2] == held_out[3]
+    assert len({frozenset(lesions) for lesions in tuned}) == 4
+    assert all(not lesions & held_out[0] for lesions in tuned)
+
+
+def test_each_iid_site_has_its_share_of_the_test_lesions(ward: str) -> None:
+    """Dealt evenly, stratified by split: 120 lesions at three sites are 40 each, ten of them test."""
+    federation = load(f"{ward}@split=iid:3")
+    assert [len({federation.lesions[i] for i in site.test}) for site in federation.sites.values()] == [10, 10, 10]
+
+
 def test_partition_digest_is_over_sites_kinds_names_and_labels(ward: str) -> None:
     """An independent ten-liner: JSON with sorted keys of site → kind → [name, label]."""
     federation = load(ward)
@@ -212,9 +233,9 @@ def test_an_unknown_site_is_named(ward: str) -> None:
 def test_iid_sites(ward: str) -> None:
     federation = load(f"{ward}@split=iid:4")
     assert list(federation.sites) == ["iid-1", "iid-2", "iid-3", "iid-4"]
-    sizes = [sum(len(site.rows(kind)) for kind in ROW_KINDS) for site in federation.sites.values()]
-    assert sum(sizes) == len(federation.labels)
-    assert max(sizes) - min(sizes) <= 12
+    rows = [np.concatenate([site.rows(kind) for kind in ROW_KINDS]) for site in federation.sites.values()]
+    assert sum(map(len, rows)) == len(federation.labels)
+    assert [len({federation.lesions[i] for i in here}) for here in rows] == [30] * 4  # 120 lesions
 
 
 def test_more_iid_sites_than_lesions(ward: str) -> None:

@@ -142,7 +142,7 @@ def test_real_lesion_split_does_not_leak(real_data: Path) -> None:
         return train & {row.lesion for row in rows if row.split == "test"}
 
     assert sum(lesion.startswith("HAM_") for lesion in leaking(list(isic_rows(store, "flamby")))) == 696
-    dealt = deal_test(isic_rows(store, "lesion"), 0)
+    dealt = deal_test(isic_rows(store, "lesion"))
     assert leaking(dealt) == set()
     for site in CENTRES:
         share = len({r.lesion for r in dealt if r.site == site and r.split == "test"}) / len(

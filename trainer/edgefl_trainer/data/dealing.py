@@ -1,7 +1,8 @@
 """Who gets which lesion: test, tune, limits, iid sites and images of no site.
 
 Guarantees: every choice is by lesion, a pure function of the seed, the purpose and the lesions' names (never of row
-order or of a random generator's version), stratified by class.
+order or of a random generator's version), stratified by class. Which lesions are held out as `test` depends on no seed:
+a network learned in one run never saw the test lesions of another.
 Source: docs/design.md 5 (Rows), docs/methods.md 1.6 and 7.
 """
 
@@ -14,6 +15,7 @@ from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row
 
 TEST_SHARE = 0.25  # docs/methods.md 1.6: "per client 75/25 split"
+TEST_SEED = 0  # of no run: all runs hold the same lesions out
 TUNE_SHARE = 0.15  # docs/design.md 5: of each site's training lesions
 
 
@@ -76,8 +78,8 @@ def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purp
     return chosen
 
 
-def deal_test(rows: Sequence[Row], seed: int) -> list[Row]:
-    """Give rows whose source names no split `train` or `test`, `TEST_SHARE` of each site's lesions.
+def deal_test(rows: Sequence[Row]) -> list[Row]:
+    """Give rows whose source names no split `train` or `test`, `TEST_SHARE` of each site's lesions, in every run alike.
 
     A lesion that stands in two sites is dealt once, with the first of them in name order.
 
@@ -92,7 +94,7 @@ def deal_test(rows: Sequence[Row], seed: int) -> list[Row]:
     by_site: dict[str, dict[str, str]] = defaultdict(dict)
     for lesion, site in site_of.items():
         by_site[site][lesion] = class_of[lesion]
-    test = {lesion for members in by_site.values() for lesion in choose_share(members, TEST_SHARE, "test", seed)}
+    test = {lesion for members in by_site.values() for lesion in choose_share(members, TEST_SHARE, "test", TEST_SEED)}
 
     def dealt(row: Row) -> Row:
         if row.split != UNDEALT:

@@ -1,7 +1,8 @@
 """`load_federation`: from SPECs to pictures, labels and the rows of each site.
 
 Guarantees: no lesion of a site stands in two of its train, tune, val and test rows unless the source's own split says
-so; every choice is by lesion and seed; the rows of a site do not depend on which other sites are selected.
+so; every choice is by lesion and seed, but that of the test rows, which no seed moves; the rows of a site do not depend
+on which other sites are selected.
 Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.md 7.
 """
 
@@ -110,7 +111,7 @@ def load_federation(
         image_px: Side of the pictures, pixels.
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`.
         classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.
-        seed: Of every choice of rows.
+        seed: Of every choice of rows but that of `test`, which is the same in every run.
         unlabelled: `none`; `site`: the unlabelled images of a site; `spread`: also images of no site, dealt to the
             sites in proportion to their training images.
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
@@ -185,13 +186,14 @@ def _dealt(spec: Spec, table: Table, seed: int) -> Table:
     elif spec.site is not None and spec.site not in {row.site for row in rows}:
         found = _list(sorted({row.site for row in rows if row.site}))
         raise DataError(f"{spec.text!r} asks for the site {spec.site}; the sites of the data are {found}.")
+    rows = deal_test(rows)  # before new sites are dealt by the run's seed, which must not move a lesion into `test`
     if spec.iid_sites is not None:
         rows = deal_iid(rows, spec.iid_sites, seed)
     if all(row.site is None for row in rows):
         raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N.")
     for name in sorted({row.site for row in rows if row.site is not None}):
         check_site_name(name, spec.text)
-    return replace(table, rows=tuple(deal_test(rows, seed)))
+    return replace(table, rows=tuple(rows))
 
 
 def _place(
