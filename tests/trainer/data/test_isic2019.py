@@ -1,12 +1,15 @@
 """docs/methods.md 7.1 and 7.2: Fed-ISIC2019 from the official files, on a drawn copy and on the real tables."""
 
+import zipfile
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.dealing import deal_test
+from edgefl_trainer.data.federation import ROW_KINDS
 from edgefl_trainer.data.isic2019 import CENTRES, CLASSES, isic_rows
 from edgefl_trainer.data.store import open_store
 
@@ -68,8 +71,34 @@ def drawn(tmp_path: Path) -> Path:
 def test_drawn_copy_has_the_six_centres(drawn: Path, cache: Path) -> None:
     federation = load_federation([f"isic2019:{drawn}"], image_px=8)
     assert list(federation.sites) == sorted(CENTRES)
-    assert "ISIC_01" not in federation.names  # no lesion id
-    assert len(federation.names) == 9
+    used = [federation.names[i] for site in federation.sites.values() for kind in ROW_KINDS for i in site.rows(kind)]
+    assert sorted(used) == [f"ISIC_{i:02d}" for i in range(2, 11)]  # ISIC_01 has no lesion id
+
+
+@pytest.mark.parametrize("split", ["lesion", "flamby"])
+def test_an_image_without_lesion_id_is_an_unlabelled_one_of_no_site(drawn: Path, cache: Path, split: str) -> None:
+    """docs/methods.md 7.1: it teaches self-supervised methods where `spread` deals it to a site, and nothing else."""
+    federation = load_federation([f"isic2019:{drawn},split={split}"], image_px=8, unlabelled="spread")
+    [row] = np.concatenate([site.unlabelled for site in federation.sites.values()])
+    assert (federation.names[row], federation.labels[row]) == ("ISIC_01", -1)
+    plain = load_federation([f"isic2019:{drawn},split={split}"], image_px=8)
+    for name, site in federation.sites.items():
+        for kind in ("train", "tune", "val", "test"):
+            np.testing.assert_array_equal(site.rows(kind), plain.sites[name].rows(kind))
+
+
+def test_a_folder_without_any_of_those_pictures_is_flambys(drawn: Path, cache: Path) -> None:
+    """FLamby's folder holds 23,247 pictures; where some of the 2,084 others are there, a missing one is a fault."""
+    pictures = drawn / "ISIC_2019_Training_Input"
+    (pictures / "ISIC_01.png").unlink()
+    assert len(load_federation([f"isic2019:{drawn}"], image_px=8, unlabelled="spread").names) == 9
+    (pictures / "ISIC_01.png").write_bytes(png(1))
+    for name in ("ISIC_2019_Training_GroundTruth.csv", "ISIC_2019_Training_Metadata.csv"):
+        table = drawn / name
+        line = "ISIC_11,0,1,0,0,0,0,0,0,0" if "GroundTruth" in name else "ISIC_11,55,anterior torso,,female"
+        table.write_text(f"{table.read_text()}{line}\n")
+    with pytest.raises(DataError, match="ISIC_11"):
+        load_federation([f"isic2019:{drawn}"], image_px=8)
 
 
 def test_flamby_split_is_taken_as_it_is(drawn: Path, cache: Path) -> None:
@@ -127,6 +156,9 @@ def test_real_tables_tally(real_data: Path) -> None:
     classes = Counter((row.site, row.label) for row in rows)
     folds = Counter((row.site, row.split) for row in rows)
     assert len(rows) == 23_247
+    with zipfile.ZipFile(real_data / "isic2019_tables.zip") as tables:
+        lines = tables.read("ISIC_2019_Training_Metadata.csv").decode().splitlines()
+    assert sum(line.split(",")[3] == "" for line in lines) == 2_084  # without lesion id: no site, no picture here
     for site, (tally, split) in TALLY.items():
         assert tuple(classes[site, label] for label in CLASSES) == tally
         assert (folds[site, "train"], folds[site, "test"]) == split

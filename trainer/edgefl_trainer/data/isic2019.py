@@ -1,8 +1,9 @@
 """`isic2019:DIR`: the official ISIC 2019 files plus the HAM10000 metadata, as the six centres of Fed-ISIC2019.
 
-Built as FLamby builds it (docs/methods.md 7.1): rows without `lesion_id` are dropped, the first four characters of the
-lesion id give the source, the HAM10000 metadata its four centres. Differs from FLamby: the default split is by lesion
-(its own shows 696 HAM lesions on both sides, docs/methods.md 7.2); `split=flamby` takes FLamby's file as it is.
+Built as FLamby builds it (docs/methods.md 7.1): the first four characters of the lesion id give the source, the
+HAM10000 metadata its four centres. Differs from FLamby: it drops images without `lesion_id`, here they belong to no
+site and have no label, for self-supervised learning only; the default split is by lesion (its own shows 696 HAM
+lesions on both sides, docs/methods.md 7.2); `split=flamby` takes FLamby's file as it is.
 """
 
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
         split: See `read_isic2019`.
 
     Returns:
-        Rows in the order of the ground truth.
+        Rows in the order of the metadata. Images without a lesion id are unlabelled ones of no site; where not one of
+        their pictures is there, as in FLamby's own folder, they are left out.
 
     Raises:
         DataError: See `read_isic2019`.
@@ -63,22 +65,24 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
     pictures = {PurePosixPath(name).stem: name for name in names if is_image_name(name)}
     table = read_table(store, _find(store, names, _METADATA), ("image", "lesion_id", "anatom_site_general"))
     rows = []
+    given = split == "flamby"
+    unplaced = any(not record["lesion_id"] and record["image"] in pictures for _, record in table.records)
     for line, record in table.records:
         image, lesion = record["image"], record["lesion_id"]
-        if not lesion:
+        if not lesion and not unplaced:
             continue
         where = f"{table.where} line {line}"
         if image not in labels:
             raise DataError(f"{where} names {image}, which the ground truth does not.")
-        site = _centre(image, lesion, centre_of_ham, where)
+        site = _centre(image, lesion, centre_of_ham, where) if lesion else None
         rows.append(
             Row(
                 image=image,
                 source=pictures.get(image, f"{_IMAGES}/{image}.jpg"),
-                label=labels[image],
+                label=labels[image] if site else None,
                 site=site,
-                lesion=lesion,
-                split=_fold(image, site, folds, where) if split == "flamby" else UNDEALT,
+                lesion=lesion or f"image:{image}",
+                split="unlabelled" if site is None else _fold(image, site, folds, where) if given else UNDEALT,
                 extra=(
                     ("age", record.get("age_approx", "")),
                     ("sex", record.get("sex", "")),
