@@ -27,6 +27,14 @@ class FileStore(Protocol):
         """All file names, relative, with `/`, in name order."""
         ...
 
+    def has(self, name: str) -> bool:
+        """Whether a file of this name is there; cheaper than `names` where a set has many files.
+
+        Raises:
+            DataError: The name leaves the store.
+        """
+        ...
+
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """The bytes of one file.
 
@@ -82,6 +90,10 @@ class FolderStore:
         """All file names below the folder."""
         return sorted(p.relative_to(self._root).as_posix() for p in self._root.rglob("*") if p.is_file())
 
+    def has(self, name: str) -> bool:
+        """Whether a file of this name is there (see `FileStore.has`)."""
+        return self._path(name).is_file()
+
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """The bytes of one file (see `FileStore.read`)."""
         path = self._path(name)
@@ -127,6 +139,11 @@ class ZipStore:
     def names(self) -> list[str]:
         """All member names."""
         return sorted(self._members)
+
+    def has(self, name: str) -> bool:
+        """Whether a member of this name is there (see `FileStore.has`)."""
+        check_relative(name, self.name)
+        return name in self._members
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """The bytes of one member (see `FileStore.read`); the bound holds for the unpacked size."""

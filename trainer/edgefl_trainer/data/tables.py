@@ -1,4 +1,4 @@
-"""Read a CSV with a header as records of strings, with bounds and clear sentences.
+"""Read text files that list images: CSV with a header, or plain lines; with bounds and clear sentences.
 
 Guarantees: the columns asked for are there, every line has as many fields as the header, values are stripped strings.
 """
@@ -25,6 +25,19 @@ class TableFile:
     records: tuple[tuple[int, dict[str, str]], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """Lines as read.
+
+    Attributes:
+        where: "NAME in STORE", for messages.
+        lines: (line number in the file, line).
+    """
+
+    where: str
+    lines: tuple[tuple[int, str], ...]
+
+
 def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFile:
     """Read one CSV.
 
@@ -37,10 +50,7 @@ def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFil
         DataError: The file is missing, not UTF-8, lacks a column, or has a line of another length than the header.
     """
     where = f"{name} in {store.name}"
-    try:
-        text = store.read(name, MAX_TABLE_BYTES).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where} is not UTF-8 text (byte {error.start}); save it as UTF-8 CSV.") from error
+    text = _read_text(store, name, where, "CSV")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = [column.strip() for column in next(reader, [])]
@@ -55,6 +65,31 @@ def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFil
     except csv.Error as error:
         raise DataError(f"{where} is not a CSV that can be read (line {reader.line_num}: {error}).") from error
     return TableFile(where, tuple(records))
+
+
+def read_lines(store: FileStore, name: str) -> TextFile:
+    """Read a text file that has no header.
+
+    Args:
+        store: Folder or zip that holds it.
+        name: Its name there.
+
+    Returns:
+        The lines that are not empty, stripped of white space at both ends.
+
+    Raises:
+        DataError: The file is missing or not UTF-8.
+    """
+    where = f"{name} in {store.name}"
+    lines = _read_text(store, name, where, "text").splitlines()
+    return TextFile(where, tuple((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()))
+
+
+def _read_text(store: FileStore, name: str, where: str, form: str) -> str:
+    try:
+        return store.read(name, MAX_TABLE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 text (byte {error.start}); save it as UTF-8 {form}.") from error
 
 
 def _check_header(header: Sequence[str], required: Sequence[str], where: str) -> None:
