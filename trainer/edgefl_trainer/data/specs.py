@@ -9,12 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgefl_trainer.data.cifar100 import read_cifar100
+from edgefl_trainer.data.domainnet import read_domainnet
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.folder import read_folder
+from edgefl_trainer.data.inat import OPTIONS as INAT_OPTIONS
+from edgefl_trainer.data.inat import read_inat
 from edgefl_trainer.data.isic2019 import read_isic2019
 from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
 from edgefl_trainer.data.manifest import read_manifest
 from edgefl_trainer.data.rows import Table
+from edgefl_trainer.data.tiny_imagenet import read_tiny_imagenet
 
 _SUFFIX = re.compile(r"@(site|split)=([^@]*)$")
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -137,9 +142,32 @@ def _lesions(spec: Spec, seed: int) -> Table:
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
+def _cifar100(spec: Spec, seed: int) -> Table:
+    take_options(spec, {})
+    return read_cifar100(_path(spec))
+
+
+def _tiny_imagenet(spec: Spec, seed: int) -> Table:
+    take_options(spec, {})
+    return read_tiny_imagenet(_path(spec))
+
+
+def _domainnet(spec: Spec, seed: int) -> Table:
+    options = take_options(spec, {"classes": "ten"})
+    return read_domainnet(_path(spec), options["classes"])
+
+
+def _inat(spec: Spec, seed: int) -> Table:
+    return read_inat(_path(spec), take_options(spec, INAT_OPTIONS))
+
+
 READERS: dict[str, Callable[[Spec, int], Table]] = {
     "manifest": _manifest,
     "isic2019": _isic2019,
     "folder": _folder,
     "lesions": _lesions,
+    "cifar100": _cifar100,
+    "tiny-imagenet": _tiny_imagenet,
+    "domainnet": _domainnet,
+    "inat": _inat,
 }
