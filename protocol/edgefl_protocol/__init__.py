@@ -30,34 +30,38 @@ A site seals a payload for the coordinator; the coordinator opens it once, and a
     >>> got.header.sts, Payload.from_bytes(got.payload).scalars["accepted"]
     (200, 1)
 
-Further modules: `bundle`, `imaging`, `messages`, `records`, `invite`, `durable`, `tensors`.
+Further modules: `bundle`, `imaging`, `messages`, `records`, `invite`, `durable`, `tensors`. The names below are loaded
+when first used, so that a device which only scores pays for no envelope.
 """
 
-from edgefl_protocol.envelope import (
-    Expected,
-    Opened,
-    Tolerance,
-    envelope_sha256,
-    open_enrolment,
-    open_envelope,
-    seal,
-    unverified_header,
-)
-from edgefl_protocol.errors import EdgeflError, EnvelopeError, KeyMaterialError, PayloadError
-from edgefl_protocol.header import Header
-from edgefl_protocol.keys import (
-    PublicSealingKey,
-    PublicSigningKey,
-    SealingKey,
-    SigningKey,
-    fingerprint,
-    generate_sealing_key,
-    generate_signing_key,
-    same_fingerprint,
-)
-from edgefl_protocol.payload import Payload, digest, state_digest
-from edgefl_protocol.replay import JudgedByCaller, ReplayWindow, judge
-from edgefl_protocol.replies import expected_reply, reply_fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgefl_protocol.envelope import (
+        Expected,
+        Opened,
+        Tolerance,
+        envelope_sha256,
+        open_enrolment,
+        open_envelope,
+        seal,
+        unverified_header,
+    )
+    from edgefl_protocol.errors import EdgeflError, EnvelopeError, KeyMaterialError, PayloadError
+    from edgefl_protocol.header import Header
+    from edgefl_protocol.keys import (
+        PublicSealingKey,
+        PublicSigningKey,
+        SealingKey,
+        SigningKey,
+        fingerprint,
+        generate_sealing_key,
+        generate_signing_key,
+        same_fingerprint,
+    )
+    from edgefl_protocol.payload import Payload, digest, state_digest
+    from edgefl_protocol.replay import JudgedByCaller, ReplayWindow, judge
+    from edgefl_protocol.replies import expected_reply, reply_fields
 
 __all__ = [
     "EdgeflError",
@@ -90,3 +94,47 @@ __all__ = [
     "state_digest",
     "unverified_header",
 ]
+
+_HOME = {
+    "EdgeflError": "edgefl_protocol.errors",
+    "EnvelopeError": "edgefl_protocol.errors",
+    "Expected": "edgefl_protocol.envelope",
+    "Header": "edgefl_protocol.header",
+    "JudgedByCaller": "edgefl_protocol.replay",
+    "KeyMaterialError": "edgefl_protocol.errors",
+    "Opened": "edgefl_protocol.envelope",
+    "Payload": "edgefl_protocol.payload",
+    "PayloadError": "edgefl_protocol.errors",
+    "PublicSealingKey": "edgefl_protocol.keys",
+    "PublicSigningKey": "edgefl_protocol.keys",
+    "ReplayWindow": "edgefl_protocol.replay",
+    "SealingKey": "edgefl_protocol.keys",
+    "SigningKey": "edgefl_protocol.keys",
+    "Tolerance": "edgefl_protocol.envelope",
+    "digest": "edgefl_protocol.payload",
+    "envelope_sha256": "edgefl_protocol.envelope",
+    "expected_reply": "edgefl_protocol.replies",
+    "fingerprint": "edgefl_protocol.keys",
+    "generate_sealing_key": "edgefl_protocol.keys",
+    "generate_signing_key": "edgefl_protocol.keys",
+    "judge": "edgefl_protocol.replay",
+    "open_enrolment": "edgefl_protocol.envelope",
+    "open_envelope": "edgefl_protocol.envelope",
+    "reply_fields": "edgefl_protocol.replies",
+    "same_fingerprint": "edgefl_protocol.keys",
+    "seal": "edgefl_protocol.envelope",
+    "state_digest": "edgefl_protocol.payload",
+    "unverified_header": "edgefl_protocol.envelope",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,6 +2,7 @@
 
 import ast
 import doctest
+import importlib
 import pkgutil
 import re
 import subprocess
@@ -24,12 +25,30 @@ def test_the_example_of_the_docstring_runs():
 
 
 def test_all_is_sorted_and_names_every_public_import():
+    """What a type checker is told to import is what is listed, and comes from there when first used."""
     tree = ast.parse((FOLDER / "__init__.py").read_text())
-    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
-    assert list(edgefl_protocol.__all__) == sorted(edgefl_protocol.__all__)
-    assert set(edgefl_protocol.__all__) == imported
-    for name in edgefl_protocol.__all__:
-        assert getattr(edgefl_protocol, name).__doc__
+    told = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("edgefl_protocol.")
+        for alias in node.names
+    }
+    assert list(edgefl_protocol.__all__) == sorted(told)
+    for name, module in told.items():
+        value = getattr(edgefl_protocol, name)
+        assert value is getattr(importlib.import_module(module), name) and value.__doc__
+
+
+def test_importing_the_package_loads_none_of_its_libraries():
+    """A device that only scores pays for what it uses: reading a bundle's archive needs neither numpy nor keys."""
+    code = "import sys, edgefl_protocol.archive\nprint(*sorted({'numpy', 'PIL', 'cryptography'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_a_name_that_is_not_there_is_said():
+    with pytest.raises(AttributeError, match="no attribute 'sael'"):
+        _ = edgefl_protocol.sael
 
 
 def test_the_drawn_error_tree_is_the_real_one():
