@@ -21,6 +21,17 @@ def small(name: str, **more: object):
     return build(METHODS[name], hyper)
 
 
+def value_of(settings: object, key: str) -> object:
+    """A hyper-parameter of a method or of one of its nested settings."""
+    for entry in dataclasses.fields(settings):
+        value = getattr(settings, entry.name)
+        if entry.name == key:
+            return value
+        if dataclasses.is_dataclass(value) and key in hyper_types(type(value)):
+            return value_of(value, key)
+    raise KeyError(key)
+
+
 @pytest.fixture(params=sorted(METHODS))
 def name(request) -> str:
     return request.param
@@ -99,8 +110,7 @@ def test_a_method_makes_a_predictor_or_a_backbone(name, make_task, make_site):
 def test_every_hyper_parameter_has_a_default_and_can_be_set_by_name(name):
     method = build(METHODS[name], {})
     for key in hyper_types(METHODS[name]):
-        holder = method if any(key == f.name for f in dataclasses.fields(method)) else method.recipe
-        assert build(METHODS[name], {key: getattr(holder, key)}) == method
+        assert build(METHODS[name], {key: value_of(method, key)}) == method
 
 
 def test_state_holds_plain_values_only(name, make_task, make_site):

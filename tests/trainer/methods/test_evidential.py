@@ -14,10 +14,10 @@ from tests.trainer.methods.conftest import after, play
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning import evidential, features, private
-from edgefl_trainer.learning.evidential import TRAINED, EvidentialRecipe, initial_tensors
+from edgefl_trainer.learning import attention_buffer, evidential, features, private
+from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
 from edgefl_trainer.losses import class_prior, evidential_loss
-from edgefl_trainer.methods import METHODS, fedavg
+from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.scoring import ScoreModule
 
 HYPER = {"batch": 4, "readout": "cls"}
@@ -73,7 +73,7 @@ def test_each_tensor_moves_by_its_own_rate(make_task, make_site, backbone):
     task = make_task()
     state, _ = method.local_round(make_site(task, count=12), State(), train())
     before = initial_tensors(method.recipe, backbone.spec, 2, task.seed)
-    moved = {name: np.abs(state.arrays[name] - before[name].numpy()).max() for name in TRAINED}
+    moved = {name: np.abs(state.arrays[name] - before[name].numpy()).max() for name in EvidentialRecipe().trained}
     expected = {"prompts.b": 1e-3, "prompts.t": 2e-3, "head.weight": 4e-3, "head.bias": 4e-3}
     assert moved == pytest.approx(expected, rel=1e-3)
 
@@ -89,7 +89,7 @@ def one_loop(site, recipe: EvidentialRecipe, rounds: int) -> dict[str, np.ndarra
     prior = class_prior(site.train.counts(2)).float()
     for t in range(rounds):
         for images, target in site.batches(site.train, recipe.batch, t + 1, 0):
-            output = module.vit(module.vit.normalise(images), module.prompts(tensors))
+            output = module.output(images, tensors, need_attention=False)
             evidence = torch.nn.functional.softplus(output.cls @ tensors["head.weight"].T + tensors["head.bias"])
             optimizer.zero_grad()
             evidential_loss(evidence, target, prior, t / 10).backward()
@@ -106,7 +106,7 @@ def test_kept_moments_make_two_rounds_one_run(make_task, make_site):
         method = build(METHODS["local"], {**hyper, "optimizer_state": choice})
         found[choice] = play(method, task, {"a": make_site(task, count=12)})[1]["a"]
     expected = one_loop(make_site(task, count=12), method.recipe, rounds=2)
-    for name in TRAINED:
+    for name in EvidentialRecipe().trained:
         np.testing.assert_allclose(found["keep"].arrays[name], expected[name], rtol=1e-4, atol=1e-6, err_msg=name)
         assert np.abs(found["reset"].arrays[name] - expected[name]).max() > 1e-4, name
     assert found["keep"].values["optimizer.step"] == 2 * 3  # R rounds of three batches
@@ -139,7 +139,7 @@ def test_auto_takes_the_readout_that_holds_the_answer(informative, make_task, ma
 def test_where_the_head_is_averaged_the_mean_over_sites_decides(probes, expected, make_task, make_site, monkeypatch):
     """Site a finds the class token better, site b the mean: the larger mean wins, a tie is the class token's."""
     figures = {"a": {"cls": probes[0], "mean": 0.5}, "b": {"cls": 0.5, "mean": probes[1]}}
-    monkeypatch.setattr(fedavg, "probe_readouts", lambda site, found: figures[site.name])
+    monkeypatch.setattr(features, "probe_readouts", lambda site, found: figures[site.name])
     task = make_task()
     method = build(METHODS["fedavg"], {"batch": 12})
     server, _ = play(method, task, {"a": make_site(task, "a"), "b": make_site(task, "b", count=20, seed=2)})
@@ -152,13 +152,13 @@ def test_where_the_head_is_averaged_the_mean_over_sites_decides(probes, expected
 def distilled_with(site, monkeypatch, **hyper):
     """Peer means, peer counts and Gram matrix as the loss receives them in one round."""
     seen = []
-    real = evidential.rollout_distillation
+    real = attention_buffer.rollout_distillation
 
     def spy(maps, target, means, counts, gram):
         seen.append((means.double(), counts.double(), gram.double()))
         return real(maps, target, means, counts, gram)
 
-    monkeypatch.setattr(evidential, "rollout_distillation", spy)
+    monkeypatch.setattr(attention_buffer, "rollout_distillation", spy)
     method = build(METHODS["fedevprompt"], {**HYPER, **hyper})
     method.local_round(site, State(), train(2, **peer_maps(site.task.backbone.tokens)))
     assert len(seen) == 1
@@ -284,7 +284,7 @@ def test_a_distillation_term_that_does_nothing_is_reported(weight, warned, make_
     method.local_round(site, State(), train(2, **peer_maps(backbone.spec.tokens)))
     [share] = [one["kd_share"] for one in facts if "summary" in one]
     assert (0 < share < 1e-4) == warned
-    assert ["distillation" in text and site.name in text for text in warnings_of(facts)] == [True] * warned
+    assert ["the term kd" in text and site.name in text for text in warnings_of(facts)] == [True] * warned
 
 
 @pytest.mark.parametrize(("weights", "said"), [((1e-12, 1e-12, 1e-12), 1), ((1e-12, 1e-2, 1e-12), 0)])
@@ -292,12 +292,12 @@ def test_a_term_is_reported_once_when_it_stays_small(weights, said, make_task, m
     """1.5: the warning is for a term that *stays* below 1e-4: one for a round of three epochs, none if one is above."""
     facts: list = []
     site = listening(make_site(make_task(epochs=3), count=12), facts)
-    epochs, plain = iter(weights), evidential.rollout_distillation
-    monkeypatch.setattr(evidential, "rollout_distillation", lambda *args: plain(*args) * next(epochs))
+    epochs, plain = iter(weights), attention_buffer.rollout_distillation
+    monkeypatch.setattr(attention_buffer, "rollout_distillation", lambda *args: plain(*args) * next(epochs))
     method = build(METHODS["fedevprompt"], {**HYPER, "batch": 12, "kd_weight": 1.0})
     method.local_round(site, State(), train(2, **peer_maps(backbone.spec.tokens)))
     assert len([one for one in facts if "summary" in one]) == 3
-    assert sum("distillation" in text for text in warnings_of(facts)) == said
+    assert sum("the term kd" in text for text in warnings_of(facts)) == said
 
 
 def test_without_peers_nothing_is_said_about_distillation(make_task, make_site):

@@ -9,7 +9,7 @@ from tests.trainer.methods.conftest import play
 from edgefl_protocol import Payload
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.evidential import TRAINED
+from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.methods import METHODS
 
 PLAIN = {"batch": 4, "readout": "cls", "head_norm": "none", "lr_head": 2e-3}
@@ -20,7 +20,7 @@ def test_one_site_is_local_training(make_task, make_site):
     task = make_task(rounds=3)
     averaged, _ = play(build(METHODS["fedavg"], PLAIN), task, {"a": make_site(task)})
     _, alone = play(build(METHODS["local"], {**PLAIN, "optimizer_state": "reset"}), task, {"a": make_site(task)})
-    for name in TRAINED:
+    for name in EvidentialRecipe().trained:
         np.testing.assert_array_equal(averaged.arrays[name], alone["a"].arrays[name])
 
 
@@ -41,7 +41,7 @@ def test_identical_sites_are_one_site(make_task, make_site):
     one, _ = play(method, task, {"a": make_site(task, "a")})
     same = make_site(task, "a")
     three, _ = play(method, task, {"a": same, "b": same, "c": same})
-    for name in TRAINED:
+    for name in EvidentialRecipe().trained:
         np.testing.assert_array_equal(one.arrays[name], three.arrays[name])
 
 
@@ -71,7 +71,7 @@ def test_the_server_applies_the_chosen_weights(weighting, make_task, make_site):
     task = make_task()
     method = build(METHODS["fedavg"], {**PLAIN, "weighting": weighting})
     state = method.start(task, ["a", "b"])
-    arrays = {name: np.asarray(state.arrays[name]) for name in TRAINED}
+    arrays = {name: np.asarray(state.arrays[name]) for name in EvidentialRecipe().trained}
     shifted = {name: value + 4 for name, value in arrays.items()}
     replies = {"a": Payload(arrays, {"n_train": 30}), "b": Payload(shifted, {"n_train": 10})}
     moved = method.aggregate(state, method.phases(1)[1], replies).arrays["head.bias"] - arrays["head.bias"]

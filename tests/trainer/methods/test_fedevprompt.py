@@ -11,7 +11,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning.evidential import TRAINED, EvidentialRecipe, site_prior
+from edgefl_trainer.learning.evidential import EvidentialRecipe, site_prior
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"batch": 4, "lr_head": 2e-3}
@@ -88,7 +88,7 @@ def test_an_empty_buffer_or_zero_lambda_is_local_training(make_task, make_site):
     _, alone = play(build(METHODS["local"], HYPER), task, sites)
     _, silent = play(build(METHODS["fedevprompt"], {**HYPER, "kd_weight": 0.0}), task, sites)
     _, distilled = play(build(METHODS["fedevprompt"], {**HYPER, "kd_weight": 1e-3}), task, sites)
-    for name in TRAINED:
+    for name in EvidentialRecipe().trained:
         np.testing.assert_array_equal(alone["a"].arrays[name], silent["a"].arrays[name])
     assert not np.array_equal(alone["a"].arrays["prompts.t"], distilled["a"].arrays["prompts.t"])
 

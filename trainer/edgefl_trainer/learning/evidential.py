@@ -1,12 +1,12 @@
 """How every evidential method learns prompts and head on a frozen ViT at one site.
 
 FedEvPrompt (arXiv 2411.10071) section 3: prefix prompts in every block, b-prompts slower than t-prompts, an evidential
-head, the loss L_eps plus lambda times a distillation term. Methods differ in what travels, not in this step, so the
-step is a plain function here and its settings are one dataclass that each method holds as `recipe`.
+head, the loss L_eps plus what a method adds (`learning.terms`). Methods differ in what travels and in their terms, so
+the step is a plain function here and its settings are one dataclass that each method holds as `recipe`.
 docs/methods.md: prefix prompts, prior, evidential loss, readout and feature standardisation.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,20 +15,23 @@ import torch
 from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.augment import dihedral
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.losses import class_prior, evidential_loss, rollout_distillation
-from edgefl_trainer.models.head import EvidenceKind, evidence_of, init_head
+from edgefl_trainer.learning.terms import Step, Term
+from edgefl_trainer.losses import class_prior, evidential_loss
+from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import BackboneSpec, PromptInit, Readout, init_prompts, prefix_length
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
-TRAINED = ("prompts.b", "prompts.t", "head.weight", "head.bias")
+HEAD = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
 MOMENTS = ("exp_avg", "exp_avg_sq")
+LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,11 @@ class EvidentialRecipe:
     lr_head: float = 5e-4  # mu2 unless features are standardised, where a larger step pays
     weight_decay: float = 1e-2
     batch: int = 32
+    prompts: Literal["bt", "g"] = "bt"  # g: one set in all blocks, learned at lr_b
     b_blocks: int = 3  # l: blocks with b-prompts, the others hold t-prompts
     prompt_length: int = 0  # P; 0: 50·N/196, rounded
     prompt_init: PromptInit = "normal"
+    loss: Literal["evidential", "ce"] = "evidential"  # ce: cross-entropy over a softmax, without uncertainty
     evidence: EvidenceKind = "softplus"
     anneal_epochs: int = 10  # the KL weight is min(1, t / anneal_epochs)
     anneal_clock: Literal["run", "round"] = "run"  # t counts epochs over the whole run, or from each round's start
@@ -59,6 +64,16 @@ class EvidentialRecipe:
             if getattr(self, name) < least:
                 raise SettingError(f"{name} is {getattr(self, name)}; allowed: {least} or more.")
 
+    @property
+    def prompt_names(self) -> tuple[str, ...]:
+        """Tensors that hold the prompts, in block order."""
+        return ("prompts.b", "prompts.t") if self.prompts == "bt" else ("prompts.g",)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """Tensors that learn."""
+        return (*self.prompt_names, *HEAD)
+
     def standardises(self, spec: BackboneSpec) -> bool:
         """Whether features are standardised before the head."""
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
@@ -71,17 +86,14 @@ class EvidentialRecipe:
     def options(self, spec: BackboneSpec, readout: Readout, mode: PrefixMode = "renormalise") -> ScoreOptions:
         """How a model of this recipe scores."""
         norm: Literal["standardise", "none"] = "standardise" if self.standardises(spec) else "none"
-        return ScoreOptions(readout=readout, evidence=self.evidence, head_norm=norm, prefix_mode=mode)
-
-
-@dataclass(frozen=True)
-class Distillation:
-    """The federation's rollout maps as one training step needs them (docs/methods.md, distillation)."""
-
-    weight: float  # lambda
-    peer_means: Float[Tensor, "K N"]
-    peer_counts: Float[Tensor, " K"]
-    gram: Float[Tensor, "N N"]
+        return ScoreOptions(
+            readout=readout,
+            output="softmax" if self.loss == "ce" else "evidential",
+            evidence=self.evidence,
+            head_norm=norm,
+            prompts=self.prompt_names,
+            prefix_mode=mode,
+        )
 
 
 def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> None:
@@ -107,10 +119,10 @@ def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, 
     check_fits(recipe, spec, classes)
     generator = torch.Generator().manual_seed(seed)
     length = recipe.prompt_length or prefix_length(spec.tokens)
-    b = init_prompts(spec, recipe.b_blocks, length, recipe.prompt_init, generator)
-    t = init_prompts(spec, spec.depth - recipe.b_blocks, length, recipe.prompt_init, generator)
-    weight, bias = init_head(classes, spec.width, generator)
-    return {"prompts.b": b, "prompts.t": t, "head.weight": weight, "head.bias": bias}
+    blocks = (recipe.b_blocks, spec.depth - recipe.b_blocks) if recipe.prompts == "bt" else (spec.depth,)
+    prompts = [init_prompts(spec, count, length, recipe.prompt_init, generator) for count in blocks]
+    head = init_head(classes, spec.width, generator)
+    return dict(zip(recipe.trained, (*prompts, *head), strict=True))
 
 
 def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
@@ -132,72 +144,67 @@ def learn(
     round_: int,
     *,
     optimizer: torch.optim.Optimizer,
-    distillation: Distillation | None = None,
+    terms: Sequence[Term] = (),
     mode: PrefixMode = "renormalise",
 ) -> None:
-    """E local epochs: steps `tensors` in place and reports loss, share of the distillation term and dead evidence.
+    """E local epochs: steps `tensors` in place and reports loss, each term's share of it and dead evidence.
 
     Args:
         recipe: hyper-parameters.
         site: whose training rows are learned.
-        tensors: `TRAINED` as leaves that require gradients, `STATISTICS` as constants where they are used.
+        tensors: the trained ones as leaves that require gradients, `STATISTICS` as constants where they are used.
         readout: feature the head reads.
         round_: train round, from 1.
         optimizer: over the trained tensors, see `make_optimizer`.
-        distillation: the peers' maps; None leaves the term out and the attention fused.
+        terms: what the method adds to the loss; attention stays fused where none needs maps.
         mode: how rollout treats the prefix columns.
     """
     assert site.backbone is not None
     module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, mode))
     prior = site_prior(recipe, site)
+    need_maps = any(term.needs_maps for term in terms)
     epochs = site.task.epochs
     per_epoch = -(-len(site.train) // recipe.batch)
-    largest_share = 0.0
+    largest = np.zeros(len(terms))
     for epoch in range(epochs):
         rng = site.rng("augment", round_, epoch)
         kl_weight = recipe.kl_weight(round_, epoch, epochs)
-        totals = np.zeros(3)
+        totals = np.zeros(2 + len(terms))
         for step, (images, target) in enumerate(site.batches(site.train, recipe.batch, round_, epoch)):
             views = dihedral(images, rng) if recipe.augment == "dihedral" else images
-            evidence, maps = _evidence_and_maps(module, recipe, site, views, tensors, distillation is not None)
-            loss = evidential_loss(evidence, target, prior, kl_weight)
-            term = loss.new_zeros(())
-            if distillation is not None and maps is not None:
-                raw = rollout_distillation(
-                    maps, target, distillation.peer_means, distillation.peer_counts, distillation.gram
-                )
-                term = distillation.weight * raw
-            value = steps.check_finite(loss + term, site, round_, step)
+            seen, loss, dead = _forward(module, recipe, site, views, target, tensors, prior, kl_weight, need_maps)
+            added = [term(seen) for term in terms]
+            total = loss + sum(added)
+            value = steps.check_finite(total, site, round_, step)
             optimizer.zero_grad(set_to_none=True)
-            (loss + term).backward()  # type: ignore[no-untyped-call]
+            total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            dead = float((evidence.detach().sum(dim=1) <= 1e-6).float().mean())
-            totals += len(images) * np.array([value, float(term.detach()) / max(1e-12, float(loss.detach())), dead])
+            shares = [float(term.detach()) / max(1e-12, float(loss.detach())) for term in added]
+            totals += len(images) * np.array([value, dead, *shares])
             site.report(
                 {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
             )
-        loss_mean, share, dead_mean = (totals / len(site.train)).tolist()
-        site.report({"summary": 1, "loss": loss_mean, "kd_share": share, "zero_evidence_share": dead_mean})
-        largest_share = max(largest_share, share)
-        _warn_dead(site, round_, epoch, dead_mean)
-    if distillation is not None and largest_share < 1e-4:
-        site.report({"warning": f"{site.name}: distillation stays at {largest_share:.1e} of the loss: it does nothing"})
+        means = totals / len(site.train)
+        named = {f"{term.name}_share": float(share) for term, share in zip(terms, means[2:], strict=True)}
+        site.report({"summary": 1, "loss": float(means[0]), "zero_evidence_share": float(means[1]), **named})
+        largest = np.maximum(largest, means[2:])
+        _warn_dead(site, round_, epoch, float(means[1]))
+    for term, share in zip(terms, largest, strict=True):
+        if share < LEAST_SHARE:
+            site.report(
+                {"warning": f"{site.name}: the term {term.name} stays at {share:.1e} of the loss: it does nothing"}
+            )
 
 
 def make_optimizer(
     recipe: EvidentialRecipe, tensors: Mapping[str, Tensor], state: State | None
 ) -> torch.optim.Optimizer:
     """AdamW over the trained tensors; with `state`, its moments go on where they stopped."""
-    rates = {
-        "prompts.b": recipe.lr_b,
-        "prompts.t": recipe.lr_t,
-        "head.weight": recipe.lr_head,
-        "head.bias": recipe.lr_head,
-    }
-    groups = [{"params": [tensors[name]], "lr": rates[name]} for name in TRAINED]
+    rates = {"prompts.b": recipe.lr_b, "prompts.g": recipe.lr_b, "prompts.t": recipe.lr_t}
+    groups = [{"params": [tensors[name]], "lr": rates.get(name, recipe.lr_head)} for name in recipe.trained]
     optimizer = torch.optim.AdamW(groups, weight_decay=recipe.weight_decay)
     if state is not None and "optimizer.step" in state.values:
-        for name in TRAINED:
+        for name in recipe.trained:
             moments = {key: torch.from_numpy(np.array(state.arrays[f"optimizer.{key}.{name}"])) for key in MOMENTS}
             step = torch.tensor(float(state.values["optimizer.step"]))
             optimizer.state[tensors[name]] = {
@@ -207,19 +214,19 @@ def make_optimizer(
     return optimizer
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> State:
+def optimizer_state(recipe: EvidentialRecipe, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> State:
     """The moments of `make_optimizer`'s AdamW under stable names."""
     arrays = {}
-    for name in TRAINED:
+    for name in recipe.trained:
         moments = optimizer.state[tensors[name]]
         arrays.update({f"optimizer.{key}.{name}": moments[key].detach().cpu().numpy().copy() for key in MOMENTS})
     return State(arrays, {"optimizer.step": int(optimizer.state[tensors["head.bias"]]["step"])})
 
 
-def trainable(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
+def trainable(recipe: EvidentialRecipe, arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     """Tensors to learn with: the trained ones as leaves with gradients, the others as constants."""
     tensors = steps.as_tensors(arrays, device)
-    for name in TRAINED:
+    for name in recipe.trained:
         tensors[name].requires_grad_(True)
     return tensors
 
@@ -230,28 +237,41 @@ def make_predictor(
     """What a site scores with: the learned tensors, its own prior, temperature 1 until calibrated."""
     assert site.backbone is not None
     module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, mode))
-    own: dict[str, NDArray[np.float32]] = {
-        "prior": site_prior(recipe, site).cpu().numpy(),
-        "temperature": np.asarray(1.0, dtype=np.float32),
-    }
-    given = {name: np.asarray(arrays[name], dtype=np.float32) for name in (*TRAINED, *STATISTICS) if name in arrays}
+    own: dict[str, NDArray[np.float32]] = {"temperature": np.asarray(1.0, dtype=np.float32)}
+    if recipe.loss == "evidential":
+        own["prior"] = site_prior(recipe, site).cpu().numpy()
+    names = (*recipe.trained, *STATISTICS)
+    given = {name: np.asarray(arrays[name], dtype=np.float32) for name in names if name in arrays}
     seen = tuple(bool(count) for count in site.train.counts(len(site.task.classes)))
     return Predictor(module, {**given, **own}, seen)
 
 
-def _evidence_and_maps(
-    module: ScoreModule, recipe: EvidentialRecipe, site: Site, images: Tensor, tensors: Mapping[str, Tensor], maps: bool
-) -> tuple[Float[Tensor, "B K"], Float[Tensor, "B N"] | None]:
-    """One training forward: the backbone under autocast, everything after it in float32."""
+def _forward(
+    module: ScoreModule,
+    recipe: EvidentialRecipe,
+    site: Site,
+    images: Tensor,
+    target: Tensor,
+    tensors: Mapping[str, Tensor],
+    prior: Float[Tensor, " K"],
+    kl_weight: float,
+    need_maps: bool,
+) -> tuple[Step, Float[Tensor, ""], float]:
+    """One training forward: what terms see, L_eps or cross-entropy, and the share of images without evidence.
+
+    The backbone runs under autocast, everything after it in float32.
+    """
     with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
-        output = module.vit(
-            module.vit.normalise(images),
-            module.prompts(tensors),
-            need_attention=maps,
-            prefix_mode=module.options.prefix_mode,
-        )
-    evidence = evidence_of(module.logits(output.readout(module.options.readout), tensors), recipe.evidence)
-    return evidence, max_normalise(rollout_from_factors(output.factors)) if maps else None
+        output = module.output(images, tensors, need_attention=need_maps)
+    features = module.features(output, tensors)
+    logits = module.logits(features, tensors)
+    maps = max_normalise(rollout_from_factors(output.factors)) if need_maps else None
+    if recipe.loss == "ce":
+        return Step(features, logits.softmax(dim=-1), maps, target, tensors), cross_entropy(logits, target), 0.0
+    evidence = evidence_of(logits, recipe.evidence)
+    dead = float((evidence.detach().sum(dim=1) <= 1e-6).float().mean())
+    seen = Step(features, dirichlet_summary(evidence, prior)[0], maps, target, tensors)
+    return seen, evidential_loss(evidence, target, prior, kl_weight), dead
 
 
 def _warn_dead(site: Site, round_: int, epoch: int, dead: float) -> None:

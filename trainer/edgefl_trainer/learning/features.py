@@ -1,8 +1,9 @@
-"""Features of the frozen network at one site: their statistics, and which readout to take.
+"""Features of the frozen network: their statistics, and which readout to take, at one site or for all sites at once.
 
 A self-supervised network's features are small and unequal in scale, so a fresh head learns slowly; standardised by the
 statistics of the training rows it learns at once. Class token or mean of the patches: a linear probe on tune rows
-decides. docs/methods.md, readout and feature standardisation.
+decides. Where the head is private a site decides alone; where it is averaged, a warm phase before round 1 pools what
+the sites found (`feature_reply`, `common_features`). docs/methods.md, readout and feature standardisation.
 """
 
 from collections.abc import Mapping
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgefl_trainer.contract import Examples, Site
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Examples, Site, State
 from edgefl_trainer.evaluate.probe import linear_probe
 from edgefl_trainer.models.vit import FrozenViT, Readout
 
@@ -74,3 +76,39 @@ def probe_readouts(site: Site, features: Mapping[Readout, NDArray[np.float32]]) 
 def best_readout(scores: Mapping[Readout, float]) -> Readout:
     """The readout with the higher score; the class token on a tie."""
     return max(READOUTS, key=lambda name: scores[name])
+
+
+def feature_reply(site: Site) -> Payload:
+    """The site half of a warm phase: moments (2, D) of both readouts over its training images, and probe figures."""
+    assert site.backbone is not None
+    features = frozen_features(site.backbone, site.train, site.device)
+    found = {name: moments(features[name]) for name in READOUTS}
+    arrays = {f"moments.{name}": np.stack([found[name].mean, found[name].square]) for name in READOUTS}
+    probes = {f"probe.{name}": score for name, score in probe_readouts(site, features).items()}
+    return Payload(arrays, {"n_train": len(site.train), **probes})
+
+
+def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise: bool) -> State:
+    """The server half of a warm phase: the readout of all sites and, where used, pooled feature statistics.
+
+    Args:
+        replies: of `feature_reply`, by site.
+        wanted: `cls` or `mean`; `auto` takes the one that probes better on the mean of the sites.
+        standardise: whether features are standardised before the head.
+
+    Returns:
+        `features.mean` and `features.std` (D,) where used; the value `readout`.
+    """
+    names = sorted(replies)
+    scores = {k: float(np.mean([float(replies[n].scalars[f"probe.{k}"]) for n in names])) for k in READOUTS}
+    readout = best_readout(scores) if wanted == "auto" else wanted
+    counts = np.array([int(replies[name].scalars["n_train"]) for name in names])
+    stacked = np.stack([replies[name].arrays[f"moments.{readout}"].astype(np.float64) for name in names])
+    mean, square = (stacked * (counts / counts.sum())[:, None, None]).sum(axis=0)
+    pooled = FeatureMoments(int(counts.sum()), mean, square)
+    return State(pooled.statistics() if standardise else {}, {"readout": readout})
+
+
+def readout_named(value: object) -> Readout:
+    """The readout that a broadcast or a state names."""
+    return "mean" if value == "mean" else "cls"

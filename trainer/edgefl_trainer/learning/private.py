@@ -1,14 +1,17 @@
 """The site half of methods whose prompts and head never leave the site: one round of local learning.
 
 State of such a site: the trained tensors, the feature statistics where they are used, and the optimiser's moments;
-its readout as a plain value. `local` and `fedevprompt` differ only in the distillation term and in what is sent.
+its readout as a plain value. Methods differ only in the terms they add and in what is sent.
 """
+
+from collections.abc import Sequence
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Site, State
 from edgefl_trainer.learning import evidential, steps
-from edgefl_trainer.learning.evidential import Distillation, EvidentialRecipe
+from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.features import best_readout, frozen_features, moments, probe_readouts
+from edgefl_trainer.learning.terms import Term
 from edgefl_trainer.models.vit import Readout
 from edgefl_trainer.rollout import PrefixMode
 
@@ -20,7 +23,7 @@ def private_round(
     broadcast: Payload,
     *,
     keep_optimizer: bool,
-    distillation: Distillation | None = None,
+    terms: Sequence[Term] = (),
     mode: PrefixMode = "renormalise",
 ) -> State:
     """E epochs from where the site stopped; the first round starts it.
@@ -29,18 +32,17 @@ def private_round(
         recipe: hyper-parameters.
         site: who learns.
         state: what it remembers; empty before the first round.
-        broadcast: its `round` is read.
+        broadcast: its `round` is read, and where it has them a `readout` and feature statistics common to all sites.
         keep_optimizer: carry the optimiser's moments from round to round.
-        distillation: the peers' maps, or None.
+        terms: what the method adds to the loss.
         mode: how rollout treats the prefix columns.
 
     Returns:
         The site's new state.
     """
-    before = begun(recipe, site, state)
-    tensors = evidential.trainable(
-        {k: v for k, v in before.arrays.items() if not k.startswith("optimizer.")}, site.device
-    )
+    before = begun(recipe, site, state, broadcast)
+    learned = {k: v for k, v in before.arrays.items() if not k.startswith("optimizer.")}
+    tensors = evidential.trainable(recipe, learned, site.device)
     optimizer = evidential.make_optimizer(recipe, tensors, before if keep_optimizer else None)
     evidential.learn(
         recipe,
@@ -49,25 +51,31 @@ def private_round(
         readout_of(before),
         int(broadcast.scalars["round"]),
         optimizer=optimizer,
-        distillation=distillation,
+        terms=terms,
         mode=mode,
     )
-    kept = evidential.optimizer_state(optimizer, tensors) if keep_optimizer else State()
+    kept = evidential.optimizer_state(recipe, optimizer, tensors) if keep_optimizer else State()
     values = {"readout": before.values["readout"], **kept.values}
     return State({**steps.as_arrays(tensors), **kept.arrays}, values)
 
 
-def begun(recipe: EvidentialRecipe, site: Site, state: State) -> State:
+def begun(recipe: EvidentialRecipe, site: Site, state: State, broadcast: Payload) -> State:
     """The state, or the one a site begins with where it is still empty."""
-    return state if state.arrays else begin(recipe, site)
+    return state if state.arrays else begin(recipe, site, broadcast)
 
 
-def begin(recipe: EvidentialRecipe, site: Site) -> State:
-    """A site before its first round: shared initial tensors, its own feature statistics, its own readout."""
+def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
+    """A site before its first round: shared initial tensors, then readout and feature statistics.
+
+    Those of the broadcast where it names them, the site's own otherwise.
+    """
     assert site.backbone is not None
     spec = site.task.backbone
     initial = evidential.initial_tensors(recipe, spec, len(site.task.classes), site.task.seed)
     arrays: Arrays = steps.as_arrays(initial)
+    if "readout" in broadcast.scalars:
+        common = {name: broadcast.arrays[name] for name in evidential.STATISTICS if name in broadcast.arrays}
+        return State({**arrays, **common}, {"readout": broadcast.scalars["readout"]})
     readout: Readout = "cls" if recipe.readout == "auto" else recipe.readout
     if recipe.readout == "auto" or recipe.standardises(spec):
         features = frozen_features(site.backbone, site.train, site.device)

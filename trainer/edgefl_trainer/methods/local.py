@@ -52,5 +52,5 @@ class Local:
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own model; the initial one where it took part in no round."""
-        own = begun(self.recipe, site, state)
+        own = begun(self.recipe, site, state, broadcast)
         return make_predictor(self.recipe, site, own.arrays, readout_of(own))

@@ -7,15 +7,16 @@ Sources: FedEvPrompt (arXiv 2411.10071) sections 3.1 and 3.2; docs/methods.md, p
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, dissonance, evidence_of, standardise
-from edgefl_trainer.models.vit import FrozenViT, Readout
+from edgefl_trainer.models.inserts import Insert, insert_from_json, insert_to_json
+from edgefl_trainer.models.vit import FrozenViT, Readout, ViTOutput
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
 Output = Literal["evidential", "softmax"]
@@ -34,8 +35,10 @@ class ScoreOptions:
         output: evidential or softmax.
         evidence: evidence function, unused by softmax.
         head_norm: whether features are standardised by `features.mean` and `features.std` before the head.
-        prompts: names of the prompt tensors in block order; empty for the bare network.
-        prefix_mode: what the map does with the prefix columns.
+        prompts: names of the prefix prompts in block order; empty for none.
+        insert: prompt tokens in the sequence; None for none.
+        prompted: for the readout `prompted`, how many prompt tokens it takes in.
+        prefix_mode: what the map does with the columns of prompts.
     """
 
     readout: Readout = "cls"
@@ -43,6 +46,8 @@ class ScoreOptions:
     evidence: EvidenceKind = "softplus"
     head_norm: Literal["standardise", "none"] = "none"
     prompts: tuple[str, ...] = ("prompts.b", "prompts.t")
+    insert: Insert | None = None
+    prompted: int = 0
     prefix_mode: PrefixMode = "renormalise"
 
     @property
@@ -50,12 +55,31 @@ class ScoreOptions:
         """Names of the tensors a score needs beside the image, in the order of the graph's inputs."""
         normal = ("features.mean", "features.std") if self.head_norm == "standardise" else ()
         prior = ("prior",) if self.output == "evidential" else ()
-        return (*self.prompts, "head.weight", "head.bias", *normal, *prior, "temperature")
+        inserted = self.insert.tensors if self.insert is not None else ()
+        return (*self.prompts, *inserted, "head.weight", "head.bias", *normal, *prior, "temperature")
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of what a score holds, in the order of the graph's outputs."""
         return EVIDENTIAL_OUTPUTS if self.output == "evidential" else SOFTMAX_OUTPUTS
+
+
+def options_to_json(options: ScoreOptions) -> dict[str, Any]:
+    """Plain values that `options_from_json` reads back."""
+    insert = None if options.insert is None else insert_to_json(options.insert)
+    return {**asdict(options), "insert": insert}
+
+
+def options_from_json(found: Mapping[str, Any]) -> ScoreOptions:
+    """Options from plain values.
+
+    Raises:
+        ValueError: unknown prompt tokens.
+        TypeError: an unknown option.
+    """
+    insert = found.get("insert")
+    read = {**found, "prompts": tuple(found["prompts"])}
+    return ScoreOptions(**{**read, "insert": None if insert is None else insert_from_json(insert)})
 
 
 class ScoreOutput(NamedTuple):
@@ -93,28 +117,53 @@ class ScoreModule(nn.Module):
         """Head output before temperature and evidence.
 
         Args:
-            features: readout of the backbone, (B, D).
-            tensors: at least the head, and the feature statistics where they are used.
+            features: what the head reads, see `features`, (B, D).
+            tensors: at least the head.
 
         Returns:
             Logits in float32, (B, K).
         """
-        features = features.to(torch.float32)
-        if self.options.head_norm == "standardise":
-            features = standardise(features, tensors["features.mean"], tensors["features.std"])
         return features @ tensors["head.weight"].T + tensors["head.bias"]
 
-    def prompts(self, tensors: Mapping[str, Tensor]) -> Float[Tensor, "L two P H dh"] | None:
-        """Prompts of all blocks, joined from the named parts; None for the bare network.
+    def output(
+        self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor], *, need_attention: bool
+    ) -> ViTOutput:
+        """The prompted network's output, before head and evidence.
 
         Args:
-            tensors: the parts by name.
+            image: pixels, channels last, (B, S, S, 3).
+            tensors: at least the prompts by name.
+            need_attention: also the rollout factors.
 
         Returns:
-            (L, 2, P, h, d_h), or None.
+            Readouts and factors.
         """
+        pixels = self.vit.normalise(image)
         parts = [tensors[name] for name in self.options.prompts]
-        return torch.cat(parts) if parts else None
+        insert = self.options.insert
+        found: ViTOutput = self.vit(
+            pixels,
+            torch.cat(parts) if parts else None,
+            insert=None if insert is None else insert.bind(tensors, lambda: self.vit(pixels).cls),
+            need_attention=need_attention,
+            prefix_mode=self.options.prefix_mode,
+        )
+        return found
+
+    def features(self, output: ViTOutput, tensors: Mapping[str, Tensor]) -> Float[Tensor, "B D"]:
+        """What the head reads: the readout in float32, standardised where the options say so.
+
+        Args:
+            output: of the network.
+            tensors: the feature statistics where they are used.
+
+        Returns:
+            (B, D).
+        """
+        features = output.readout(self.options.readout, self.options.prompted).to(torch.float32)
+        if self.options.head_norm == "standardise":
+            features = standardise(features, tensors["features.mean"], tensors["features.std"])
+        return features
 
     def forward(self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor]) -> ScoreOutput:
         """Score a batch.
@@ -132,14 +181,9 @@ class ScoreModule(nn.Module):
         missing = [name for name in self.options.tensors if name not in tensors]
         if missing:
             raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
-        features = self.vit(
-            self.vit.normalise(image),
-            self.prompts(tensors),
-            need_attention=True,
-            prefix_mode=self.options.prefix_mode,
-        )
-        maps = max_normalise(rollout_from_factors(features.factors))
-        logits = self.logits(features.readout(self.options.readout), tensors) / tensors["temperature"]
+        output = self.output(image, tensors, need_attention=True)
+        maps = max_normalise(rollout_from_factors(output.factors))
+        logits = self.logits(self.features(output, tensors), tensors) / tensors["temperature"]
         if self.options.output == "softmax":
             return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)
         evidence = evidence_of(logits, self.options.evidence)

@@ -1,7 +1,8 @@
-"""A frozen timm vision transformer with prefix prompts after the key and value projections.
+"""A frozen timm vision transformer with prefix prompts after the key and value projections, or prompt tokens.
 
 Guarantees: no weight of the network ever learns or leaves evaluation mode; without prompts the outputs are timm's own;
-the token count and the residual stream do not change with prompts; rollout factors are float32 and differentiable.
+the token count and the residual stream do not change with prefix prompts; rollout factors cover class and patch tokens
+only, whatever stands between them, are float32 and differentiable.
 
 Sources: FedEvPrompt (arXiv 2411.10071) eq. 1; the place of the prefix is DualPrompt's (arXiv 2204.04799): head space,
 before the image tokens, after any key norm. docs/methods.md, prefix prompts and rollout.
@@ -18,13 +19,15 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from edgefl_trainer.models.inserts import Inserter
 from edgefl_trainer.rollout import PrefixMode
 
 PromptInit = Literal["uniform", "normal"]
 """`uniform`: everything U(−1, 1), as DualPrompt; `normal`: keys N(0, 0.02), values zero."""
 
-Readout = Literal["cls", "mean"]
-"""`cls`: class token after the final norm; `mean`: mean of the patch tokens after it."""
+Readout = Literal["cls", "mean", "prompted"]
+"""`cls`: class token after the final norm; `mean`: mean of the patch tokens after it; `prompted`: mean of the class
+token and the prompt tokens that entered last (as many as a method says, see `ViTOutput.readout`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,16 +77,28 @@ class BackboneSpec:
 class ViTOutput(NamedTuple):
     """Outputs of `FrozenViT`.
 
-    `cls` and `patch_mean` are the two readouts after the final norm, (B, D); `factors` holds one head-averaged
-    attention over the image columns for each block, (B, 1+N, 1+N), float32, and is empty when none was asked for.
+    `cls` and `patch_mean` are two readouts after the final norm, (B, D); `inserted` are the prompt tokens after it,
+    the last that entered first, (B, n, D); `factors` holds one head-averaged attention over the image columns for each
+    block, (B, 1+N, 1+N), float32, and is empty when none was asked for.
     """
 
     cls: Float[Tensor, "B D"]
     patch_mean: Float[Tensor, "B D"]
+    inserted: Float[Tensor, "B n D"]
     factors: tuple[Float[Tensor, "B T T"], ...]
 
-    def readout(self, name: Readout) -> Float[Tensor, "B D"]:
-        """The feature that the head reads, (B, D)."""
+    def readout(self, name: Readout, prompts: int = 0) -> Float[Tensor, "B D"]:
+        """The feature that the head reads.
+
+        Args:
+            name: which.
+            prompts: for `prompted`, how many of the prompt tokens join the class token.
+
+        Returns:
+            (B, D).
+        """
+        if name == "prompted":
+            return torch.cat([self.cls.unsqueeze(1), self.inserted[:, :prompts]], dim=1).mean(dim=1)
         return self.cls if name == "cls" else self.patch_mean
 
 
@@ -209,6 +224,7 @@ class FrozenViT(nn.Module):
         image: Float[Tensor, "B 3 S S"],
         prompts: Float[Tensor, "L two P H dh"] | None = None,
         *,
+        insert: Inserter | None = None,
         need_attention: bool = False,
         prefix_mode: PrefixMode = "renormalise",
     ) -> ViTOutput:
@@ -216,13 +232,15 @@ class FrozenViT(nn.Module):
 
         Args:
             image: output of `normalise`, (B, 3, S, S).
-            prompts: prefix of every block, (L, 2, P, h, d_h), keys first; None for the bare network.
+            prompts: prefix of every block, (L, 2, P, h, d_h), keys first; None for none.
+            insert: puts prompt tokens between class token and patches before a block; None for none.
             need_attention: also return rollout factors; takes the explicit attention path, which stores the
                 probabilities of every block. Otherwise attention is fused.
-            prefix_mode: what the factors do with the prefix columns, see `edgefl_trainer.rollout.PrefixMode`.
+            prefix_mode: what the factors do with the columns of prefixes and prompt tokens, see
+                `edgefl_trainer.rollout.PrefixMode`.
 
         Returns:
-            Both readouts and the factors.
+            The readouts and the factors.
 
         Raises:
             ValueError: prompts or image do not fit the backbone.
@@ -231,8 +249,10 @@ class FrozenViT(nn.Module):
         tokens = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(image)))  # (B, 1+N, D)
         factors: list[Tensor] = []
         for index, block in enumerate(self.vit.blocks):
+            tokens = tokens if insert is None else insert(index, tokens)
             prefix = None if prompts is None else prompts[index]
-            mixed, factor = _attend(block.attn, block.norm1(tokens), prefix, prefix_mode if need_attention else None)
+            recorded = (prefix_mode, self.tokens) if need_attention else None
+            mixed, factor = _attend(block.attn, block.norm1(tokens), prefix, recorded)
             # Stochastic depth and dropout are the identity here: the network stays in evaluation mode.
             tokens = tokens + block.ls1(mixed)
             tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
@@ -241,8 +261,9 @@ class FrozenViT(nn.Module):
         tokens = self.vit.norm(tokens)
         # Networks trained with mean pooling keep their final norm behind the pooling; elsewhere it is the identity.
         cls = self.vit.fc_norm(tokens[:, 0])
-        patch_mean = self.vit.fc_norm(tokens[:, 1:].mean(dim=1))
-        return ViTOutput(cls, patch_mean, tuple(factors))
+        first = tokens.shape[1] - self.tokens  # of the patches
+        patch_mean = self.vit.fc_norm(tokens[:, first:].mean(dim=1))
+        return ViTOutput(cls, patch_mean, self.vit.fc_norm(tokens[:, 1:first]), tuple(factors))
 
     def _check(self, image: Tensor, prompts: Tensor | None) -> None:
         side = self.spec.image_px
@@ -261,9 +282,12 @@ class FrozenViT(nn.Module):
 
 
 def _attend(
-    attention: Any, tokens: Float[Tensor, "B T D"], prefix: Float[Tensor, "two P H dh"] | None, mode: PrefixMode | None
-) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T T"] | None]:
-    """Multi-head attention of one block with its prefix; the rollout factor too when a mode is given."""
+    attention: Any,
+    tokens: Float[Tensor, "B T D"],
+    prefix: Float[Tensor, "two P H dh"] | None,
+    recorded: tuple[PrefixMode, int] | None,
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B I I"] | None]:
+    """Multi-head attention of one block with its prefix; with a mode and N, the factor over class and patch tokens."""
     batch, length, _ = tokens.shape
     heads, width = attention.num_heads, attention.head_dim
     parts = attention.qkv(tokens).split(heads * width, dim=-1)
@@ -274,18 +298,29 @@ def _attend(
         key = torch.cat([pair[0], key], dim=2)  # (B, h, P+T, d_h)
         value = torch.cat([pair[1], value], dim=2)
     factor = None
-    if mode is None:
+    if recorded is None:
         mixed = scaled_dot_product_attention(query, key, value)
     else:
+        mode, patches = recorded
         logits = (query / math.sqrt(width)) @ key.transpose(-2, -1)  # (B, h, T, P+T)
         probabilities = logits.softmax(dim=-1, dtype=torch.float32)
         mixed = probabilities.to(value.dtype) @ value
-        start = logits.shape[-1] - length
-        if mode == "renormalise" and start > 0:
-            # Equal to dropping the prefix columns and dividing by the rest, but exact when that rest underflows.
-            image = logits[..., start:].softmax(dim=-1, dtype=torch.float32)
+        whole = logits.shape[-1] == 1 + patches
+        if mode == "renormalise" and not whole:
+            # Equal to dropping the prompts' columns and dividing by the rest, but exact when that rest underflows.
+            image = _image_part(logits, patches).softmax(dim=-1, dtype=torch.float32)
         else:
-            image = probabilities[..., start:]
-        factor = image.mean(dim=1)  # (B, T, T)
+            image = probabilities if whole else _image_part(probabilities, patches)
+        factor = image.mean(dim=1)  # (B, 1+N, 1+N)
     mixed = mixed.transpose(1, 2).reshape(batch, length, heads * width)  # (B, T, D)
     return attention.proj(attention.norm(mixed)), factor
+
+
+def _image_part(attention: Float[Tensor, "B H T C"], patches: int) -> Float[Tensor, "B H I I"]:
+    """Rows and columns of class token and patches: prefixes stand before both, prompt tokens between them."""
+    rows, columns = attention.shape[-2:]
+    if rows > 1 + patches:
+        attention = torch.cat([attention[..., :1, :], attention[..., rows - patches :, :]], dim=-2)
+        own = columns - rows  # prefix columns
+        return torch.cat([attention[..., own : own + 1], attention[..., columns - patches :]], dim=-1)
+    return attention[..., columns - rows :]

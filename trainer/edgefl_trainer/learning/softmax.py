@@ -1,0 +1,189 @@
+"""How the prompt-tuning methods around PEP-FedPT learn at one site: cross-entropy, SGD, prompt tokens in the sequence.
+
+PEP-FedPT (arXiv 2510.25372) section 5 and appendix A.3 train every method alike: SGD with momentum 0.9, rate 0.1 that
+decays with the rounds, gradient norm at most 10, a head without bias on the class token. A method says which prompt
+tokens there are (`models.inserts`), which tensors learn, and what travels. docs/methods.md 5.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from edgefl_trainer.augment import dihedral
+from edgefl_trainer.contract import Arrays, Predictor, Site, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
+from edgefl_trainer.models.inserts import Insert
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+from edgefl_trainer.models.vit import BackboneSpec, Readout
+
+HEAD = "head.weight"
+STATISTICS = ("features.mean", "features.std")
+Tensors = Mapping[str, Tensor]
+Forward = Callable[[Tensor], tuple[Tensor, Tensor | float]]
+"""Images uint8 (B, S, S, 3) to logits (B, K) and what is added to the loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxRecipe:
+    """Hyper-parameters of local learning."""
+
+    lr: float = 0.1
+    lr_decay: float = 0.998  # of each round
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip: float = 10.0  # largest gradient norm; 0: none
+    batch: int = 50
+    readout: Literal["auto", "cls", "mean"] = "auto"  # auto: by a linear probe on tune rows of all sites
+    head_norm: Literal["auto", "standardise", "none"] = "auto"  # auto: standardise on self-supervised backbones
+    augment: Literal["none", "dihedral"] = "dihedral"
+
+    def __post_init__(self) -> None:
+        for name, most in (("lr", 10), ("lr_decay", 1), ("momentum", 1), ("weight_decay", 1), ("clip", 1e6)):
+            if not 0 <= getattr(self, name) <= most:
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to {most:g}.")
+        if self.batch < 1:
+            raise SettingError(f"batch is {self.batch}; allowed: 1 or more.")
+
+    def standardises(self, spec: BackboneSpec) -> bool:
+        """Whether features are standardised before the head."""
+        return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
+
+    def options(self, spec: BackboneSpec, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreOptions:
+        """How a model of this recipe scores."""
+        norm: Literal["standardise", "none"] = "standardise" if self.standardises(spec) else "none"
+        return ScoreOptions(
+            readout=readout, output="softmax", head_norm=norm, prompts=(), insert=insert, prompted=prompted
+        )
+
+
+def check_fits(task: Task, insert: Insert | None) -> None:
+    """Refuse a task or backbone that cannot take these prompts, before the first step.
+
+    Raises:
+        SettingError: fewer than two classes, or prompts behind the last block.
+    """
+    if len(task.classes) < 2:
+        raise SettingError(f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes.")
+    depth = task.backbone.depth
+    if insert is not None and insert.last_block >= depth:
+        raise SettingError(
+            f"prompts enter before block {insert.last_block}; the blocks of this backbone are 0 to {depth - 1}."
+        )
+
+
+def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    """Fresh prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
+
+    Args:
+        spec: backbone the prompts are for.
+        shape: any, last axis D.
+        generator: source of randomness.
+
+    Returns:
+        Float32 of that shape.
+    """
+    bound = (6 / (3 * spec.patch**2 + spec.width)) ** 0.5
+    return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
+
+
+def head_init(spec: BackboneSpec, classes: int, generator: torch.Generator) -> Float[Tensor, "K D"]:
+    """Fresh head without bias, N(0, 0.02)."""
+    return torch.zeros((classes, spec.width)).normal_(0, 0.02, generator=generator)
+
+
+def trainable(arrays: Arrays, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
+    """Tensors to learn with: `names` as leaves with gradients, the others as constants; the head's bias is zero."""
+    tensors = steps.as_tensors(arrays, device)
+    for name in names:
+        tensors[name].requires_grad_(True)
+    tensors["head.bias"] = torch.zeros(len(arrays[HEAD]), device=device)
+    return tensors
+
+
+def learn(
+    recipe: SoftmaxRecipe,
+    site: Site,
+    module: ScoreModule,
+    tensors: Tensors,
+    names: Sequence[str],
+    round_: int,
+    *,
+    epochs: Sequence[int] | None = None,
+    forward: Forward | None = None,
+    project: Mapping[str, Float[Tensor, "D D"]] | None = None,
+) -> None:
+    """Local epochs of SGD: steps `tensors` in place and reports the loss.
+
+    Args:
+        recipe: hyper-parameters.
+        site: whose training rows are learned.
+        module: what scores.
+        tensors: see `trainable`.
+        names: which of them learn.
+        round_: train round, from 1; the rate is lr · lr_decay^(round − 1).
+        epochs: numbers of the epochs, for their draws; 0 to E − 1 by default.
+        forward: another way from images to logits, see `Forward`.
+        project: for some of `names`, the matrix T that every update Δ is multiplied with: Δ·T.
+    """
+    rate = recipe.lr * recipe.lr_decay ** (round_ - 1)
+    learned = [tensors[name] for name in names]
+    optimizer = torch.optim.SGD(learned, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    score = forward or plain_forward(site, module, tensors)
+    per_epoch = -(-len(site.train) // recipe.batch)
+    for epoch in range(site.task.epochs) if epochs is None else epochs:
+        rng = site.rng("augment", round_, epoch)
+        total = 0.0
+        for step, (images, target) in enumerate(site.batches(site.train, recipe.batch, round_, epoch)):
+            views = dihedral(images, rng) if recipe.augment == "dihedral" else images
+            logits, added = score(views)
+            loss = cross_entropy(logits, target) + added
+            value = steps.check_finite(loss, site, round_, step)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            if recipe.clip > 0:
+                torch.nn.utils.clip_grad_norm_(learned, recipe.clip)
+            _step(optimizer, tensors, project or {})
+            total += len(images) * value
+            site.report(
+                {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
+            )
+        site.report({"summary": 1, "loss": total / len(site.train)})
+
+
+def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:
+    """The module's own logits, nothing added to the loss; the backbone runs under autocast, the head in float32."""
+
+    def score(images: Tensor) -> tuple[Tensor, float]:
+        with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+            output = module.output(images, tensors, need_attention=False)
+        return module.logits(module.features(output, tensors), tensors), 0.0
+
+    return score
+
+
+def make_predictor(site: Site, module: ScoreModule, arrays: Arrays) -> Predictor:
+    """What a site scores with: temperature 1 until calibrated, a head without bias."""
+    wanted = module.options.tensors
+    given = {name: np.asarray(arrays[name], dtype=np.float32) for name in wanted if name in arrays}
+    fixed = {
+        "head.bias": np.zeros(len(site.task.classes), dtype=np.float32),
+        "temperature": np.asarray(1.0, dtype=np.float32),
+    }
+    seen = tuple(bool(count) for count in site.train.counts(len(site.task.classes)))
+    return Predictor(module, {**given, **fixed}, seen)
+
+
+def _step(optimizer: torch.optim.Optimizer, tensors: Tensors, project: Mapping[str, Tensor]) -> None:
+    """One optimiser step; where a matrix is given, the update is projected whatever the optimiser made of it."""
+    before = {name: tensors[name].detach().clone() for name in project}
+    optimizer.step()
+    with torch.no_grad():
+        for name, matrix in project.items():
+            tensors[name].copy_(before[name] + (tensors[name] - before[name]) @ matrix)

@@ -1,0 +1,121 @@
+"""FedDistill. Seo et al., "Federated knowledge distillation", arXiv 2011.02367 (FD of Jeong et al., arXiv 1811.11479).
+
+    server sends the mean output p_k of every class (nothing in round 1)              broadcast
+    site c: E epochs on L + lambda·KL(p_y || p(x))                                    local_round → ToMeanOutput
+            then the mean output over its images of each class goes                   local_round
+    server: p_k = mean over the sites that have class k                               aggregate
+
+Prompts and head stay at their site.
+
+Differs from the paper: what is shared is the mean Dirichlet mean (or softmax) of a class, a distribution, since ReLU
+evidence hides negative logits; means are taken in one pass after local training; `exclude_own=on` leaves a site's own
+mean out of what it receives, as FD first proposed (docs/methods.md).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
+from edgefl_trainer.learning.passes import class_means, training_scores
+from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.terms import Step
+
+LEAST_PROBABILITY = 1e-7
+
+
+@dataclass(frozen=True)
+class ToMeanOutput:
+    """lambda·KL(p_y || p(x)), batch mean, 0 for a class without target; a `Term`."""
+
+    weight: float  # lambda
+    outputs: Float[Tensor, "K K"]  # row k: the federation's mean output of class k
+    known: Bool[Tensor, " K"]
+    name: str = field(default="distill", init=False)
+    needs_maps: bool = field(default=False, init=False)
+
+    def __call__(self, step: Step) -> Float[Tensor, ""]:
+        """See `Term`."""
+        target = self.outputs[step.target].clamp(min=LEAST_PROBABILITY)  # (B, K)
+        log_ratio = target.log() - step.probabilities.clamp(min=LEAST_PROBABILITY).log()
+        divergence = (target * log_ratio).sum(dim=1)
+        return self.weight * torch.where(self.known[step.target], divergence, 0).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDistill:
+    """Private models that agree on what a typical image of each class is answered with."""
+
+    family: ClassVar[str] = "evidential prompts"
+    paper: ClassVar[str] = "arXiv 2011.02367"
+    travels: ClassVar[tuple[str, ...]] = ("logits",)
+    needs_labels: ClassVar[bool] = True
+
+    recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
+    distill_weight: float = 1.0  # lambda
+    exclude_own: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.distill_weight <= 1000:
+            raise SettingError(f"distill_weight is {self.distill_weight}; allowed: 0 to 1000.")
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """R rounds; nothing is known in the first."""
+        return [Phase("train", r) for r in range(1, rounds + 1)]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """No output yet."""
+        check_fits(self.recipe, task.backbone, len(task.classes))
+        return State()
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """`outputs.<class>` (K,): the mean over the sites that have the class."""
+        return {name: Payload(self._mean_outputs(state, name), {}) for name in sites}
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """E epochs drawn to the federation's outputs, then the site's own."""
+        terms = self._terms(site, broadcast)
+        new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
+        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
+        means = class_means(training_scores(site, predictor).probabilities, site.train.targets)
+        return new, Payload({f"outputs.{k}": mean for k, mean in means.items()}, {})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """A site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
+        kept = {name: value for name, value in state.arrays.items() if name.split(".", 2)[2] not in replies}
+        for site in sorted(replies):
+            kept.update({f"{name}.{site}": value for name, value in replies[site].arrays.items()})
+        return State(kept)
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The site's own model; the initial one where it took part in no round."""
+        own = begun(self.recipe, site, state, broadcast)
+        return make_predictor(self.recipe, site, own.arrays, readout_of(own))
+
+    def _mean_outputs(self, state: State, receiver: str) -> dict[str, NDArray[np.generic]]:
+        by_class: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+        for name in sorted(state.arrays):
+            _, label, holder = name.split(".", 2)
+            if not (self.exclude_own and holder == receiver):
+                by_class[label].append(state.arrays[name].astype(np.float64))
+        return {f"outputs.{k}": np.mean(found, axis=0).astype(np.float32) for k, found in by_class.items()}
+
+    def _terms(self, site: Site, broadcast: Payload) -> list[ToMeanOutput]:
+        if not broadcast.arrays or self.distill_weight == 0:
+            return []
+        classes = len(site.task.classes)
+        outputs, known = torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)
+        for name, mean in broadcast.arrays.items():
+            label = int(name.removeprefix("outputs."))
+            outputs[label], known[label] = torch.from_numpy(np.array(mean, dtype=np.float32)), True
+        return [ToMeanOutput(self.distill_weight, outputs.to(site.device), known.to(site.device))]

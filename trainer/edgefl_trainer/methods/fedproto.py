@@ -1,0 +1,149 @@
+"""FedProto. Tan et al., "FedProto: federated prototype learning across heterogeneous clients", arXiv 2105.00243.
+
+    server sends the mean feature of every class (nothing in round 1)                        broadcast
+    site c: E epochs on L + lambda·||f(x) - proto_y||^2 / D                                  local_round → ToPrototype
+            then the mean feature of each of its classes, with n_{c,k}, goes                 local_round
+    server: proto_k = sum_c n_{c,k}/n_k proto_{c,k}                                          aggregate
+
+Prompts and head stay at their site. `predict=nearest` scores by the nearest prototype instead of the head.
+
+Differs from the paper: prototypes are computed in one pass after local training, not over batches while weights move;
+a warm phase pools feature statistics, without which the sites' standardised features had no common scale; a class
+without a prototype adds no term; the loss beside the term is that of the evidential family (docs/methods.md).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
+from edgefl_trainer.learning.features import common_features, feature_reply
+from edgefl_trainer.learning.passes import class_means, training_features
+from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.terms import Step
+from edgefl_trainer.models.scoring import ScoreModule
+
+FAR = -1e9  # score of a class without prototype: infinitely far
+
+
+@dataclass(frozen=True)
+class ToPrototype:
+    """lambda times the mean squared difference of a feature and its class's prototype; a `Term`."""
+
+    weight: float  # lambda
+    prototypes: Float[Tensor, "K D"]
+    known: Bool[Tensor, " K"]
+    name: str = field(default="prototype", init=False)
+    needs_maps: bool = field(default=False, init=False)
+
+    def __call__(self, step: Step) -> Float[Tensor, ""]:
+        """See `Term`."""
+        distance = (step.features - self.prototypes[step.target]).square().mean(dim=1)  # (B,)
+        return self.weight * torch.where(self.known[step.target], distance, 0).mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto:
+    """Private models that agree on where each class lies in feature space."""
+
+    family: ClassVar[str] = "evidential prompts"
+    paper: ClassVar[str] = "arXiv 2105.00243"
+    travels: ClassVar[tuple[str, ...]] = ("prototypes", "features")  # features: moments, once
+    needs_labels: ClassVar[bool] = True
+
+    recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
+    proto_weight: float = 1.0  # lambda
+    weighting: Literal["samples", "uniform"] = "samples"  # of a class's prototypes
+    predict: Literal["head", "nearest"] = "head"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.proto_weight <= 1000:
+            raise SettingError(f"proto_weight is {self.proto_weight}; allowed: 0 to 1000.")
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """One warm exchange of feature moments, then R rounds."""
+        return [Phase("warm", 0), *(Phase("train", r) for r in range(1, rounds + 1))]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """No prototype yet."""
+        check_fits(self.recipe, task.backbone, len(task.classes))
+        return State({}, {"standardise": int(self.recipe.standardises(task.backbone))})
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """`prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
+        if phase.kind == "warm":
+            return dict.fromkeys(sites, Payload({}, {}))
+        return dict.fromkeys(sites, Payload(state.arrays, {"readout": state.values["readout"]}))
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """Moments in the warm phase; then E epochs drawn to the prototypes, and the site's own."""
+        if broadcast.scalars["phase"] == "warm":
+            return State(), feature_reply(site)
+        terms = self._terms(site, broadcast)
+        new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
+        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
+        means = class_means(training_features(site, predictor), site.train.targets)
+        counts = site.train.counts(len(site.task.classes))
+        arrays = {f"prototypes.{k}": mean for k, mean in means.items()}
+        return new, Payload(arrays, {f"n.{k}": int(counts[k]) for k in means})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """Each class's prototype is the mean over the sites that have it; a class nobody sent keeps its own."""
+        if phase.kind == "warm":
+            found = common_features(replies, self.recipe.readout, standardise=bool(state.values["standardise"]))
+            return State(found.arrays, {**state.values, **found.values})
+        sums: dict[str, np.ndarray] = {}
+        weights: dict[str, float] = {}
+        for site in sorted(replies):
+            for name, mean in sorted(replies[site].arrays.items()):
+                count = float(replies[site].scalars[f"n.{name.removeprefix('prototypes.')}"])
+                weight = 1.0 if self.weighting == "uniform" else count
+                sums[name] = sums.get(name, 0.0) + weight * mean.astype(np.float64)
+                weights[name] = weights.get(name, 0.0) + weight
+        new = {name: (total / weights[name]).astype(np.float32) for name, total in sums.items()}
+        return State({**state.arrays, **new}, state.values)
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The site's own head, or the nearest prototype."""
+        own = begun(self.recipe, site, state, broadcast)
+        predictor = make_predictor(self.recipe, site, own.arrays, readout_of(own))
+        return predictor if self.predict == "head" else _nearest(predictor, *_stacked(site, broadcast))
+
+    def _terms(self, site: Site, broadcast: Payload) -> list[ToPrototype]:
+        prototypes, known = _stacked(site, broadcast)
+        if not known.any() or self.proto_weight == 0:
+            return []
+        tensors = (torch.from_numpy(prototypes).to(site.device), torch.from_numpy(known).to(site.device))
+        return [ToPrototype(self.proto_weight, *tensors)]
+
+
+def _stacked(site: Site, broadcast: Payload) -> tuple[np.ndarray, np.ndarray]:
+    """Prototypes (K, D) float32, zero where there is none, and which exist (K,)."""
+    classes = len(site.task.classes)
+    prototypes = np.zeros((classes, site.task.backbone.width), dtype=np.float32)
+    known = np.zeros(classes, dtype=np.bool_)
+    for name, mean in broadcast.arrays.items():
+        if name.startswith("prototypes."):
+            label = int(name.removeprefix("prototypes."))
+            prototypes[label], known[label] = mean, True
+    return prototypes, known
+
+
+def _nearest(predictor: Predictor, prototypes: np.ndarray, known: np.ndarray) -> Predictor:
+    """-||f - p_k||^2/D is linear in f up to a term common to all classes: a softmax head with those weights."""
+    wide = prototypes.astype(np.float64)
+    width = wide.shape[1]
+    bias = np.where(known, -(wide**2).sum(axis=1) / width, FAR)
+    head = {"head.weight": 2 * wide / width, "head.bias": bias}
+    kept = {name: value for name, value in predictor.tensors.items() if name != "prior"}
+    tensors = {**kept, **{name: value.astype(np.float32) for name, value in head.items()}}
+    options = replace(predictor.module.options, output="softmax")
+    return replace(predictor, module=ScoreModule(predictor.module.vit, options), tensors=tensors)
