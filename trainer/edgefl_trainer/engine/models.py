@@ -6,7 +6,7 @@ classes the site has seen. Reading it back needs neither the data nor the method
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.models.backbones import BACKBONE_FILE, load_backbone
-from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+from edgefl_trainer.models.scoring import ScoreModule, options_from_json, options_to_json
 from edgefl_trainer.models.vit import FrozenViT
 
 MAX_MODEL_BYTES = 1 << 30
@@ -101,7 +101,7 @@ def open_run(folder: Path) -> FinishedRun:
 
 def save_predictor(path: Path, predictor: Predictor) -> None:
     """Write a site's scoring tensors, options and seen classes."""
-    options = json.dumps(asdict(predictor.module.options), sort_keys=True)
+    options = json.dumps(options_to_json(predictor.module.options), sort_keys=True)
     scalars = {"options": options, "seen": json.dumps(list(predictor.seen))}
     make_folder(path.parent)
     write_atomic(path, Payload(predictor.tensors, scalars).to_bytes())
@@ -115,8 +115,7 @@ def load_predictor(path: Path, backbone: FrozenViT) -> Predictor:
     """
     try:
         payload = Payload.from_bytes(read_bounded(path, MAX_MODEL_BYTES), MAX_MODEL_BYTES)
-        found = json.loads(str(payload.scalars["options"]))
-        options = ScoreOptions(**{**found, "prompts": tuple(found["prompts"])})
+        options = options_from_json(json.loads(str(payload.scalars["options"])))
         seen = tuple(bool(value) for value in json.loads(str(payload.scalars["seen"])))
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise RunError(
