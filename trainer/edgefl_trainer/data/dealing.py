@@ -51,6 +51,18 @@ def choose_share(classes_by_lesion: Mapping[str, str], share: float, purpose: st
     return set(order[: min(round(share * len(order)), max(len(order) - 1, 0))])
 
 
+def choose_tune(site: str, learning: Sequence[Row], seed: int) -> set[str]:
+    """The tune lesions of a site, `TUNE_SHARE` of those it learns from, stratified by class.
+
+    Args:
+        site: Its name; sites draw independently.
+        learning: Its labelled training rows.
+        seed: Any integer.
+    """
+    class_of = {row.lesion: str(row.label) for row in sorted(learning, key=lambda row: row.image, reverse=True)}
+    return choose_share(class_of, TUNE_SHARE, f"tune:{site}", seed)
+
+
 def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purpose: str, seed: int) -> set[str]:
     """Lesions whose images together are at most `limit`, stratified by class.
 

@@ -1,7 +1,8 @@
-"""The one error of this package: something is wrong with the data a person named.
+"""The errors of this package: something is wrong with the data a person named, or with how it should be dealt.
 
 EdgeflError
-└── DataError      a file, column, row, class, site or SPEC that cannot be used as it stands
+└── DataError               a file, column, row, class, site or SPEC that cannot be used as it stands
+    └── PartitionError      numbers that no partition of the data can have (code `setting`)
 """
 
 from edgefl_protocol.errors import EdgeflError
@@ -11,3 +12,9 @@ class DataError(EdgeflError):
     """The data cannot be used; the message says what was found, what was allowed and what to do."""
 
     code = "data"
+
+
+class PartitionError(DataError):
+    """A partition that cannot be made with these numbers; the message says which one to change."""
+
+    code = "setting"

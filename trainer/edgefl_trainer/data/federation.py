@@ -6,11 +6,10 @@ on which other sites are selected.
 Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.md 7.
 """
 
-import hashlib
-import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,13 +18,15 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
-from edgefl_trainer.data.dealing import TUNE_SHARE, choose_limit, choose_share, deal_iid, deal_test, spread
+from edgefl_trainer.data.dealing import choose_limit, choose_tune, spread
 from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.rows import Row, Table
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 
 Unlabelled = Literal["none", "site", "spread"]
 Indices = NDArray[np.int64]  # row numbers of a Federation, ascending
+ChooseTune = Callable[[str, Sequence[Row]], set[str]]  # a site's name and training rows → its tune lesions
 
 NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
 ROW_KINDS = ("train", "tune", "val", "test", "unlabelled")
@@ -68,8 +69,9 @@ class Federation:
         lesions: Lesion of each row.
         names: Image name of each row.
         sites: Site name → its rows, in name order.
-        partition_sha256: Digest over site → rows → image names and labels.
+        partition_sha256: Digest over site → rows → image names and labels, and over the held-out sites, if any.
         masks: uint8 (n, px, px), 0 = skin, 255 = lesion, for drawn lesions; else None.
+        held_out: Sites that never train, in name order.
     """
 
     classes: tuple[str, ...]
@@ -80,6 +82,7 @@ class Federation:
     sites: dict[str, SiteRows]
     partition_sha256: str
     masks: NDArray[np.uint8] | None = None
+    held_out: tuple[str, ...] = ()
 
     def counts(self, rows: Indices) -> NDArray[np.int64]:
         """Images of each class among `rows`, (K,)."""
@@ -103,6 +106,7 @@ def load_federation(
     limit: int | None = None,
     fit: Fit = "squash",
     cache_dir: Path | None = None,
+    partition: Partition | None = None,
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
@@ -117,6 +121,7 @@ def load_federation(
         limit: At most this many training images a site, drawn by lesion; tune, val and test rows stay whole.
         fit: How a picture becomes square, `squash` or `crop`.
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
+        partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
 
     Returns:
         The federation; with `@site=NAME` only that site, with the same rows it has beside the others.
@@ -131,13 +136,22 @@ def load_federation(
     if limit is not None and limit < 1:
         raise DataError(f"The limit is {limit} training images a site; allowed is 1 or more.")
     parsed = [parse_spec(text) for text in specs]
-    tables = [_dealt(spec, read_spec(spec, seed), seed) for spec in parsed]
-    rows = [row for table in tables for row in table.rows]
+    seed = seed if partition is None else partition.seed
+    held_out = () if partition is None else partition.held_out
+    tables = [read_spec(spec, seed) for spec in parsed]
+    if partition is None:
+        rows = [row for spec, table in zip(parsed, tables, strict=True) for row in _dealt(spec, table, seed)]
+    else:
+        classes = _classes_of(partition, classes)
+        own = [row for spec, table in zip(parsed, tables, strict=True) for row in own_rows(spec, table, seed)]
+        rows = place_rows(own, partition)
     names, labels = label_rows(rows, task, classes)
-    rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread")
-    rows = _select(rows, [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)])
+    rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
+    if partition is None:
+        rows = _select(rows, [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)])
     _check_names(rows)
-    sites = _deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit)
+    tune = partial(choose_tune, seed=seed) if partition is None else partition.tune_lesions
+    sites = _deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
     pictures = cached_pictures(tables, image_px, fit, cache_dir or default_cache_dir())
     return Federation(
         classes=names,
@@ -146,8 +160,9 @@ def load_federation(
         lesions=tuple(row.lesion for row in rows),
         names=tuple(row.image for row in rows),
         sites=sites,
-        partition_sha256=_partition_digest(sites, rows, names, labels),
+        partition_sha256=_partition_digest(sites, rows, names, labels, held_out),
         masks=pictures.masks,
+        held_out=held_out,
     )
 
 
@@ -178,28 +193,28 @@ def label_rows(
     return names, labels
 
 
-def _dealt(spec: Spec, table: Table, seed: int) -> Table:
-    """Complete sites and splits of one table; the order of rows stays."""
-    rows = list(table.rows)
-    if spec.site is not None and all(row.site is None for row in rows):
-        rows = [replace(row, site=spec.site) for row in rows]
-    elif spec.site is not None and spec.site not in {row.site for row in rows}:
-        found = _list(sorted({row.site for row in rows if row.site}))
-        raise DataError(f"{spec.text!r} asks for the site {spec.site}; the sites of the data are {found}.")
-    rows = deal_test(rows)  # before new sites are dealt by the run's seed, which must not move a lesion into `test`
-    if spec.iid_sites is not None:
-        rows = deal_iid(rows, spec.iid_sites, seed)
+def _dealt(spec: Spec, table: Table, seed: int) -> list[Row]:
+    """The rows of one table with complete sites and splits; their order stays."""
+    rows = sited_rows(spec, table, seed)
     if all(row.site is None for row in rows):
         raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N.")
     for name in sorted({row.site for row in rows if row.site is not None}):
         check_site_name(name, spec.text)
-    return replace(table, rows=tuple(rows))
+    return rows
+
+
+def _classes_of(partition: Partition, classes: Sequence[str] | None) -> Sequence[str]:
+    """The classes of a run over a partition: those that were dealt, or some of them."""
+    for name in classes or ():
+        if name not in partition.classes:
+            raise DataError(f"Class {name!r} was not dealt; the partition has {_list(partition.classes)}.")
+    return partition.classes if classes is None else classes
 
 
 def _place(
-    rows: Sequence[Row], labels: NDArray[np.int64], seed: int, *, spread_unplaced: bool
+    rows: Sequence[Row], labels: NDArray[np.int64], seed: int, *, spread_unplaced: bool, without: Sequence[str]
 ) -> tuple[list[Row], NDArray[np.int64]]:
-    """Deal images of no site to the sites, as unlabelled ones; their labels, if any, are not used."""
+    """Deal images of no site to the sites but some, as unlabelled ones; their labels, if any, are not used."""
     placed = list(rows)
     labels = labels.copy()
     free = [i for i, row in enumerate(rows) if row.site is None]
@@ -207,7 +222,7 @@ def _place(
     if spread_unplaced:
         free = [i for i in free if rows[i].split in ("train", "unlabelled")]
         sizes = Counter(row.site for i, row in enumerate(rows) if row.site and row.split == "train" and labels[i] >= 0)
-        known = {site: n for site, n in sizes.items() if site is not None}
+        known = {site: n for site, n in sizes.items() if site is not None and site not in without}
         for i, site in zip(free, spread([rows[i].lesion for i in free], known, seed), strict=True):
             placed[i] = replace(rows[i], site=site, split="unlabelled")
     return placed, labels
@@ -232,7 +247,13 @@ def _check_names(rows: Sequence[Row]) -> None:
 
 
 def _deal_sites(
-    rows: Sequence[Row], labels: NDArray[np.int64], *, seed: int, keep_unlabelled: bool, limit: int | None
+    rows: Sequence[Row],
+    labels: NDArray[np.int64],
+    *,
+    seed: int,
+    keep_unlabelled: bool,
+    limit: int | None,
+    tune: ChooseTune,
 ) -> dict[str, SiteRows]:
     groups: dict[str, dict[str, list[int]]] = {}
     for i, row in enumerate(rows):
@@ -247,17 +268,22 @@ def _deal_sites(
     for name in sorted(groups):
         if not any(groups[name].values()):
             raise DataError(f"Site {name} has no image of the chosen classes; leave the site out or choose others.")
-    return {name: _deal_site(name, groups[name], rows, seed, limit) for name in sorted(groups)}
+    return {name: _deal_site(name, groups[name], rows, seed, limit, tune) for name in sorted(groups)}
 
 
 def _deal_site(
-    name: str, group: Mapping[str, list[int]], rows: Sequence[Row], seed: int, limit: int | None
+    name: str,
+    group: Mapping[str, list[int]],
+    rows: Sequence[Row],
+    seed: int,
+    limit: int | None,
+    choose_tune_lesions: ChooseTune,
 ) -> SiteRows:
     learning = sorted(group.get("train", []), key=lambda i: rows[i].image)
-    class_of = {rows[i].lesion: str(rows[i].label) for i in reversed(learning)}
-    tune = choose_share(class_of, TUNE_SHARE, f"tune:{name}", seed)
+    tune = choose_tune_lesions(name, [rows[i] for i in learning])
     train = [i for i in learning if rows[i].lesion not in tune]
     if limit is not None:
+        class_of = {rows[i].lesion: str(rows[i].label) for i in reversed(learning)}
         lesions = [rows[i].lesion for i in train]
         kept = choose_limit(lesions, [class_of[lesion] for lesion in lesions], limit, f"limit:{name}", seed)
         train = [i for i in train if rows[i].lesion in kept]
@@ -276,17 +302,20 @@ def _indices(rows: Sequence[int]) -> Indices:
 
 
 def _partition_digest(
-    sites: Mapping[str, SiteRows], rows: Sequence[Row], classes: Sequence[str], labels: NDArray[np.int64]
+    sites: Mapping[str, SiteRows],
+    rows: Sequence[Row],
+    classes: Sequence[str],
+    labels: NDArray[np.int64],
+    held_out: Sequence[str],
 ) -> str:
     def entry(i: int) -> tuple[str, str | None]:
         label = int(labels[i])
         return rows[i].image, classes[label] if label >= 0 else None
 
     content = {
-        name: {kind: sorted(entry(int(i)) for i in site.rows(kind)) for kind in ROW_KINDS}
-        for name, site in sites.items()
+        name: {kind: [entry(int(i)) for i in site.rows(kind)] for kind in ROW_KINDS} for name, site in sites.items()
     }
-    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    return content_digest(content, held_out)
 
 
 def _list(names: Sequence[str]) -> str:

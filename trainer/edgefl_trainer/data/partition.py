@@ -1,0 +1,361 @@
+"""Partitions: which site learns from, tunes on and reports on which image, made once and shared as a file.
+
+Guarantees: every labelled image of the chosen classes goes to exactly one site; a lesion that a scheme deals stands in
+one site only (`natural` keeps the sites of the data as they are); what the data holds out as `test` or `val` is dealt
+to the sites by the class shares of their training images; the same data, plan and seed give the same digest, in
+whatever order the rows come. A file that was changed, or that does not fit the data, is refused.
+Source: docs/methods.md 8, docs/design.md 5 (Rows, partition).
+"""
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgefl_protocol.durable import read_bounded
+from edgefl_trainer.data.dealing import choose_share, choose_tune, deal_iid, deal_test
+from edgefl_trainer.data.errors import DataError, PartitionError
+from edgefl_trainer.data.plan import ALPHA, Plan
+from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.schemes import Lesion, dirichlet_by_class, dirichlet_by_site, follow, pathological
+from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
+
+FORMAT = 1
+MAX_PARTITION_BYTES = 256 << 20
+KINDS = ("train", "tune", "val", "test")
+LEFT_OUT = "left out"  # split of a row that no site has and that is not to be spread as an unlabelled one
+
+Entry = tuple[str, str | None]  # image, class
+Content = Mapping[str, Mapping[str, Sequence[Entry]]]  # site → kind → its images
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Who has which image.
+
+    Attributes:
+        plan: How it was made.
+        seed: Of every choice of rows; a run that uses the partition makes its own choices of rows by it too.
+        classes: Classes of the data that were dealt, sorted.
+        held_out: Sites that never train, in name order.
+        sites: Site → kind of `KINDS` → (image, class).
+    """
+
+    plan: Plan
+    seed: int
+    classes: tuple[str, ...]
+    held_out: tuple[str, ...]
+    sites: Content
+
+    @property
+    def sha256(self) -> str:
+        """The `partition_sha256` of a run over these sites with all their images and the data's own classes."""
+        sites = {name: {**kinds, "unlabelled": ()} for name, kinds in self.sites.items()}
+        return content_digest(sites, self.held_out)
+
+    def tune_lesions(self, site: str, learning: Sequence[Row]) -> set[str]:
+        """The lesions among a site's training rows whose images are its tune rows."""
+        images = {image for image, _ in self.sites[site]["tune"]}
+        return {row.lesion for row in learning if row.image in images}
+
+    def to_bytes(self) -> bytes:
+        """The file: JSON with a digest over sites, kinds, images and classes."""
+        sites = {
+            name: {kind: _by_label(rows[kind]) for kind in KINDS if rows[kind]} for name, rows in self.sites.items()
+        }
+        content = {
+            "format": FORMAT,
+            "plan": self.plan.to_json(),
+            "seed": self.seed,
+            "classes": self.classes,
+            "held_out": self.held_out,
+            "partition_sha256": self.sha256,
+            "sites": sites,
+        }
+        return json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
+
+    def facts(self) -> dict[str, Any]:
+        """What a run's summary says about it."""
+        return {**self.plan.to_json(), "seed": self.seed, "held_out": list(self.held_out), "sha256": self.sha256}
+
+
+def content_digest(sites: Content, held_out: Sequence[str] = ()) -> str:
+    """SHA-256 over site → kind → sorted (image, class), and over the held-out sites where there are any."""
+    content: object = {name: {kind: sorted(rows[kind]) for kind in rows} for name, rows in sites.items()}
+    if held_out:
+        content = {"held_out": sorted(held_out), "sites": content}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def make_partition(specs: Sequence[str], plan: Plan, seed: int, classes: Sequence[str] | None = None) -> Partition:
+    """Read the rows of the data (no pictures) and deal them.
+
+    Args:
+        specs: One or more data SPECs.
+        plan: Scheme and numbers.
+        seed: Of every draw.
+        classes: Deal only rows of these classes; None deals all.
+
+    Raises:
+        DataError: The data cannot be read.
+        PartitionError: No such partition can be made of it; the sentence says which number to change.
+    """
+    if not specs:
+        raise DataError("No data was named; give at least one data SPEC.", "setting")
+    parsed = [parse_spec(text) for text in specs]
+    rows = [row for spec in parsed for row in own_rows(spec, read_spec(spec, seed), seed)]
+    return deal(rows, plan, seed, classes)
+
+
+def deal(rows: Sequence[Row], plan: Plan, seed: int, classes: Sequence[str] | None = None) -> Partition:
+    """The partition of rows whose test rows are dealt.
+
+    Raises:
+        DataError: See `make_partition`.
+    """
+    present = {row.label for row in rows if row.label is not None}
+    wanted = tuple(sorted(present if classes is None else set(classes)))
+    unknown = [name for name in wanted if name not in present]
+    if unknown:
+        raise PartitionError(f"class {unknown[0]!r} is not in the data, which has {', '.join(sorted(present))}.")
+    taken = _unique([row for row in rows if takes_part(row, plan.scheme, wanted)])
+    if not taken:
+        raise PartitionError(f"the data has no labelled image for scheme {plan.scheme}: name a site or another scheme.")
+    dealt, domain_of = _deal_scheme(taken, plan, seed)
+    sites = _content(dealt, seed)
+    for name, kinds in sites.items():
+        check_site_name(name, f"scheme {plan.scheme}")
+        if not kinds["train"]:
+            raise PartitionError(f"site {name} has no image to train on: take fewer --sites or other data.")
+    held_out = _hold_out(domain_of, plan.holdout_sites, seed)
+    return Partition(plan, seed, wanted, held_out, sites)
+
+
+def sited_rows(spec: Spec, table: Table, seed: int) -> list[Row]:
+    """The rows of a table with the sites and test rows that its SPEC gives them, in order.
+
+    Raises:
+        DataError: `@site=NAME` names a site that the data does not have.
+    """
+    rows = list(table.rows)
+    if spec.site is not None and all(row.site is None for row in rows):
+        rows = [replace(row, site=spec.site) for row in rows]
+    elif spec.site is not None and spec.site not in {row.site for row in rows}:
+        found = ", ".join(sorted({row.site for row in rows if row.site})[:20]) or "none"
+        raise DataError(f"{spec.text!r} asks for the site {spec.site}; the sites of the data are {found}.")
+    rows = deal_test(rows)  # before new sites are dealt by the run's seed, which must not move a lesion into `test`
+    return rows if spec.iid_sites is None else deal_iid(rows, spec.iid_sites, seed)
+
+
+def own_rows(spec: Spec, table: Table, seed: int) -> list[Row]:
+    """The rows of `sited_rows`, those of sites that `@site=NAME` does not ask for marked as left out."""
+    rows = sited_rows(spec, table, seed)
+    return [row if spec.site in (None, row.site) else replace(row, site=None, split=LEFT_OUT) for row in rows]
+
+
+def takes_part(row: Row, scheme: str, classes: Sequence[str]) -> bool:
+    """Whether a row is dealt: it is labelled, and has a site where the scheme starts from the sites of the data."""
+    sited = row.site is not None or scheme not in ("natural", "domain")
+    return sited and row.split in ("train", "val", "test") and row.label in classes
+
+
+def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
+    """Give rows the sites and splits of a partition; tune rows are `train` here.
+
+    Unlabelled images keep their site under `natural`; under the other schemes they have none and can be spread.
+
+    Raises:
+        DataError: The rows are not those that were dealt.
+    """
+    places = {
+        image: (site, kind, label)
+        for site, kinds in partition.sites.items()
+        for kind, entries in kinds.items()
+        for image, label in entries
+    }
+    taken = _unique([row for row in rows if takes_part(row, partition.plan.scheme, partition.classes)])
+    missing = len(places.keys() - {row.image for row in taken})
+    if missing:
+        raise DataError(
+            f"{missing} of {len(places)} images of the partition are not in the data: name the data it was made of."
+        )
+
+    def placed(row: Row) -> Row:
+        if row.split == "unlabelled":
+            stays = partition.plan.scheme == "natural" and row.site in partition.sites
+            return row if stays else replace(row, site=None)
+        if not takes_part(row, partition.plan.scheme, partition.classes):
+            return replace(row, site=None, split=LEFT_OUT)
+        site, kind, label = places.get(row.image, ("", "", None))
+        if label != row.label:
+            found = "has no place in the partition" if label is None else f"is {label} in the partition"
+            raise DataError(f"Image {row.image!r} ({row.label}) {found}: name the data it was made of.")
+        return replace(row, site=site, split="train" if kind == "tune" else kind)
+
+    return [placed(row) for row in rows]
+
+
+def read_partition(path: Path) -> Partition:
+    """Read and check a partition file.
+
+    Raises:
+        DataError: It is not one, or was changed since it was made.
+        StorageError: It cannot be read.
+    """
+    try:
+        found = json.loads(read_bounded(path, MAX_PARTITION_BYTES))
+        partition = _from_json(found)
+        digest = found["partition_sha256"]
+    except PartitionError as error:
+        raise DataError(f"{path} is not a partition that can be used: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"{path} is not a partition file ({type(error).__name__}: {error}): make one with `edgefl-train partition`."
+        ) from error
+    if partition.sha256 != digest:
+        raise DataError(f"{path} was changed since it was made (its digest differs): make it again.")
+    for name in partition.sites:
+        check_site_name(name, str(path))
+    return partition
+
+
+def _from_json(found: Mapping[str, Any]) -> Partition:
+    if found["format"] != FORMAT:
+        raise ValueError(f"format {found['format']!r}, known is {FORMAT}")
+    plan = Plan(**{str(name): value for name, value in found["plan"].items()})
+    sites = {
+        str(name): {kind: _entries(kinds.get(kind, {})) for kind in KINDS}
+        for name, kinds in sorted(found["sites"].items())
+    }
+    held_out = tuple(sorted(map(str, found["held_out"])))
+    images = Counter(image for kinds in sites.values() for entries in kinds.values() for image, _ in entries)
+    if not set(held_out) < set(sites) or any(count > 1 for count in images.values()):
+        raise ValueError("a held-out site is unknown, none is left to train, or an image stands twice")
+    return Partition(plan, int(found["seed"]), tuple(map(str, found["classes"])), held_out, sites)
+
+
+def _entries(by_label: Mapping[str, Sequence[str]]) -> tuple[Entry, ...]:
+    return tuple(sorted((str(image), str(label)) for label, images in by_label.items() for image in images))
+
+
+def _deal_scheme(rows: Sequence[Row], plan: Plan, seed: int) -> tuple[list[Row], dict[str, str]]:
+    """Rows with their new sites, and the domain (stratum of the held-out sites) of each site."""
+    if plan.scheme == "natural":
+        return list(rows), {row.site: "" for row in rows if row.site is not None}
+    if plan.scheme != "domain":
+        assert plan.sites is not None
+        names = _site_names("iid" if plan.scheme == "iid" else "site", plan.sites)
+        return _deal_group(rows, names, plan, seed), dict.fromkeys(names, "")
+    groups = _domains(rows)
+    count = len(groups) if plan.sites is None else plan.sites
+    if count % len(groups):
+        raise PartitionError(
+            f"{count} sites cannot be shared equally by {len(groups)} domains: take --sites {len(groups)} or a "
+            "multiple of it."
+        )
+    dealt: list[Row] = []
+    domain_of: dict[str, str] = {}
+    for domain, members in groups.items():
+        each = count // len(groups)
+        names = [domain] if each == 1 else _site_names(domain, each)
+        dealt += _deal_group(members, names, plan, seed)
+        domain_of |= dict.fromkeys(names, domain if each > 1 else "")
+    return dealt, domain_of
+
+
+def _deal_group(rows: Sequence[Row], names: Sequence[str], plan: Plan, seed: int) -> list[Row]:
+    """Deal rows to new sites; the rows that only report follow the class shares of those that learn."""
+    count = len(names)
+    if plan.scheme == "iid" or (plan.scheme == "domain" and plan.classes_per_site is None):
+        if len({row.lesion for row in rows if row.split == "train"}) < count:
+            raise PartitionError(f"{count} sites are more than the lesions there are to train on: take fewer --sites.")
+        number = {name: names[i] for i, name in enumerate(_site_names("iid", count))}
+        return [replace(row, site=number[str(row.site)]) for row in deal_iid(rows, count, seed)]
+    learning = _lesions([row for row in rows if row.split == "train"])
+    if len(learning) < count:
+        raise PartitionError(
+            f"{count} sites are more than the {len(learning)} lesions there are to train on: take fewer --sites."
+        )
+    site_of = _deal_lesions(learning, count, plan, seed)
+    shares = {label: [0] * count for label in sorted({lesion.label for lesion in learning})}
+    for lesion in learning:
+        shares[lesion.label][site_of[lesion.name]] += lesion.images
+    for split in ("val", "test"):
+        rest = _lesions([row for row in rows if row.split == split and row.lesion not in site_of])
+        site_of |= follow(rest, shares, split, seed)
+    return [replace(row, site=names[site_of[row.lesion]]) for row in rows]
+
+
+def _deal_lesions(lesions: Sequence[Lesion], sites: int, plan: Plan, seed: int) -> dict[str, int]:
+    if plan.classes_per_site is not None:
+        return pathological(lesions, sites, plan.classes_per_site, seed)
+    alpha = ALPHA if plan.alpha is None else plan.alpha
+    draw = dirichlet_by_site if plan.by == "site" else dirichlet_by_class
+    return draw(lesions, sites, alpha, seed)
+
+
+def _lesions(rows: Sequence[Row]) -> list[Lesion]:
+    """The lesions of labelled rows; one with several labels counts as that of its first image in name order."""
+    sizes = Counter(row.lesion for row in rows)
+    label_of = {row.lesion: str(row.label) for row in sorted(rows, key=lambda row: row.image, reverse=True)}
+    return [Lesion(name, label_of[name], count) for name, count in sizes.items()]
+
+
+def _domains(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Domain → rows; a lesion of two domains goes with the first of them."""
+    domain_of = {row.lesion: str(row.site) for row in sorted(rows, key=lambda row: str(row.site), reverse=True)}
+    groups: dict[str, list[Row]] = {name: [] for name in sorted(set(domain_of.values()))}
+    for row in rows:
+        groups[domain_of[row.lesion]].append(row)
+    return groups
+
+
+def _content(rows: Sequence[Row], seed: int) -> Content:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[str(row.site)].append(row)
+    return {name: dict(_site_content(name, groups[name], seed)) for name in sorted(groups)}
+
+
+def _site_content(name: str, rows: Sequence[Row], seed: int) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+    tune = choose_tune(name, [row for row in rows if row.split == "train"], seed)
+    for kind in KINDS:
+        split = "train" if kind == "tune" else kind
+        chosen = [
+            row for row in rows if row.split == split and (split != "train" or (row.lesion in tune) == (kind == "tune"))
+        ]
+        yield kind, tuple(sorted((row.image, str(row.label)) for row in chosen))
+
+
+def _hold_out(domain_of: Mapping[str, str], share: float, seed: int) -> tuple[str, ...]:
+    """`round(share · C)` of the sites, the same share of every domain."""
+    if not share:
+        return ()
+    chosen = choose_share(domain_of, share, "held-out sites", seed)
+    if not chosen:
+        raise PartitionError(
+            f"a share of {share:g} of {len(domain_of)} sites is none: take a larger --holdout-sites or more sites."
+        )
+    return tuple(sorted(chosen))
+
+
+def _unique(rows: Sequence[Row]) -> list[Row]:
+    names = Counter(row.image for row in rows)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"Image {twice!r} stands in two of the data sources; a partition needs each name once.")
+    return list(rows)
+
+
+def _by_label(entries: Sequence[Entry]) -> dict[str, list[str]]:
+    groups: dict[str, list[str]] = defaultdict(list)
+    for image, label in sorted(entries):
+        groups[str(label)].append(image)
+    return dict(sorted(groups.items()))
+
+
+def _site_names(stem: str, count: int) -> list[str]:
+    return [f"{stem}-{i + 1:0{len(str(count))}d}" for i in range(count)]
