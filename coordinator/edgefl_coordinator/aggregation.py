@@ -1,8 +1,10 @@
 """The server's side of aggregation: what is due, the worker process, and committing its result once.
 
 Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
-is done twice (after a crash) changes it once and to the same bytes. A failed job is told in the audit log and tried
-again; the replies stay. Source: docs/security.md, reliability (aggregation exactly once).
+is done twice (after a crash) changes it once and to the same bytes. A reply that cannot be aggregated is refused by
+name and the round goes on with the others, or opens again where too few are left; the same replies are not tried twice.
+A job that the machine fails (memory, disk, time) is told in the audit log and tried again; the replies stay. Source:
+docs/security.md, reliability (aggregation exactly once) and check 46.
 """
 
 import errno
@@ -121,6 +123,11 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
         StorageError: nothing was stored.
     """
     store, job = coordinator.store, due.job
+    if result.problem:
+        with store.transaction() as connection:
+            deadline_s, now_ms = coordinator.settings.rounds.deadline_s, coordinator.clock()
+            progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
+        return
     shares_maps = coordinator.settings.task.shares_maps
     made: dict[str, progress.Broadcast] = {}
     for name, data in result.broadcasts.items():
@@ -134,6 +141,7 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
             if state is None:
                 progress.add_broadcasts(connection, job.number, made)
             elif progress.commit_state(connection, now_ms, job.number, state):
+                progress.refuse_replies(connection, now_ms, job.number, result.refused)
                 progress.set_fact(connection, "phases", list(result.phases))
                 following = job.number + 1
                 if following <= len(result.phases):

@@ -6,7 +6,7 @@ breaks the chain at a place that `verify` names. Source: docs/security.md, check
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sqlalchemy import Connection, insert, select
 
@@ -41,6 +41,13 @@ def last(connection: Connection) -> dict[str, str | int] | None:
     """Return event, subject and at_ms of the newest row, or None."""
     row = connection.execute(select(audit).order_by(audit.c.number.desc()).limit(1)).first()
     return {"event": row.event, "subject": row.subject, "at_ms": row.at_ms} if row else None
+
+
+def newest_of(connection: Connection, events: Collection[str]) -> tuple[str, str, int, dict[str, object]] | None:
+    """Return event, subject, at_ms and detail of the newest row of these events, or None."""
+    found = select(audit).where(audit.c.event.in_(events)).order_by(audit.c.number.desc()).limit(1)
+    row = connection.execute(found).first()
+    return (row.event, row.subject, row.at_ms, json.loads(row.detail)) if row else None
 
 
 def verify(connection: Connection) -> int:

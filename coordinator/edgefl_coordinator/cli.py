@@ -288,6 +288,8 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     for member in facts["members"]:
         replied = ", replied" if member["replied"] else ""
         click.echo(f"  {member['role']:6} {member['name']}  {member['state']}{replied}  {member['fingerprint']}")
+    for line in _troubles(facts):
+        click.echo(f"  {line}")
     for bundle in facts["bundles"]:
         click.echo(f"  bundle {bundle['line']}/{bundle['task']} version {bundle['version']}")
 
@@ -342,6 +344,17 @@ def _passphrase(path: Path | None) -> bytes | None:
 
         return read_bounded(path, 4096).rstrip(b"\r\n") or None
     return os.environ.get("EDGEFL_KEY_PASSPHRASE", "").encode() or None
+
+
+def _troubles(facts: dict[str, Any]) -> list[str]:
+    """Return what an operator has to look at, a line each."""
+    lines = [f"refused: reply of {one['name']} in round {one['round']}: {one['reason']}" for one in facts["refused"]]
+    if facts["problem"]:
+        lines.append(f"opened again: {facts['problem']}; it closes once a further reply has come")
+    if facts["failing"]:
+        failing = facts["failing"]
+        lines.append(f"failing since {_time(failing['at_ms'])}, tried again: {failing['error']}")
+    return lines
 
 
 def _time(unix_ms: int) -> str:

@@ -1,8 +1,9 @@
 """Each envelope once, each work item once: replay windows and stored first answers.
 
 Guarantees: the window of a sender is judged and kept in one transaction that is committed before or with the effect, so
-neither a restart nor a second worker can admit an envelope twice. A repeated `idem` with the same payload gets the first answer; with another
-payload it is refused. Source: docs/security.md, replay window and idempotency (checks 17 to 19); RFC 6479.
+neither a restart nor a second worker can admit an envelope twice. A repeated `idem` with the same payload gets the
+first answer; with another payload it is refused. Source: docs/security.md, replay window and idempotency (checks 17 to
+19); RFC 6479.
 """
 
 from sqlalchemy import Connection, delete, insert, select

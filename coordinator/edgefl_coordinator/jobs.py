@@ -7,7 +7,7 @@ here imports the trainer. Source: docs/security.md, decision 7 and reliability.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ class Job:
         sites: names of the members that get a broadcast, in name order.
         state: file of the server's state; None with "start".
         replies: site name → file of its reply.
+        quorum: replies below which nothing is aggregated.
         order_key: 64 hex digits from which the order of peers is drawn; known to the server only.
     """
 
@@ -49,6 +50,7 @@ class Job:
     sites: tuple[str, ...]
     state: str | None
     replies: Mapping[str, str]
+    quorum: int
     order_key: str
 
 
@@ -57,14 +59,18 @@ class JobResult:
     """What the worker leaves.
 
     Attributes:
-        state: bytes of the server's state; empty with "broadcast".
+        state: bytes of the server's state; empty with "broadcast", and where nothing could be aggregated.
         phases: kind of every exchange in order: "warm", "train" or "final".
         broadcasts: site name → bytes of its broadcast of the next round (with "broadcast": of round `number`).
+        refused: site name → why its reply does not count.
+        problem: why nothing could be aggregated; "" where something was.
     """
 
     state: bytes
     phases: tuple[str, ...]
     broadcasts: Mapping[str, bytes]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
 
 
 def make_job(
@@ -95,6 +101,7 @@ def make_job(
         sites=sites,
         state=state,
         replies=replies or {},
+        quorum=settings.rounds.quorum_min,
         order_key=order_key,
     )
 
@@ -114,7 +121,8 @@ def write_result(folder: Path, result: JobResult) -> None:
     """Write the result file: it is there whole, or not at all."""
     arrays = {f"broadcast.{name}": _octets(data) for name, data in result.broadcasts.items()}
     arrays["state"] = _octets(result.state)
-    payload = Payload(arrays, {"phases": json.dumps(list(result.phases))})
+    arrays["refused"] = _octets(json.dumps(dict(result.refused), sort_keys=True).encode())
+    payload = Payload(arrays, {"phases": json.dumps(list(result.phases)), "problem": result.problem})
     write_atomic(folder / _RESULT, payload.to_bytes(), mode=0o600)
 
 
@@ -132,7 +140,10 @@ def read_result(folder: Path) -> JobResult:
         if name.startswith("broadcast.")
     }
     phases = tuple(str(kind) for kind in json.loads(str(payload.scalars["phases"])))
-    return JobResult(payload.arrays["state"].tobytes(), phases, broadcasts)
+    refused = {str(name): str(why) for name, why in json.loads(payload.arrays["refused"].tobytes()).items()}
+    return JobResult(
+        payload.arrays["state"].tobytes(), phases, broadcasts, refused, problem=str(payload.scalars["problem"])
+    )
 
 
 def _octets(data: bytes) -> np.ndarray:

@@ -142,6 +142,9 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "quorum_min": settings.rounds.quorum_min,
             "quorum_target": settings.rounds.quorum_target,
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
+            "problem": progress.problem_of(connection, number),
+            "refused": progress.refused_since(connection, number - 1),
+            "failing": task_status.failing_job(connection),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,

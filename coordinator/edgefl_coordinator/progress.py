@@ -2,21 +2,22 @@
 
 Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
 result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
-to a member for whom it holds the contributions of enough others. Source: docs/security.md, reliability and exchange
-policy (checks 46, 51, 64).
+to a member for whom it holds the contributions of enough others; a reply that aggregation refused is gone, and its
+sender does not reply again in that round. Source: docs/security.md, reliability and exchange policy (checks 46, 51,
+64).
 """
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, delete, func, insert, select, update
 
 from edgefl_coordinator import audit, members
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import Member
 from edgefl_coordinator.rounds import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
-from edgefl_coordinator.schema import broadcasts, facts, replies, rounds, states
+from edgefl_coordinator.schema import broadcasts, facts, refused_replies, replies, rounds, states
 from edgefl_coordinator.schema import members as member_table
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import Blob
@@ -51,7 +52,7 @@ def current_round(connection: Connection) -> Round | None:
     if row is None:
         return None
     count = connection.scalar(select(func.count()).select_from(replies).where(replies.c.number == row.number))
-    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count or 0)
+    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count or 0, tried=row.tried)
 
 
 def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round | None:
@@ -80,7 +81,8 @@ def accept_reply(
     """Store a reply in the open round; the round closes at once when that completes its target.
 
     Raises:
-        RefusedError: `no_round`, `round_closed` or `already_replied`.
+        RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
+            earlier reply of this member in this round.
     """
     verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
     if verdict == "no_round":
@@ -89,6 +91,9 @@ def accept_reply(
         raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
     if has_replied(connection, member.skid, number):
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
+    why = connection.scalar(_refusal_of(member.skid, number))
+    if why is not None:
+        raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
     connection.execute(
         insert(replies).values(
             number=number,
@@ -116,7 +121,77 @@ def has_replied(connection: Connection, skid: str, number: int) -> bool:
 def drop_open_reply(connection: Connection, skid: str) -> None:
     """Drop a revoked member's reply of the round that is still open; its blob goes at the next sweep."""
     open_rounds = select(rounds.c.number).where(rounds.c.state == "open")
-    connection.execute(delete(replies).where(replies.c.skid == skid, replies.c.number.in_(open_rounds)))
+    dropped = connection.execute(delete(replies).where(replies.c.skid == skid, replies.c.number.in_(open_rounds)))
+    if dropped.rowcount:
+        try_again(connection)
+
+
+def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> None:
+    """Drop the replies that aggregation refused, name → reason, and remember why."""
+    found = (
+        select(member_table.c.name, replies.c.skid)
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .where(replies.c.number == number, member_table.c.name.in_(refused))
+    )
+    for row in connection.execute(found).all():
+        reason = refused[row.name]
+        connection.execute(delete(replies).where(replies.c.number == number, replies.c.skid == row.skid))
+        kept = {"number": number, "skid": row.skid, "reason": reason, "refused_ms": now_ms}
+        connection.execute(insert(refused_replies).values(kept))
+        audit.append(connection, now_ms, "reply_refused", row.name, {"round": number, "reason": reason})
+
+
+def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:
+    """Return round, name and reason of the replies that aggregation refused from round `number` on."""
+    found = (
+        select(refused_replies.c.number, member_table.c.name, refused_replies.c.reason)
+        .join(member_table, member_table.c.skid == refused_replies.c.skid)
+        .where(refused_replies.c.number >= number)
+        .order_by(refused_replies.c.number, member_table.c.name)
+    )
+    return [{"round": row.number, "name": row.name, "reason": row.reason} for row in connection.execute(found)]
+
+
+def reopen_round(
+    connection: Connection, now_ms: int, number: int, refused: Mapping[str, str], problem: str, deadline_s: int
+) -> None:
+    """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
+
+    It keeps the replies that were not refused, of members who still belong.
+
+    Args:
+        connection: the transaction.
+        now_ms: Unix milliseconds.
+        number: the round.
+        refused: name → why its reply does not count.
+        problem: why there is no result.
+        deadline_s: seconds until the new deadline.
+    """
+    gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
+    here = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
+    deadline_ms = now_ms + deadline_s * 1000
+    if connection.execute(here.values(state="open", deadline_ms=deadline_ms, problem=problem)).rowcount != 1:
+        return
+    refuse_replies(connection, now_ms, number, refused)
+    connection.execute(delete(replies).where(replies.c.number == number, replies.c.skid.in_(gone)))
+    left = connection.scalar(select(func.count()).select_from(replies).where(replies.c.number == number)) or 0
+    connection.execute(update(rounds).where(rounds.c.number == number).values(tried=left))
+    detail = {"problem": problem, "replies": left, "deadline_ms": deadline_ms}
+    audit.append(connection, now_ms, "round_reopened", str(number), detail)
+
+
+def try_again(connection: Connection) -> None:
+    """Let the open round close with the replies it has, although they could not be aggregated before."""
+    connection.execute(update(rounds).where(rounds.c.state == "open").values(tried=0))
+
+
+def problem_of(connection: Connection, number: int) -> str | None:
+    """Return why an open round was opened again, or None."""
+    return connection.scalar(select(rounds.c.problem).where(rounds.c.number == number, rounds.c.state == "open"))
+
+
+def _refusal_of(skid: str, number: int) -> Select[tuple[str]]:
+    return select(refused_replies.c.reason).where(refused_replies.c.number == number, refused_replies.c.skid == skid)
 
 
 def replies_of(connection: Connection, number: int) -> dict[str, str]:

@@ -8,6 +8,9 @@ before it accepts. Source: docs/security.md, reliability, and check 64.
     open, deadline passed, replies >= minimum     close, reason "deadline"
     open, deadline passed, replies < minimum      extend by one deadline; the replies it has are kept
     otherwise                                     nothing
+
+A round whose replies could not be aggregated opens again with those that are sound. It closes only once a reply has
+come to them, so the same replies are never tried twice.
 """
 
 from dataclasses import dataclass
@@ -49,12 +52,14 @@ class Round:
         state: where it stands.
         deadline_ms: Unix milliseconds.
         replies: accepted so far.
+        tried: replies left from an aggregation that failed; 0 where there was none.
     """
 
     number: int
     state: RoundState
     deadline_ms: int
     replies: int
+    tried: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,12 @@ def decide(current: Round, policy: RoundPolicy, now_ms: int) -> Close | Extend |
     """Return what has to happen to the current round now, or None."""
     if current.state != "open":
         return None
-    if current.replies >= policy.quorum_target:
+    untried = current.replies > current.tried
+    if untried and current.replies >= policy.quorum_target:
         return Close("target")
     if now_ms < current.deadline_ms:
         return None
-    if current.replies >= policy.quorum_min:
+    if untried and current.replies >= policy.quorum_min:
         return Close("deadline")
     period_ms = policy.deadline_s * 1000
     missed = (now_ms - current.deadline_ms) // period_ms + 1  # after a long stop the new deadline still lies ahead

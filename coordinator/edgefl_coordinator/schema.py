@@ -75,6 +75,8 @@ rounds = Table(
     Column("deadline_ms", Integer),
     Column("closed_ms", Integer),
     Column("close_reason", Text),
+    Column("tried", Integer),  # replies left from an aggregation that failed
+    Column("problem", Text),  # why it failed
 )
 
 replies = Table(
@@ -89,6 +91,15 @@ replies = Table(
     Column("arrays", Integer),
     Column("site_sha256", Text),
     Column("accepted_ms", Integer),
+)
+
+refused_replies = Table(
+    "refused_replies",
+    metadata,
+    Column("number", Integer, primary_key=True),
+    Column("skid", Text, primary_key=True),
+    Column("reason", Text),
+    Column("refused_ms", Integer),
 )
 
 broadcasts = Table(
@@ -149,7 +160,24 @@ def m002_others_in_a_broadcast(connection: Connection) -> None:
     connection.execute(text("ALTER TABLE broadcasts ADD COLUMN others INTEGER NOT NULL DEFAULT 0"))
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (m001_first_tables, m002_others_in_a_broadcast)
+def m003_replies_that_do_not_count(connection: Connection) -> None:
+    """Keep which replies were refused at aggregation, and why a round opened again."""
+    connection.execute(text("ALTER TABLE rounds ADD COLUMN tried INTEGER NOT NULL DEFAULT 0"))
+    connection.execute(text("ALTER TABLE rounds ADD COLUMN problem TEXT"))
+    connection.execute(
+        text(
+            "CREATE TABLE refused_replies (number INTEGER NOT NULL REFERENCES rounds (number), "
+            "skid TEXT NOT NULL REFERENCES members (skid), reason TEXT NOT NULL, refused_ms INTEGER NOT NULL, "
+            "PRIMARY KEY (number, skid)) STRICT"
+        )
+    )
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    m001_first_tables,
+    m002_others_in_a_broadcast,
+    m003_replies_that_do_not_count,
+)
 
 _M001 = """
 CREATE TABLE members (

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from edgefl_coordinator import audit
+from edgefl_coordinator import audit, progress
 from edgefl_coordinator.admin import serve_admin
 from edgefl_coordinator.aggregation import RunWorker, WorkerProcess, step
 from edgefl_coordinator.app import make_app
@@ -51,6 +51,7 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         rounds = settings.rounds
         detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
         audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
+        progress.try_again(connection)  # whoever starts it anew may have mended what failed
     with contextlib.closing(listening):
         asyncio.run(_run(coordinator, server, listening, run_worker))
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator import progress
+from edgefl_coordinator import audit, progress
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.members import Member
 from edgefl_protocol import Payload
@@ -40,6 +40,15 @@ def phases(connection: Connection) -> list[str]:
     """Return the phase of every exchange in order; empty before the start."""
     found = progress.fact(connection, "phases")
     return [str(item) for item in found] if isinstance(found, list) else []
+
+
+def failing_job(connection: Connection) -> dict[str, str | int] | None:
+    """Return kind, round, error and time of the job that failed last, None once one has succeeded since."""
+    found = audit.newest_of(connection, ("job_failed", "state", "round_reopened"))
+    if found is None or found[0] != "job_failed":
+        return None
+    _, subject, at_ms, detail = found
+    return {"kind": str(detail["kind"]), "round": int(subject), "error": str(detail["error"]), "at_ms": at_ms}
 
 
 def round_state(connection: Connection) -> str:

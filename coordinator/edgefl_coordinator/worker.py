@@ -9,6 +9,7 @@ members do not know, so that an index names nobody over time. Source: docs/metho
 exchange policy.
 """
 
+import dataclasses
 import hashlib
 import importlib
 import re
@@ -20,6 +21,7 @@ import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobResult, read_job, write_result
+from edgefl_coordinator.judging import judge
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
@@ -51,9 +53,26 @@ def run_job(job: Job) -> JobResult:
     state = State(dict(stored.arrays), dict(stored.scalars))
     if job.kind == "broadcast":
         return JobResult(b"", kinds, _broadcasts(method, task, state, job.number, job))
+    return _aggregate(method, task, state, job, kinds)
+
+
+def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[str, ...]) -> JobResult:
+    """Aggregate the sound replies of a round; the others are named with what is wrong."""
+    phase = method.phases(task.rounds)[job.number - 1]
     replies = {name: _payload(path) for name, path in sorted(job.replies.items())}
-    state = method.aggregate(state, phases[job.number - 1], replies)
-    return JobResult(_state_bytes(state), kinds, _broadcasts(method, task, state, job.number + 1, job))
+
+    def take(chosen: Mapping[str, Payload]) -> JobResult:
+        following = method.aggregate(state, phase, chosen)
+        return JobResult(_state_bytes(following), kinds, _broadcasts(method, task, following, job.number + 1, job))
+
+    verdict = judge(
+        replies,
+        method.broadcast(state, phase, sorted(replies)),
+        take,
+        quorum=job.quorum,
+    )
+    made = verdict.result or JobResult(b"", kinds, {})
+    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem)
 
 
 def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> dict[str, bytes]:

@@ -45,6 +45,27 @@ def test_quorum_table(replies, left_ms, outcome) -> None:
     assert decide(current, POLICY, DEADLINE - left_ms) == outcome
 
 
+# fmt: off
+AFTER_A_FAILURE = [
+    # replies, tried, milliseconds to the deadline → outcome
+    (4, 4, 60_000, None),                                      # all there, and all tried together before
+    (4, 4,      0, Extend(DEADLINE + 60_000)),
+    (2, 2,      0, Extend(DEADLINE + 60_000)),
+    (3, 2, 60_000, None),                                      # one has come to them
+    (3, 2,      0, Close("deadline")),
+    (5, 4, 60_000, Close("target")),
+    (1, 1,      0, Extend(DEADLINE + 60_000)),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("replies", "tried", "left_ms", "outcome"), AFTER_A_FAILURE)
+def test_what_could_not_be_aggregated_is_not_tried_again(replies, tried, left_ms, outcome) -> None:
+    """Check 46: a round that opened again closes only with a reply more than was tried."""
+    current = Round(number=1, state="open", deadline_ms=DEADLINE, replies=replies, tried=tried)
+    assert decide(current, POLICY, DEADLINE - left_ms) == outcome
+
+
 @pytest.mark.parametrize("state", ["aggregating", "done"])
 def test_a_closed_round_stays_closed(state) -> None:
     current = Round(number=1, state=state, deadline_ms=DEADLINE, replies=9)

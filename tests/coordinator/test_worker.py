@@ -27,7 +27,7 @@ SITES = ("clinic-a", "clinic.b", "clinic_c", "d")
 def job(kind: str, number: int, state: str | None = None, replies: dict[str, str] | None = None, **changes) -> Job:
     plain = {
         "kind": kind, "number": number, "method": "fedevprompt", "settings": {}, "task": TASK, "sites": SITES,
-        "state": state, "replies": replies or {}, "order_key": "ab" * 32,
+        "state": state, "replies": replies or {}, "quorum": 2, "order_key": "ab" * 32,
     }  # fmt: skip
     return Job(**{**plain, **changes})
 
@@ -161,3 +161,67 @@ def test_a_process_of_its_own(files, tmp_path, capsys) -> None:
     worker.stop()
     with pytest.raises(OperatorError, match="stopping"):
         worker(folder, 120)
+
+
+def fedavg_replies(folder: Path, width: int = 8, **odd: Payload) -> dict[str, str]:
+    """The warm replies of FedAvg: moments and probes of both readouts; `odd` replaces a site's."""
+    rng = np.random.default_rng(0)
+    files = {}
+    for index, name in enumerate(SITES):
+        arrays = {f"moments.{readout}": rng.uniform(1, 2, (2, width)).astype(np.float32) for readout in ("cls", "mean")}
+        plain = Payload(arrays, {"n_train": 10 + index, "probe.cls": 0.6, "probe.mean": 0.5, "site_sha256": "0" * 64})
+        path = folder / f"warm-{index}"
+        path.write_bytes(odd.get(name, plain).to_bytes())
+        files[name] = str(path)
+    return files
+
+
+def test_fedavg_goes_on_without_a_reply_it_cannot_use(tmp_path) -> None:
+    """Check 46 with the real method, where the broadcast tells no form: the odd reply is named and left out."""
+    plain = {"method": "fedavg", "task": TASK}
+    (tmp_path / "start").write_bytes(run_job(job("start", 0, **plain)).state)
+    good = {name: path for name, path in fedavg_replies(tmp_path).items() if name != "d"}
+    honest = run_job(job("aggregate", 1, str(tmp_path / "start"), good, **plain))
+    assert not honest.refused and not honest.problem
+    for odd in (
+        Payload({}, {"n_train": 1}),
+        Payload({"moments.cls": np.ones((2, 1), np.float32), "moments.mean": np.ones((2, 1), np.float32)},
+                {"n_train": 1, "probe.cls": 0.5, "probe.mean": 0.5, "site_sha256": "0" * 64}),
+        Payload({"moments.cls": np.ones((2, 8), np.float32)}, {"n_train": 1, "site_sha256": "0" * 64}),
+    ):  # fmt: skip
+        offered = fedavg_replies(tmp_path, d=odd)
+        result = run_job(job("aggregate", 1, str(tmp_path / "start"), offered, **plain))
+        assert set(result.refused) == {"d"}
+        assert result.state == honest.state and result.broadcasts == honest.broadcasts
+
+
+def test_fedavg_opens_the_round_again_when_too_few_are_left(tmp_path) -> None:
+    """Check 46: three of four replies without what the method reads: no state, and a sentence for the operator."""
+    plain = {"method": "fedavg", "task": TASK}
+    (tmp_path / "start").write_bytes(run_job(job("start", 0, **plain)).state)
+    bare = Payload({"moments.cls": np.ones((2, 8), np.float32)}, {"n_train": 1})
+    offered = fedavg_replies(tmp_path, **dict.fromkeys(SITES[:3], bare))
+    work = job("aggregate", 1, str(tmp_path / "start"), offered, **plain)
+    result = run_job(work)
+    assert not result.state and not result.broadcasts and result.problem
+    folder = tmp_path / "job"
+    folder.mkdir()
+    write_job(folder, work)
+    assert main(folder) == 0
+    assert read_result(folder) == result
+
+
+def test_a_site_without_a_class_token_is_no_offender(tmp_path) -> None:
+    """docs/methods.md, FedMAE: in the last exchange a site that trained nothing has no token to give."""
+    plain = {"method": "fedmae", "settings": {"decoder_width": 32, "decoder_depth": 1}}
+    plain["task"] = {**TASK, "backbone": {**BACKBONE, "width": 32}}
+    (tmp_path / "start").write_bytes(run_job(job("start", 0, **plain)).state)
+    token = np.ones((1, 1, 32), np.float32)
+    files = {}
+    for index, name in enumerate(SITES):
+        arrays = {} if index == 0 else {"backbone.cls_token": index * token}
+        (tmp_path / name).write_bytes(Payload(arrays, {"n_train": 10 if index else 0}).to_bytes())
+        files[name] = str(tmp_path / name)
+    result = run_job(job("aggregate", 3, str(tmp_path / "start"), files, **plain))
+    assert not result.refused and not result.problem
+    np.testing.assert_allclose(Payload.from_bytes(result.state).arrays["backbone.cls_token"], 2 * token)

@@ -1,0 +1,148 @@
+"""Which replies of a round are aggregated: one that has another form than it should is refused by name, not averaged.
+
+Guarantees: whatever the method, a result comes only of replies that agree with the broadcast and with each other, and
+that the method takes. The rules, in order:
+    (1) an array that the broadcast of the round holds too has the broadcast's type and shape
+    (2) replies have one form: names, types and shapes of their arrays, names and kinds of their scalars; that of more
+        than half is right. Names that end in a class index (`prototypes.<k>`) may be there or not, and have as many
+        rows as the site has; a reply without arrays is for the method to judge
+    (3) a reply that the method cannot take alone is refused, once it could not take them all together
+A problem that no rule pins on a reply is told as such, and nothing is aggregated. Pure: the method comes as a function.
+Source: docs/security.md, poisoning, and check 46.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from edgefl_protocol import EdgeflError, Payload
+
+Result = TypeVar("Result")
+Replies = Mapping[str, Payload]
+Form = tuple[tuple[str, str], ...]
+
+_CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
+
+# What a missing name, or arithmetic on arrays that do not fit, raises; never a failure of the machine.
+_DOES_NOT_FIT = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError, EdgeflError)
+_MAX_REASON = 300  # characters
+
+
+@dataclass(frozen=True)
+class Verdict(Generic[Result]):
+    """What became of a round's replies.
+
+    Attributes:
+        result: what the method made of the sound ones; None where nothing was aggregated.
+        refused: site name → why its reply does not count.
+        problem: why nothing was aggregated; "" where something was.
+    """
+
+    result: Result | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+def judge(replies: Replies, broadcasts: Replies, take: Callable[[Replies], Result], *, quorum: int) -> Verdict[Result]:
+    """Aggregate the sound replies.
+
+    Args:
+        replies: by site.
+        broadcasts: what these sites were sent at the start of the round.
+        take: the method's aggregation.
+        quorum: sound replies below which nothing is aggregated.
+    """
+    refused = {name: why for name in sorted(replies) if (why := _against_broadcast(replies[name], broadcasts[name]))}
+    sound = _without(replies, refused)
+    odd, problem = _minority(sound)
+    refused, sound = {**refused, **odd}, _without(sound, odd)
+    if problem:
+        return Verdict(None, refused, problem)
+    if len(sound) < quorum:
+        return Verdict(None, refused, _too_few(sound, quorum))
+    result, why = _try(take, sound)
+    if result is not None:
+        return Verdict(result, refused)
+    alone = {name: fault for name in sorted(sound) if (fault := _try(take, {name: sound[name]})[1])}
+    if not alone:
+        return Verdict(None, refused, f"the replies cannot be aggregated together: {why}")
+    refused, sound = {**refused, **alone}, _without(sound, alone)
+    if len(sound) < quorum:
+        return Verdict(None, refused, _too_few(sound, quorum))
+    result, why = _try(take, sound)
+    problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
+    return Verdict(result, refused, problem)
+
+
+def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
+    """Rule (1): return what differs, or ""."""
+    for name, array in reply.arrays.items():
+        sent = broadcast.arrays.get(name)
+        if sent is not None and (sent.dtype, sent.shape) != (array.dtype, array.shape):
+            found, wanted = (f"{one.dtype} with shape {one.shape}" for one in (array, sent))
+            return f"the array {name[:60]} is {found}; the round's broadcast holds it as {wanted}"
+    return ""
+
+
+def _minority(replies: Replies) -> tuple[dict[str, str], str]:
+    """Rule (2): return the replies of another form than most, and a problem where no form is that of most."""
+    parts = {name: _parts(reply) for name, reply in replies.items() if reply.arrays}
+    refused: dict[str, str] = {}
+    for part in sorted({part for found in parts.values() for part in found}):
+        forms = {name: found[part] for name, found in parts.items() if part in found and name not in refused}
+        usual, votes = Counter(forms.values()).most_common(1)[0]
+        if 2 * votes <= len(forms):
+            return refused, f"{len(forms)} replies have different forms and none is that of more than half"
+        odd = {name: form for name, form in forms.items() if form != usual}
+        refused |= {name: _difference(form, usual, votes, len(forms)) for name, form in sorted(odd.items())}
+    return refused, ""
+
+
+def _parts(reply: Payload) -> dict[str, Form]:
+    """Return the form of a reply: one part for what every reply holds, one for each name that is there by class."""
+    parts: dict[str, set[tuple[str, str]]] = {"": set()}
+    for name, array in reply.arrays.items():
+        by_class = _CLASS.fullmatch(name)
+        extents: list[object] = list(array.shape)
+        if by_class and array.ndim > 1:
+            extents[0] = "any"
+        shown = f"array {by_class.group(1)}.<k>" if by_class else f"array {name}"
+        described = f"{array.dtype} with shape ({', '.join(map(str, extents))})"
+        parts.setdefault(shown if by_class else "", set()).add((shown, described))
+    for name, value in reply.scalars.items():
+        by_class = _CLASS.fullmatch(name)
+        shown = f"scalar {by_class.group(1)}.<k>" if by_class else f"scalar {name}"
+        kind = "text" if isinstance(value, str) else "a number"
+        parts.setdefault(shown if by_class else "", set()).add((shown, kind))
+    return {part: tuple(sorted(form)) for part, form in parts.items()}
+
+
+def _difference(form: Form, usual: Form, votes: int, total: int) -> str:
+    """Say the first thing in which a form differs from the usual one."""
+    name = min(name for name, _ in set(form) ^ set(usual))
+    found, wanted = (" or ".join(what for key, what in one if key == name) for one in (form, usual))
+    most = f"{votes} of {total} replies"
+    if not wanted:
+        return f"the {name[:60]} is in none of the usual form ({most})"
+    if not found:
+        return f"the {name[:60]} is missing; {most} hold it"
+    return f"the {name[:60]} is {found}; in {most} it is {wanted}"
+
+
+def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | None, str]:
+    """Return the result, or None and why there is none."""
+    try:
+        return take(replies), ""
+    except _DOES_NOT_FIT as error:
+        said = str(error) if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
+        return None, f"the method cannot use it ({said[:_MAX_REASON]})"
+
+
+def _too_few(sound: Replies, quorum: int) -> str:
+    return f"{len(sound)} sound replies are left, {quorum} are needed"
+
+
+def _without(replies: Replies, names: Mapping[str, str]) -> dict[str, Payload]:
+    return {name: reply for name, reply in replies.items() if name not in names}
