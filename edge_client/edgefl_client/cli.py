@@ -106,9 +106,9 @@ def score(
     """Score JPEG or PNG files, or the pictures of a folder; `--json` prints one object a picture."""
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
+    scorer, bundle = _scorer(_home_of(context, home_dir), model, trusted, threads, refer_above)
     from edgefl_client import scoring
 
-    scorer, bundle = _scorer(_home_of(context, home_dir), model, trusted, threads, refer_above)
     files = scoring.expand(images)
     if not files:
         raise click.UsageError("the folders given hold no .jpg, .jpeg or .png file")
@@ -359,20 +359,21 @@ def _scorer(
     home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None, refer_above: float | None
 ) -> "tuple[Scorer, Bundle]":
     """The scorer and its bundle."""
-    import importlib
-    import threading
     import time
-
-    # Loading the runtime and hashing the bundle take about as long; on two processors the one hides the other.
-    threading.Thread(target=importlib.import_module, args=("onnxruntime",), daemon=True).start()
+    from concurrent.futures import ThreadPoolExecutor
 
     from edgefl_client import models
-    from edgefl_client import trust as signers
 
-    extra = [signers.read_public_key(pub).public for pub in trusted]
-    bundle = models.open_model(home, model, extra, time.time_ns() // 1_000_000)
-    from edgefl_client.scorer import Scorer
+    # Reading and hashing the bundle and loading the libraries take about as long, and the first needs the interpreter
+    # little: on two processors the one hides the other.
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(models.read_file, home, model)
+        from edgefl_client import trust as signers
+        from edgefl_client.scorer import Scorer
 
+        extra = [signers.read_public_key(pub).public for pub in trusted]
+        archive = reading.result()
+    bundle = models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
     return Scorer(bundle, threads, refer_above), bundle
 
 

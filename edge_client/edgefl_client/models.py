@@ -3,19 +3,23 @@
 A bundle enters only through `load_bundle`; its file is named by its SHA-256 and written before `current.json` names
 it, so after a crash the old or the new bundle is in use, never none and never half of one (docs/security.md, check
 33). A version below the highest seen of its (federation, line, task) is refused even where the newer file is gone.
+
+Loading this module loads no numpy and no keys, so that `read_file` can run while they are loaded.
 """
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgefl_client.home import Home, read_json, write_json
-from edgefl_client.trust import list_trusted
-from edgefl_protocol.bundle import Bundle, check_update, load_bundle, unverified_manifest
-from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.archive import Archive, open_archive
+from edgefl_protocol.durable import open_bounded, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
+
+if TYPE_CHECKING:
+    from edgefl_protocol.bundle import Bundle
 
 MAX_FILE_BYTES = 2**31
 Line = tuple[str | None, str, str]  # federation, line, task
@@ -25,22 +29,6 @@ class NoModel(StorageError):
     """This home folder has no bundle in use."""
 
     code = "no_model"
-
-
-def read_bundle(path: Path, trust: Iterable[bytes], now_ms: int, last_seen: Mapping[Line, int] | None = None) -> Bundle:
-    """Read and verify a bundle file.
-
-    Args:
-        path: the file.
-        trust: public keys of trusted signers.
-        now_ms: Unix milliseconds.
-        last_seen: highest version seen of each line.
-
-    Raises:
-        StorageError: the file cannot be read.
-        BundleError: it is not a bundle that a trusted signer vouches for now.
-    """
-    return load_bundle(read_bounded(path, MAX_FILE_BYTES), trust, now_ms, last_seen)
 
 
 def last_seen(home: Home) -> dict[Line, int]:
@@ -61,25 +49,42 @@ def current_file(home: Home) -> Path:
     return home.models / f"{sha256}.edgefl"
 
 
-def open_model(home: Home, file: Path | None, extra_trust: Sequence[bytes], now_ms: int) -> Bundle:
-    """The bundle to score with: a named file, or the one in use.
+def read_file(home: Home, file: Path | None) -> Archive:
+    """Read and hash the bundle to score with, a named file or the one in use; nothing of it is verified yet.
 
     Args:
         home: the device's home.
         file: a bundle's file, or None.
+
+    Raises:
+        NoModel: no file is named and none was pulled.
+        StorageError: the file cannot be read.
+        BundleError: it is no archive.
+    """
+    with open_bounded(current_file(home) if file is None else file, MAX_FILE_BYTES) as opened:
+        return open_archive(opened)
+
+
+def open_model(home: Home, archive: Archive, extra_trust: Sequence[bytes], now_ms: int) -> "Bundle":
+    """Verify what `read_file` read.
+
+    Args:
+        home: the device's home.
+        archive: what was read.
         extra_trust: keys trusted for this call beside the list.
         now_ms: Unix milliseconds.
 
     Raises:
-        NoModel: no file is named and none was pulled.
-        BundleError: it is refused.
+        BundleError: it is not a bundle that a trusted signer vouches for now.
     """
+    from edgefl_client.trust import list_trusted
+    from edgefl_protocol.bundle import load_bundle
+
     trust = [*(one.key.public for one in list_trusted(home)), *extra_trust]
-    path = current_file(home) if file is None else file
-    return read_bundle(path, trust, now_ms, last_seen(home))
+    return load_bundle(archive, trust, now_ms, last_seen(home))
 
 
-def check_replaces(home: Home, bundle: Bundle) -> None:
+def check_replaces(home: Home, bundle: "Bundle") -> None:
     """Refuse a bundle that may not take the place of the one in use: another line, or no higher version.
 
     The one in use was verified when it came and is known by its SHA-256, so its manifest needs no signature here: it
@@ -93,6 +98,8 @@ def check_replaces(home: Home, bundle: Bundle) -> None:
     Raises:
         BundleError: `other_line` or `rolled_back`.
     """
+    from edgefl_protocol.bundle import check_update, unverified_manifest
+
     sha256 = _record(home)["current"]
     if sha256 in (None, bundle.sha256):
         return
@@ -104,7 +111,7 @@ def check_replaces(home: Home, bundle: Bundle) -> None:
         check_update(unverified_manifest(data)[0], bundle.manifest)
 
 
-def install(home: Home, data: bytes, bundle: Bundle) -> Path:
+def install(home: Home, data: bytes, bundle: "Bundle") -> Path:
     """Keep a verified bundle and use it from now on; the one before is removed.
 
     Args:

@@ -5,6 +5,9 @@ each header from what it claims and compares. So compression, encryption, commen
 zip64, links and devices, hidden bytes between members, overlaps and trailing data cannot occur, and no path is ever
 written anywhere. Any unzip tool can read the result.
 
+A file is read in pieces, each byte of a member once; what is checked, hashed and given out are the same bytes. A
+member has memory of its own, so a large graph is never held twice; changing the file meanwhile changes nothing read.
+
     (1) the end record closes the file, and counts and places the central directory right
     (2) each directory entry equals the canonical one for its name, size, checksum and place; names are plain and unique
     (3) members stand back to back from byte 0, each behind its canonical local header, CRC-32 right
@@ -13,10 +16,14 @@ written anywhere. Any unzip tool can read the result.
 Source: PKWARE APPNOTE 6.3.10, 4.3.7, 4.3.12 and 4.3.16; docs/security.md, attack list 10, check 28.
 """
 
+import hashlib
+import io
 import re
 import struct
 import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
 
 from edgefl_protocol.errors import BundleError
 
@@ -60,6 +67,21 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
     return b"".join([*parts, tail, _end(len(members), len(tail), place)])
 
 
+@dataclass(frozen=True)
+class Archive:
+    """What a canonical archive holds. Only `open_archive` makes one.
+
+    Attributes:
+        members: name to content, in the order of the file.
+        hashes: name to SHA-256 of the content, 64 hex digits.
+        sha256: of the whole file, 64 hex digits.
+    """
+
+    members: Mapping[str, bytes]
+    hashes: Mapping[str, str]
+    sha256: str
+
+
 def read_archive(data: bytes) -> dict[str, bytes]:
     """Read a canonical archive.
 
@@ -72,37 +94,61 @@ def read_archive(data: bytes) -> dict[str, bytes]:
     Raises:
         BundleError: `too_large`, `truncated` or `bad_archive`.
     """
-    if len(data) > MAX_ARCHIVE_BYTES:
-        raise BundleError(f"the bundle has {len(data):,} bytes; allowed are {MAX_ARCHIVE_BYTES:,}", "too_large")
+    return dict(open_archive(io.BytesIO(data)).members)
+
+
+def open_archive(file: BinaryIO) -> Archive:
+    """Read and hash a canonical archive.
+
+    Args:
+        file: the file; it can be closed afterwards.
+
+    Raises:
+        BundleError: `too_large`, `truncated` or `bad_archive`.
+    """
+    size = file.seek(0, io.SEEK_END)
+    if size > MAX_ARCHIVE_BYTES:
+        raise BundleError(f"the bundle has {size:,} bytes; allowed are {MAX_ARCHIVE_BYTES:,}", "too_large")
     # (1)
-    if not data.startswith(b"PK\x03\x04"):
+    file.seek(0)
+    if file.read(4) != b"PK\x03\x04":
         raise _refused("it does not begin like one")
-    if len(data) < _END.size or data[-_END.size : -_END.size + 4] != b"PK\x05\x06":
+    file.seek(max(0, size - _END.size))
+    end = file.read(_END.size)
+    if len(end) < _END.size or end[:4] != b"PK\x05\x06":
         raise BundleError("the bundle does not end where an archive must; fetch the file again", "truncated")
-    count, length, start = struct.unpack_from("<HII", data, len(data) - _END.size + 10)
+    count, length, start = struct.unpack_from("<HII", end, 10)
     if count > MAX_MEMBERS:
         raise _refused(f"{count:,} members; allowed are {MAX_MEMBERS}")
-    if data[-_END.size :] != _end(count, length, start) or start + length + _END.size != len(data):
+    if end != _end(count, length, start) or start + length + _END.size != size:
         raise _refused("its end record does not fit")
     # (2)
-    claims = _read_directory(data[start : start + length], count)
-    # (3)
+    file.seek(start)
+    directory = file.read(length)
+    claims = _read_directory(directory, count)
+    # (3) without a further seek: whatever lets go of the interpreter lock may wait long for it at start
+    file.seek(0)
+    whole = hashlib.sha256()
     members: dict[str, bytes] = {}
+    hashes: dict[str, str] = {}
     place = 0
-    for name, size, checksum, claimed in claims:
-        header = _local_header(name.encode(), size, checksum)
+    for name, member_size, checksum, claimed in claims:
+        header = _local_header(name.encode(), member_size, checksum)
         begin = place + len(header)
-        if claimed != place or data[place:begin] != header or begin + size > start:
+        if claimed != place or begin + member_size > start or file.read(len(header)) != header:
             raise _refused(f"{name} does not stand where and as the directory says")
-        content = data[begin : begin + size]
-        if zlib.crc32(content) != checksum:
+        content = file.read(member_size)
+        if zlib.crc32(content) != checksum or len(content) != member_size:
             raise _refused(f"the checksum of {name} is wrong: the file is damaged")
-        members[name] = content
-        place = begin + size
+        whole.update(header)
+        whole.update(content)
+        members[name], hashes[name] = content, hashlib.sha256(content).hexdigest()
+        place = begin + member_size
     # (4)
     if place != start:
         raise _refused(f"{start - place:,} bytes belong to no member")
-    return members
+    whole.update(directory + end)
+    return Archive(members, hashes, whole.hexdigest())
 
 
 def _read_directory(directory: bytes, count: int) -> list[tuple[str, int, int, int]]:

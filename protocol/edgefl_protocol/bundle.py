@@ -21,6 +21,7 @@ Source: docs/security.md 2.8, attack list 1 to 5 and 10, checks 26 to 31.
 """
 
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from edgefl_protocol.archive import read_archive, write_archive
+from edgefl_protocol.archive import Archive, open_archive, read_archive, write_archive
 from edgefl_protocol.bounded_json import parse_json
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.imaging import Preprocess
@@ -106,7 +107,7 @@ class Bundle:
 
 
 def load_bundle(
-    data: bytes,
+    data: bytes | Archive,
     trust: Iterable[bytes],
     now_ms: int,
     last_seen: Mapping[tuple[str | None, str, str], int] | None = None,
@@ -116,7 +117,7 @@ def load_bundle(
     """Verify a bundle.
 
     Args:
-        data: the whole `.edgefl` file.
+        data: the whole `.edgefl` file, or what `open_archive` made of it (step 1).
         trust: Ed25519 public keys of bundle signers, 32 bytes each.
         now_ms: milliseconds since 1970 (UTC).
         last_seen: (federation, line, task) to the highest version seen on this device; a lower one is refused.
@@ -134,7 +135,8 @@ def load_bundle(
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}; at least one signature is needed")
     # (1)
-    members = read_archive(data)
+    archive = data if isinstance(data, Archive) else open_archive(io.BytesIO(data))
+    members = dict(archive.members)
     # (2)
     if list(members)[:2] != [_MANIFEST, _SIGNATURES]:
         raise BundleError("the archive does not begin with its manifest and signatures; fetch it again", "bad_archive")
@@ -147,7 +149,7 @@ def load_bundle(
     # (5)
     check_validity(manifest, now_ms, last_seen)
     # (6)
-    _check_members(manifest, members)
+    _check_members(manifest, members, archive.hashes)
     # (7)
     preprocess = _read("preprocess", _preprocess, members["preprocess.json"])
     labels = _read("labels", Labels.from_bytes, members["labels.json"])
@@ -172,7 +174,7 @@ def load_bundle(
         weights=MappingProxyType(weights),
         extras=MappingProxyType(extras),
         outputs=tuple(graph.outputs),
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=archive.sha256,
         signers=signers,
     )
 
@@ -267,7 +269,7 @@ def _verify(
     return tuple(signers)
 
 
-def _check_members(manifest: Manifest, members: Mapping[str, bytes]) -> None:
+def _check_members(manifest: Manifest, members: Mapping[str, bytes], hashes: Mapping[str, str]) -> None:
     listed = [member.name for member in manifest.members]
     if listed != list(members):
         odd = ", ".join(sorted(set(listed) ^ set(members))) or "their order"
@@ -277,8 +279,7 @@ def _check_members(manifest: Manifest, members: Mapping[str, bytes]) -> None:
         lists = [", ".join(sorted(names))[:300] or "none" for names in (missing, unknown)]
         raise BundleError(f"missing members: {lists[0]}; unknown: {lists[1]}; build it again", "wrong_members")
     for member in manifest.members:
-        content = members[member.name]
-        if len(content) != member.size or hashlib.sha256(content).hexdigest() != member.sha256:
+        if len(members[member.name]) != member.size or hashes[member.name] != member.sha256:
             raise BundleError(f"{member.name} is not what was signed; fetch the bundle again", "wrong_hash")
 
 

@@ -12,7 +12,9 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from edgefl_protocol.errors import StorageError
 
@@ -75,7 +77,21 @@ def read_private(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     return _read(Path(path), max_bytes, private=True)
 
 
-def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
+@contextlib.contextmanager
+def open_bounded(path: str | os.PathLike[str], max_bytes: int) -> Iterator[BinaryIO]:
+    """Open a file of at most `max_bytes`, to read it in pieces.
+
+    Raises:
+        StorageError: as `read_bounded`; also where a piece cannot be read.
+    """
+    with _opened(Path(path), private=False) as file:
+        if os.fstat(file.fileno()).st_size > max_bytes:
+            raise _too_large(Path(path), max_bytes)
+        yield file
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, private: bool) -> Iterator[BinaryIO]:
     try:
         # O_NONBLOCK: opening a named pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -87,14 +103,23 @@ def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
                 mode = stat.S_IMODE(status.st_mode)
                 raise StorageError(f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}", "permissions")
             with os.fdopen(descriptor, "rb", closefd=False) as file:
-                data = file.read(max_bytes + 1)
+                yield file
         finally:
             os.close(descriptor)
     except OSError as error:
         raise _storage_error("read", path, error) from error
+
+
+def _read(path: Path, max_bytes: int, *, private: bool) -> bytes:
+    with _opened(path, private=private) as file:
+        data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise StorageError(f"{path} is longer than the {max_bytes} bytes allowed", "too_large")
+        raise _too_large(path, max_bytes)
     return data
+
+
+def _too_large(path: Path, max_bytes: int) -> StorageError:
+    return StorageError(f"{path} is longer than the {max_bytes} bytes allowed", "too_large")
 
 
 def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:

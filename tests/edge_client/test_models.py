@@ -45,8 +45,14 @@ DAMAGE = [
 @pytest.mark.parametrize("value", DAMAGE)
 def test_a_damaged_record_is_one_sentence_and_never_no_protection(home, lab, value):
     """docs/security.md, check 26: no form of the file lets a device forget which versions it saw."""
+    archive = models.read_file(home, None)
     home.current_file.write_text(json.dumps(value))
-    for use in (models.last_seen, models.current_file, lambda home: models.open_model(home, None, [], lab.NOW_MS)):
+    for use in (
+        models.last_seen,
+        models.current_file,
+        lambda home: models.read_file(home, None),
+        lambda home: models.open_model(home, archive, [lab.SIGNER.public], lab.NOW_MS),
+    ):
         with pytest.raises(StorageError) as error:
             use(home)
         assert error.value.code == "damaged"
@@ -57,7 +63,8 @@ def test_the_highest_version_seen_is_kept(home, lab, tmp_path):
     assert models.last_seen(home) == {("skin", "main", "all"): 2}
     (tmp_path / "old.edgefl").write_bytes(lab.bundle_bytes(version=1))
     with pytest.raises(BundleError) as error:
-        models.open_model(home, tmp_path / "old.edgefl", [lab.SIGNER.public], lab.NOW_MS)
+        old = models.read_file(home, tmp_path / "old.edgefl")
+        models.open_model(home, old, [lab.SIGNER.public], lab.NOW_MS)
     assert error.value.code == "rolled_back"
 
 

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from edgefl_protocol import durable
-from edgefl_protocol.durable import read_bounded, read_private, write_atomic
+from edgefl_protocol.durable import open_bounded, read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import StorageError
 
 
@@ -100,6 +100,22 @@ def test_reading_is_bounded_and_refuses_what_is_no_file(tmp_path):
     for odd in (tmp_path, tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(StorageError):
             read_bounded(odd, 5)
+
+
+def test_opening_is_bounded_and_a_failing_disk_is_one_sentence(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"12345")
+    with open_bounded(path, 5) as file:
+        assert file.read(2) + file.read() == b"12345"
+    with pytest.raises(StorageError) as caught, open_bounded(path, 4):
+        pass
+    assert caught.value.code == "too_large"
+    with pytest.raises(StorageError) as caught, open_bounded(path, 5):
+        raise OSError(errno.EIO, "Input/output error")
+    assert "Input/output error" in str(caught.value)
+    for odd in (tmp_path, "/dev/zero", tmp_path / "missing"):
+        with pytest.raises(StorageError), open_bounded(odd, 5):
+            pass
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o602, 0o610, 0o666])
