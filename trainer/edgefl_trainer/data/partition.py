@@ -56,6 +56,12 @@ class Partition:
         sites = {name: {**kinds, "unlabelled": ()} for name, kinds in self.sites.items()}
         return content_digest(sites, self.held_out)
 
+    def counts(self, kinds: Sequence[str]) -> dict[str, Counter[str]]:
+        """Site → class → images among these kinds of rows."""
+        return {
+            name: Counter(str(label) for kind in kinds for _, label in rows[kind]) for name, rows in self.sites.items()
+        }
+
     def tune_lesions(self, site: str, learning: Sequence[Row]) -> set[str]:
         """The lesions among a site's training rows whose images are its tune rows."""
         images = {image for image, _ in self.sites[site]["tune"]}
