@@ -126,7 +126,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
     if result.problem:
         with store.transaction() as connection:
             deadline_s, now_ms = coordinator.settings.rounds.deadline_s, coordinator.clock()
-            progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
+            past = progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
+        store.drop_blobs(past)
         return
     shares_maps = coordinator.settings.task.shares_maps
     made: dict[str, progress.Broadcast] = {}
@@ -135,26 +136,28 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
         made[due.receivers[name]] = progress.Broadcast(store.put_blob(data), others)
     state = store.put_blob(result.state) if job.kind != "broadcast" else None
     now_ms = coordinator.clock()
-    committed = False
+    committed, past = False, list[str]()
     try:
         with store.transaction() as connection:
             if state is None:
                 progress.add_broadcasts(connection, job.number, made)
             elif progress.commit_state(connection, now_ms, job.number, state):
-                progress.refuse_replies(connection, now_ms, job.number, result.refused)
+                past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
                 progress.set_fact(connection, "phases", list(result.phases))
                 following = job.number + 1
                 if following <= len(result.phases):
                     deadline_s = coordinator.settings.rounds.deadline_s
                     progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
                 progress.add_broadcasts(connection, following, made)
+                past += progress.forget_past(connection, following)
             else:
                 return
         committed = True
     finally:
         if not committed:
-            for blob in [*(broadcast.blob for broadcast in made.values()), *([state] if state else [])]:
-                store.drop_blob(blob)
+            unused = [*(broadcast.blob for broadcast in made.values()), *([state] if state else [])]
+            store.drop_blobs([blob.name for blob in unused])
+    store.drop_blobs(past)
 
 
 class WorkerProcess:

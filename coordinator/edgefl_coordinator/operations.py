@@ -96,7 +96,8 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """
     with coordinator.store.transaction() as connection:
         member = members.revoke(connection, coordinator.clock(), str(arguments["name"]))
-        progress.drop_open_reply(connection, member.skid)
+        dropped = progress.drop_open_reply(connection, member.skid)
+    coordinator.store.drop_blobs(dropped)
     return {"name": member.name, "state": "revoked"}
 
 
@@ -200,10 +201,10 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
                 blob=blob,
             )
     except RecordError as error:
-        coordinator.store.drop_blob(blob)
+        coordinator.store.drop_blobs([blob.name])
         raise OperatorError(f"the index cannot name this bundle: {error}") from error
     except OperatorError:
-        coordinator.store.drop_blob(blob)
+        coordinator.store.drop_blobs([blob.name])
         raise
     facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
     return facts | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Select, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
 
 from edgefl_coordinator import audit, members
 from edgefl_coordinator.errors import RefusedError
@@ -118,16 +118,22 @@ def has_replied(connection: Connection, skid: str, number: int) -> bool:
     return connection.scalar(found) is not None
 
 
-def drop_open_reply(connection: Connection, skid: str) -> None:
-    """Drop a revoked member's reply of the round that is still open; its blob goes at the next sweep."""
+def drop_open_reply(connection: Connection, skid: str) -> list[str]:
+    """Drop a revoked member's reply of the round that is still open; return the blobs to delete after the commit."""
     open_rounds = select(rounds.c.number).where(rounds.c.state == "open")
-    dropped = connection.execute(delete(replies).where(replies.c.skid == skid, replies.c.number.in_(open_rounds)))
-    if dropped.rowcount:
+    dropped = _drop(connection, (replies.c.skid == skid) & replies.c.number.in_(open_rounds))
+    if dropped:
         try_again(connection)
+    return dropped
 
 
-def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> None:
-    """Drop the replies that aggregation refused, name → reason, and remember why."""
+def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> list[str]:
+    """Drop the replies that aggregation refused, name → reason, and remember why.
+
+    Returns:
+        Names of the blobs to delete after the commit.
+    """
+    dropped: list[str] = []
     found = (
         select(member_table.c.name, replies.c.skid)
         .join(member_table, member_table.c.skid == replies.c.skid)
@@ -135,10 +141,11 @@ def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Ma
     )
     for row in connection.execute(found).all():
         reason = refused[row.name]
-        connection.execute(delete(replies).where(replies.c.number == number, replies.c.skid == row.skid))
+        dropped += _drop(connection, (replies.c.number == number) & (replies.c.skid == row.skid))
         kept = {"number": number, "skid": row.skid, "reason": reason, "refused_ms": now_ms}
         connection.execute(insert(refused_replies).values(kept))
         audit.append(connection, now_ms, "reply_refused", row.name, {"round": number, "reason": reason})
+    return dropped
 
 
 def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:
@@ -154,7 +161,7 @@ def refused_since(connection: Connection, number: int) -> list[dict[str, str | i
 
 def reopen_round(
     connection: Connection, now_ms: int, number: int, refused: Mapping[str, str], problem: str, deadline_s: int
-) -> None:
+) -> list[str]:
     """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
 
     It keeps the replies that were not refused, of members who still belong.
@@ -166,18 +173,22 @@ def reopen_round(
         refused: name → why its reply does not count.
         problem: why there is no result.
         deadline_s: seconds until the new deadline.
+
+    Returns:
+        Names of the blobs to delete after the commit.
     """
     gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
     here = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
     deadline_ms = now_ms + deadline_s * 1000
     if connection.execute(here.values(state="open", deadline_ms=deadline_ms, problem=problem)).rowcount != 1:
-        return
-    refuse_replies(connection, now_ms, number, refused)
-    connection.execute(delete(replies).where(replies.c.number == number, replies.c.skid.in_(gone)))
+        return []
+    dropped = refuse_replies(connection, now_ms, number, refused)
+    dropped += _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
     left = connection.scalar(select(func.count()).select_from(replies).where(replies.c.number == number)) or 0
     connection.execute(update(rounds).where(rounds.c.number == number).values(tried=left))
     detail = {"problem": problem, "replies": left, "deadline_ms": deadline_ms}
     audit.append(connection, now_ms, "round_reopened", str(number), detail)
+    return dropped
 
 
 def try_again(connection: Connection) -> None:
@@ -190,6 +201,13 @@ def problem_of(connection: Connection, number: int) -> str | None:
     return connection.scalar(select(rounds.c.problem).where(rounds.c.number == number, rounds.c.state == "open"))
 
 
+def _drop(connection: Connection, which: ColumnElement[bool]) -> list[str]:
+    """Delete replies; return the names of their blobs."""
+    blobs = [name for name in connection.scalars(select(replies.c.blob).where(which)) if name is not None]
+    connection.execute(delete(replies).where(which))
+    return blobs
+
+
 def _refusal_of(skid: str, number: int) -> Select[tuple[str]]:
     return select(refused_replies.c.reason).where(refused_replies.c.number == number, refused_replies.c.skid == skid)
 
@@ -199,7 +217,7 @@ def replies_of(connection: Connection, number: int) -> dict[str, str]:
     found = (
         select(member_table.c.name, replies.c.blob)
         .join(member_table, member_table.c.skid == replies.c.skid)  # with the revoked: a name stays one holder
-        .where(replies.c.number == number)
+        .where(replies.c.number == number, replies.c.blob.is_not(None))
     )
     return {row.name: row.blob for row in connection.execute(found)}
 
@@ -208,12 +226,15 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
     """Return the blob of a member's broadcast.
 
     Raises:
-        RefusedError: `no_round`, `small_cohort`, or `not_found` while it is being prepared.
+        RefusedError: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it is
+            being prepared.
     """
     found = current_round(connection)
     last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
     if number > last:
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
+    if number < last:
+        raise RefusedError("round_closed", f"the broadcast of round {number} is past; ask for the task again")
     row = connection.execute(
         select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
     ).first()
@@ -286,6 +307,22 @@ def latest_state(connection: Connection) -> tuple[int, str] | None:
     """Return the number and blob of the newest server state, or None before the start."""
     row = connection.execute(select(states).order_by(states.c.number.desc()).limit(1)).first()
     return (row.number, row.blob) if row else None
+
+
+def forget_past(connection: Connection, current: int) -> list[str]:
+    """Strike out the blobs that nothing needs once round `current` is open (or the final broadcast is out).
+
+    Needed are the newest state and the broadcasts of `current`. First answers lie in rows of their own.
+
+    Returns:
+        Names of the blobs to delete once the transaction is committed; a crash before leaves orphans for the sweep.
+    """
+    struck: list[str] = []
+    for table, bound in ((replies, current), (broadcasts, current), (states, current - 1)):
+        past = (table.c.number < bound) & table.c.blob.is_not(None)
+        struck.extend(connection.scalars(select(table.c.blob).where(past)))
+        connection.execute(update(table).where(past).values(blob=None))
+    return struck
 
 
 def set_fact(connection: Connection, key: str, value: object) -> None:

@@ -129,7 +129,7 @@ def _reply(call: Call) -> Payload:
         return answer
     finally:
         if not committed:
-            store.drop_blob(reply.blob)
+            store.drop_blobs([reply.blob.name])
 
 
 def _store_reply(call: Call, request: ReplyRequest) -> progress.Accepted:

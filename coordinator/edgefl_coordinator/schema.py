@@ -1,8 +1,8 @@
 """Tables of the store, and the append-only list of migrations that makes them.
 
 Guarantees: a migration runs once, in one transaction, and is recorded by name; a released migration is never edited.
-Secrets do not enter: of an invite only the token's SHA-256, of a reply only the name of its blob. Times are Unix
-milliseconds. Source: docs/security.md, reliability.
+Secrets do not enter: of an invite only the token's SHA-256, of a reply only the name of its blob; the name is NULL once
+the blob is no longer needed. Times are Unix milliseconds. Source: docs/security.md, reliability.
 """
 
 from collections.abc import Callable
@@ -173,10 +173,18 @@ def m003_replies_that_do_not_count(connection: Connection) -> None:
     )
 
 
+def m004_past_blobs_go(connection: Connection) -> None:
+    """Let a row outlive its blob: what a past round held is deleted, who sent what and when stays."""
+    for statement in _M004.strip().split(";"):
+        if statement.strip():
+            connection.execute(text(statement))
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     m001_first_tables,
     m002_others_in_a_broadcast,
     m003_replies_that_do_not_count,
+    m004_past_blobs_go,
 )
 
 _M001 = """
@@ -224,4 +232,25 @@ CREATE TABLE audit (
     number INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event TEXT NOT NULL, subject TEXT NOT NULL,
     detail TEXT NOT NULL, sha256 TEXT NOT NULL
 ) STRICT;
+"""
+_M004 = """
+CREATE TABLE kept_replies (
+    number INTEGER NOT NULL REFERENCES rounds (number), skid TEXT NOT NULL REFERENCES members (skid),
+    idem TEXT NOT NULL, blob TEXT UNIQUE, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, arrays INTEGER NOT NULL,
+    site_sha256 TEXT NOT NULL, accepted_ms INTEGER NOT NULL, PRIMARY KEY (number, skid)
+) STRICT;
+INSERT INTO kept_replies SELECT * FROM replies;
+DROP TABLE replies;
+ALTER TABLE kept_replies RENAME TO replies;
+CREATE TABLE kept_broadcasts (
+    number INTEGER NOT NULL, skid TEXT NOT NULL REFERENCES members (skid), blob TEXT UNIQUE, sha256 TEXT NOT NULL,
+    others INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (number, skid)
+) STRICT;
+INSERT INTO kept_broadcasts SELECT * FROM broadcasts;
+DROP TABLE broadcasts;
+ALTER TABLE kept_broadcasts RENAME TO broadcasts;
+CREATE TABLE kept_states (number INTEGER PRIMARY KEY, blob TEXT UNIQUE, sha256 TEXT NOT NULL) STRICT;
+INSERT INTO kept_states SELECT * FROM states;
+DROP TABLE states;
+ALTER TABLE kept_states RENAME TO states;
 """

@@ -5,12 +5,13 @@ Guarantees:
     `synchronous=FULL`, so what was committed survives a power cut.
     The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
     3.50.7): there it is DELETE. `journal_mode` says which.
-    A blob is written and flushed before the transaction that names it. What a crash leaves over (temporary files, blobs
-    that no row names) is swept when the store opens.
+    A blob is written and flushed before the transaction that names it, and deleted after the one that strikes it out.
+    What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens.
     A full disk is a `StorageError` with code `disk_full`; nothing already accepted is touched.
 Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -18,7 +19,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -113,9 +114,14 @@ class Store:
         """
         return durable.read_bounded(self.home.blobs / name, max_bytes)
 
-    def drop_blob(self, blob: Blob) -> None:
-        """Remove a blob that no row names (its transaction was refused)."""
-        (self.home.blobs / blob.name).unlink(missing_ok=True)
+    def drop_blobs(self, names: Iterable[str]) -> None:
+        """Remove blobs that no row names: their transaction was refused, or has struck them out and is committed.
+
+        A file that cannot be removed now is an orphan for the next sweep.
+        """
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.home.blobs / name).unlink(missing_ok=True)
 
     def sweep(self) -> int:
         """Remove temporary files, blobs without a row and old job folders; return how many."""
@@ -123,7 +129,7 @@ class Store:
             named = {name for column in _BLOB_COLUMNS for name in connection.scalars(select(column))}
         removed = 0
         for path in self.home.blobs.iterdir():
-            if path.name not in named:
+            if path.name not in named:  # a row without a blob names None
                 path.unlink()
                 removed += 1
         for path in self.home.jobs.iterdir():

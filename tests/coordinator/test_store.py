@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, select, text
 
 from edgefl_coordinator import audit, schema, store
+from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.coordinator import open_coordinator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.operations import OPERATIONS
@@ -16,7 +17,7 @@ from edgefl_coordinator.schema import replies
 from edgefl_coordinator.store import has_wal_reset_defect
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages import BroadcastRequest, Refusal
 
 # fmt: off
 WAL_RESET = [  # docs/security.md, decision 7: affected 3.7.0 to 3.51.2, fixed in 3.51.3, 3.50.7 and 3.44.6
@@ -104,6 +105,88 @@ def test_sweep(make_coordinator, tools) -> None:
     assert {path.name for path in home.blobs.iterdir()} == named
     assert not list(home.jobs.iterdir())
     assert not list(home.root.glob("*.tmp")) + list(home.root.glob(".*.tmp"))
+
+
+def blobs(coordinator) -> set[str]:
+    return {path.name for path in coordinator.store.home.blobs.iterdir()}
+
+
+def named(coordinator) -> set[str]:
+    with coordinator.store.transaction() as connection:
+        columns = (schema.replies.c.blob, schema.broadcasts.c.blob, schema.states.c.blob)
+        return {name for column in columns for name in connection.scalars(select(column)) if name is not None}
+
+
+def test_past_rounds_leave_no_blob(make_coordinator, tools) -> None:
+    """docs/security.md, reliability: kept are the newest state, the open round's broadcasts and its replies; rows of the
+    past stay, and an idempotent answer of a past round is still given."""
+    coordinator = make_coordinator(rounds={"quorum_target": 2})
+    pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
+    tools.start_rounds(coordinator)
+    first = pair[0].reply(1, idem="work-item-00000001")
+    for number in (1, 2, 3):
+        for member in pair[1 if number == 1 else 0 :]:
+            assert isinstance(member.reply(number, idem=f"{member.name}-{number:010}"), Payload)
+        assert len(blobs(coordinator)) == 2 + 2 + 1  # broadcasts, replies, state
+        assert step(coordinator, tools.toy_worker)
+        assert blobs(coordinator) == named(coordinator) and len(blobs(coordinator)) == 2 + 1
+        late = pair[0].call("broadcast", BroadcastRequest(round=number).to_payload(), rnd=number)
+        assert isinstance(late, Refusal) and late.code == "round_closed"
+    assert pair[0].reply(1, idem="work-item-00000001") == first
+    with coordinator.store.transaction() as connection:
+        assert len(list(connection.scalars(select(replies.c.sha256)))) == 6
+        assert len(list(connection.scalars(select(schema.states.c.sha256)))) == 4
+    coordinator.store.close()
+    again = make_coordinator()  # nothing that is needed is swept
+    assert len(blobs(again)) == 3 and blobs(again) == named(again)
+
+
+def test_a_crash_before_the_past_is_deleted(make_coordinator, tools, monkeypatch) -> None:
+    """Check 55: struck out and committed, but not deleted: the round stands, and the next start sweeps the files."""
+    coordinator = make_coordinator(rounds={"quorum_target": 2})
+    pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
+    tools.start_rounds(coordinator)
+    for member in pair:
+        member.reply(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            step(coordinator, tools.toy_worker)
+    assert len(blobs(coordinator)) == 5 + 3
+    coordinator.store.close()
+    again = make_coordinator()
+    assert blobs(again) == named(again) and len(blobs(again)) == 3
+    for member in pair:
+        member.coordinator = again
+        assert isinstance(member.reply(2), Payload)
+    assert step(again, tools.toy_worker)
+
+
+def test_a_revoked_members_blob_goes_at_once(coordinator, tools) -> None:
+    """docs/security.md, revocation: the dropped reply does not wait for a restart."""
+    member, _ = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
+    tools.start_rounds(coordinator)
+    before = blobs(coordinator)
+    member.reply(1)
+    OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
+    assert blobs(coordinator) == before
+
+
+def test_a_store_of_before_keeps_its_rows(make_coordinator, tools, monkeypatch) -> None:
+    """Migrations: rows and blobs of a store made before past blobs were deleted come through, then the past goes."""
+    with monkeypatch.context() as patch:
+        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
+        coordinator = make_coordinator(rounds={"quorum_target": 2})
+        pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
+        tools.start_rounds(coordinator)
+        for member in pair:
+            member.reply(1)
+        before = blobs(coordinator)
+        coordinator.store.close()
+    again = make_coordinator()
+    assert blobs(again) == named(again) == before
+    assert step(again, tools.toy_worker)
+    assert len(blobs(again)) == 3
 
 
 def full_disk(*_: object) -> None:
