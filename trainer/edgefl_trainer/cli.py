@@ -105,6 +105,11 @@ def methods(as_json: bool) -> None:
 @click.option(
     "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
 )
+@click.option(
+    "--select",
+    type=click.Choice(["last", "tune"]),
+    help="Whose round a site keeps: the last, or its best on tune rows.  [default: last]",
+)
 @click.option("--rounds", type=int, metavar="N", help="Train rounds.  [default: the preset's]")
 @click.option("--epochs", type=int, metavar="N", help="Local epochs of a round.  [default: the preset's]")
 @click.option("--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all.")

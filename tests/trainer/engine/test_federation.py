@@ -205,6 +205,70 @@ def test_figures_of_the_judge_stand_in_the_lines_of_train_rounds(tmp_path):
     assert final.digest() == engine(tmp_path / "plain").run().digest()  # looking changes nothing
 
 
+FIGURES = {"east": (0.9, 0.5), "north": (0.5, 0.9), "west": (0.7, 0.7)}  # of round 1 and round 2
+
+
+def scripted(name, state, broadcast):
+    """A judge that knows its answers; the broadcast it is given is that of the round to come."""
+    return {"tune_balanced_accuracy": FIGURES[name][int(broadcast.scalars["round"]) - 2]}
+
+
+def selecting(folder: Path, *names: str) -> LocalEngine:
+    return engine(folder, judge=scripted, selecting=frozenset(names))
+
+
+def test_a_site_keeps_the_round_its_tune_rows_prefer(tmp_path):
+    """docs/design.md 5, rows: `tune` selects. The better round; of equal ones the later; state_sha256 is the last's."""
+    judged = {}
+
+    def judge(name, state, broadcast):
+        judged[name, int(broadcast.scalars["round"]) - 1] = state, broadcast
+        return scripted(name, state, broadcast)
+
+    final = engine(tmp_path, judge=judge, selecting=frozenset(NAMES)).run()
+    assert {name: kept.round for name, kept in final.selected.items()} == {"east": 1, "north": 2, "west": 2}
+    for name, kept in final.selected.items():
+        state, broadcast = judged[name, kept.round]  # what was judged is what is kept
+        assert kept.state.digest() == state.digest() and kept.broadcast == broadcast
+    assert final.selected["east"].state.digest() != final.sites["east"].digest()
+    assert final.digest() == engine(tmp_path / "plain").run().digest()
+
+
+def test_only_sites_that_select_keep_a_round_and_no_more_than_two_phases_stay(tmp_path):
+    final = selecting(tmp_path, "east").run()
+    assert final.selected.keys() == {"east"}
+    files = {str(f.relative_to(tmp_path / "checkpoints")) for f in (tmp_path / "checkpoints").rglob("*") if f.is_file()}
+    assert files == {
+        "latest.json", "phase-0001/east.state.safetensors", "phase-0001/east.broadcast.safetensors",
+        "phase-0003/server.safetensors", *(f"phase-0003/{name}.state.safetensors" for name in NAMES),
+    }  # fmt: skip
+
+
+def test_selection_survives_a_kill_at_any_step(tmp_path, steps):
+    """Every rename and every removal, killed before and after: the same rounds, bit for bit, and the same files."""
+
+    def left(folder):
+        root = folder / "checkpoints"
+        latest = json.loads((root / "latest.json").read_text())
+        best = [entry[kind] for entry in latest["best"].values() for kind in ("state", "broadcast")]
+        return latest, [(root / file).read_bytes() for file in (*latest["sites"].values(), *best)]
+
+    undisturbed = selecting(tmp_path / "whole", *NAMES).run()
+    assert {kept.round for kept in undisturbed.selected.values()} == {1, 2}
+    for die_at, before in itertools.product(range(1, steps.count + 1), (True, False)):
+        folder = tmp_path / f"{die_at}{before}"
+        folder.mkdir()
+        steps.arm(die_at, before)
+        with pytest.raises(Killed):
+            selecting(folder, *NAMES).run()
+        steps.arm(-1, before)
+        resumed = selecting(folder, *NAMES).run()
+        assert {n: (k.round, k.state.digest(), k.broadcast) for n, k in resumed.selected.items()} == {
+            n: (k.round, k.state.digest(), k.broadcast) for n, k in undisturbed.selected.items()
+        }, (die_at, before)
+        assert left(folder) == left(tmp_path / "whole"), (die_at, before)
+
+
 def test_a_share_of_the_sites_takes_part_in_train_rounds_only(tmp_path):
     """Half of three sites are two (1.5 rounded to even), drawn by seed and round; warm and final are for everybody."""
     run = engine(tmp_path, participation=0.5)

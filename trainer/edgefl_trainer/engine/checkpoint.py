@@ -4,6 +4,9 @@
     checkpoints/phase-0003/server.safetensors
     checkpoints/phase-0003/NAME.state.safetensors    a site's state after the phase
     checkpoints/phase-0003/NAME.reply.safetensors    its reply, kept until the phase is finished
+    checkpoints/phase-0003/NAME.broadcast.safetensors    with `select = "tune"`: what its model needs beside the state
+
+Of a site no more than two phases stay: the last one and, with `select = "tune"`, the best one so far.
 
 A state is named arrays plus plain values: safetensors with the values in the metadata. The line of metrics of a
 finished site lies beside its reply, so a resumed run prints and logs what the undisturbed run would.
@@ -12,7 +15,7 @@ finished site lies beside its reply, so a resumed run prints and logs what the u
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +31,32 @@ MAX_JSON_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True)
+class Candidate:
+    """A round whose model a site keeps rather than those before it."""
+
+    round: int
+    figure: float  # on tune rows
+    broadcast: Payload  # what its model needs beside the site's state
+
+
+@dataclass(frozen=True)
+class Best:
+    """The round whose model a site keeps so far, and the files that make it again."""
+
+    round: int
+    figure: float
+    state: str
+    broadcast: str
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far a run is: `phases` finished, and the files of the states as they then were."""
 
     phases: int = 0
     server: str = ""
-    sites: Mapping[str, str] | None = None  # site → file
+    sites: Mapping[str, str] = field(default_factory=dict)  # site → file
+    best: Mapping[str, Best] = field(default_factory=dict)  # only where rounds are selected
 
 
 @dataclass(frozen=True)
@@ -63,8 +86,9 @@ class Checkpoints:
             return Progress()
         try:
             found = json.loads(read_bounded(path, MAX_JSON_BYTES))
-            return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]))
-        except (ValueError, KeyError, TypeError) as error:
+            best = {name: Best(**entry) for name, entry in found.get("best", {}).items()}
+            return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
     def load_state(self, file: str) -> State:
@@ -73,15 +97,23 @@ class Checkpoints:
         Raises:
             RunError: the file is missing or damaged.
         """
+        payload = self.load_payload(file)
+        return State(payload.arrays, payload.scalars)
+
+    def load_payload(self, file: str) -> Payload:
+        """A payload by the file name that `Progress` holds.
+
+        Raises:
+            RunError: the file is missing or damaged.
+        """
         try:
-            payload = Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
+            return Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
         except EdgeflError as error:
             raise RunError(
                 f"checkpoint {self._folder / file} cannot be read ({error}): put it back from a copy, "
                 "or start the run anew in another folder.",
                 "damaged",
             ) from error
-        return State(payload.arrays, payload.scalars)
 
     def load_site(self, phase: int, name: str) -> SiteResult | None:
         """A site's work of an unfinished phase; None where it has to be done (again), also where a file is damaged."""
@@ -105,18 +137,31 @@ class Checkpoints:
         write_atomic(folder / f"{name}.reply.safetensors", result.reply.to_bytes())
         write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
 
-    def finish_phase(self, phase: int, server: State, sites: Mapping[str, SiteResult]) -> None:
-        """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more."""
+    def finish_phase(
+        self, phase: int, server: State, sites: Mapping[str, SiteResult], better: Mapping[str, Candidate] | None = None
+    ) -> None:
+        """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
+
+        Args:
+            phase: index of the phase.
+            server: its state after the phase.
+            sites: who took part.
+            better: of these, whose model is now the best one so far.
+        """
         folder = self._phase(phase)
         make_folder(folder)
         write_atomic(folder / "server.safetensors", _state_bytes(server))
         before = self.progress()
-        files = dict(before.sites or {})
-        files.update({name: f"{folder.name}/{name}.state.safetensors" for name in sites})
-        latest = replace(before, phases=phase + 1, server=f"{folder.name}/server.safetensors", sites=files)
-        text = json.dumps({"phases": latest.phases, "server": latest.server, "sites": files}, indent=2, sort_keys=True)
-        write_atomic(self._folder / "latest.json", text.encode())
-        self._sweep({latest.server, *files.values()})
+        files = {**before.sites, **{name: f"{folder.name}/{name}.state.safetensors" for name in sites}}
+        best = dict(before.best)
+        for name, found in (better or {}).items():
+            kept = f"{folder.name}/{name}.broadcast.safetensors"
+            write_atomic(self._folder / kept, found.broadcast.to_bytes())
+            best[name] = Best(found.round, found.figure, files[name], kept)
+        latest = Progress(phase + 1, f"{folder.name}/server.safetensors", files, best)
+        write_atomic(self._folder / "latest.json", json.dumps(asdict(latest), indent=2, sort_keys=True).encode())
+        named = {file for entry in best.values() for file in (entry.state, entry.broadcast)}
+        self._sweep({latest.server, *files.values(), *named})
 
     def _phase(self, phase: int) -> Path:
         return self._folder / f"phase-{phase:04d}"

@@ -50,10 +50,11 @@ def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dic
     for name in known:
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
         found = judge(run.predictor(name), Examples(federation.images, labels, rows), where)
-        figures[name] = {**{key: run.summary["sites"][name][key] for key in ("n_train", "readout")}, **found}
-    kept = ("method", "task", "seed", "rounds", "preset", "settings_sha256", "backbone_sha256")
+        own = run.summary["sites"][name]
+        figures[name] = {**{key: own[key] for key in ("n_train", "readout", "selected_round") if key in own}, **found}
+    kept = ("method", "task", "seed", "rounds", "preset", "select", "settings_sha256", "backbone_sha256")
     return {
-        **{key: run.summary[key] for key in kept},
+        **{key: run.summary[key] for key in kept if key in run.summary},
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),

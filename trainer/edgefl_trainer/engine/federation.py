@@ -8,7 +8,7 @@ round only and every finished site is on disk before the next begins.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,8 +19,10 @@ from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import PayloadError
 from edgefl_trainer.contract import Method, Phase, Scalar, Site, State, Task
-from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.engine.checkpoint import Best, Candidate, Checkpoints, SiteResult
 from edgefl_trainer.errors import RunError, TrainingError
+
+JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
 
 
 class SiteRunner(Protocol):
@@ -93,11 +95,21 @@ class InProcessSite:
 
 
 @dataclass(frozen=True)
+class SelectedRound:
+    """The best round of a site by its tune rows, and all that its model is made of."""
+
+    round: int
+    state: State
+    broadcast: Payload
+
+
+@dataclass(frozen=True)
 class FederationState:
     """A federation between two phases."""
 
     server: State
     sites: Mapping[str, State]
+    selected: Mapping[str, SelectedRound] = field(default_factory=dict)  # of the sites that select
 
     def digest(self) -> str:
         """`state_sha256`: the server's digest and each site's, in name order."""
@@ -115,13 +127,14 @@ class LocalEngine:
     observer: RunObserver
     participation: float = 1.0
     judge: Callable[[str, State, Payload], Mapping[str, Scalar]] | None = None  # figures of a site's model on tune rows
+    selecting: frozenset[str] = frozenset()  # sites that keep the model of their best round instead of the last
 
     def run(self) -> FederationState:
         """Run what is left of all phases; returns the federation after the last one."""
         checkpoints = Checkpoints(self.folder / "checkpoints")
         progress = checkpoints.progress()
         names = sorted(self.sites)
-        files = progress.sites or {}
+        files = progress.sites
         server = checkpoints.load_state(progress.server) if progress.server else self.method.start(self.task, names)
         states = {name: checkpoints.load_state(files[name]) if name in files else State() for name in names}
         self._keep_metrics_of(progress.phases)
@@ -131,9 +144,17 @@ class LocalEngine:
             results = self._phase(checkpoints, index, phase, server, states)
             server = self.method.aggregate(server, phase, {name: result.reply for name, result in results.items()})
             states.update({name: result.state for name, result in results.items()})
-            self._append_metrics(index, self._judged(phase, server, states, results))
-            checkpoints.finish_phase(index, server, results)
-        return FederationState(server, states)
+            judged, broadcasts = self._judged(phase, server, states, results)
+            self._append_metrics(index, judged)
+            better = self._better(phase, judged, broadcasts, checkpoints.progress().best)
+            checkpoints.finish_phase(index, server, results, better)
+        selected = {
+            name: SelectedRound(
+                best.round, checkpoints.load_state(best.state), checkpoints.load_payload(best.broadcast)
+            )
+            for name, best in checkpoints.progress().best.items()
+        }
+        return FederationState(server, states, selected)
 
     def _phase(
         self, checkpoints: Checkpoints, index: int, phase: Phase, server: State, states: Mapping[str, State]
@@ -159,18 +180,34 @@ class LocalEngine:
 
     def _judged(
         self, phase: Phase, server: State, states: Mapping[str, State], results: Mapping[str, SiteResult]
-    ) -> dict[str, SiteResult]:
-        """The results with the figures of the models as they are after the phase."""
+    ) -> tuple[dict[str, SiteResult], Mapping[str, Payload]]:
+        """The results with the figures of the models as they are after the phase, and the broadcasts these used."""
         if self.judge is None or phase.kind != "train":
-            return dict(results)
+            return dict(results), {}
         after = Phase("final", phase.round + 1)
-        broadcasts = self.method.broadcast(server, after, sorted(results))
+        found = self.method.broadcast(server, after, sorted(results))
+        broadcasts = {name: stamped(found[name], after, self.task.rounds) for name in results}
         judged = {}
         for name, result in results.items():
-            figures = self.judge(name, states[name], stamped(broadcasts[name], after, self.task.rounds))
+            figures = self.judge(name, states[name], broadcasts[name])
             judged[name] = replace(result, metrics={**result.metrics, **figures})
         self.observer.phase_judged(phase, {name: result.metrics for name, result in judged.items()})
-        return judged
+        return judged, broadcasts
+
+    def _better(
+        self,
+        phase: Phase,
+        judged: Mapping[str, SiteResult],
+        broadcasts: Mapping[str, Payload],
+        best: Mapping[str, Best],
+    ) -> dict[str, Candidate]:
+        """The sites whose model after this phase is at least as good as their best one before: ties go to the later."""
+        better = {}
+        for name in sorted(self.selecting & broadcasts.keys()):
+            figure = judged[name].metrics.get(JUDGED)
+            if figure is not None and (name not in best or figure >= best[name].figure):
+                better[name] = Candidate(phase.round, figure, broadcasts[name])
+        return better
 
     def _append_metrics(self, index: int, results: Mapping[str, SiteResult]) -> None:
         lines = [json.dumps(dict(results[name].metrics), sort_keys=True) for name in sorted(results)]

@@ -127,4 +127,5 @@ def _compared(settings: RunSettings) -> Mapping[str, Any]:
     hyper: dict[str, Any] = {}
     for name, value in asdict(method).items():  # type: ignore[call-overload]
         hyper.update(value if isinstance(value, dict) else {name: value})
-    return {**plain, **hyper}
+    both = plain.keys() & hyper.keys()  # `select` is a setting of every run and a hyper-parameter of one method
+    return {**plain, **{f"--set {name}" if name in both else name: value for name, value in hyper.items()}}

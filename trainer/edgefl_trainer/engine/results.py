@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import (
     Examples,
@@ -19,13 +18,11 @@ from edgefl_trainer.contract import (
     Method,
     Phase,
     Predictor,
-    Scalar,
     Site,
-    State,
     Task,
 )
 from edgefl_trainer.data import Federation
-from edgefl_trainer.engine.federation import FederationState, stamped
+from edgefl_trainer.engine.federation import FederationState, SelectedRound, stamped
 from edgefl_trainer.engine.models import predict, save_predictor
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import (
@@ -42,7 +39,6 @@ from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, archite
 from edgefl_trainer.models.vit import FrozenViT
 
 FEATURE_BATCH = 256
-TUNE_ROWS_PER_ROUND = 200  # enough to see a trend, few enough not to slow the round
 EVIDENCE = {
     "softplus": softplus_evidence,
     "relu": relu_evidence,
@@ -53,14 +49,17 @@ EVIDENCE = {
 def predictor_results(
     folder: Path, method: Method, task: Task, final: FederationState, federation: Federation, sites: Mapping[str, Site]
 ) -> dict[str, Any]:
-    """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report."""
+    """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
+
+    A site's model is that of the round it selected, or of the last one.
+    """
     broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
     figures: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
     for name in sorted(sites):
-        site = sites[name]
-        broadcast = stamped(broadcasts[name], Phase("final", task.rounds + 1), task.rounds)
-        predictor = method.predictor(site, final.sites[name], broadcast)
+        site, last = sites[name], stamped(broadcasts[name], Phase("final", task.rounds + 1), task.rounds)
+        kept = final.selected.get(name) or SelectedRound(task.rounds, final.sites[name], last)
+        predictor = method.predictor(site, kept.state, kept.broadcast)
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
         predictor, calibration[name] = calibrate(predictor, site)
@@ -69,6 +68,7 @@ def predictor_results(
         figures[name] = {
             "n_train": len(site.train),
             "readout": readout,
+            "selected_round": kept.round,
             **judge(predictor, report_rows(federation, name), site.device),
         }
     write_atomic(folder / "calibration.json", json.dumps(_with_means(calibration), indent=2).encode())
@@ -79,22 +79,6 @@ def predictor_results(
         "sites": figures,
         **federation_summary(figures),
     }
-
-
-def tune_judge(method: Method, sites: Mapping[str, Site]) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
-    """A function that scores a site's current model on some of its tune rows: the line one watches during a run."""
-
-    def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
-        site = sites[name]
-        predictor = method.predictor(site, state, broadcast)
-        drawn = site.rng("judge").permutation(len(site.tune))[:TUNE_ROWS_PER_ROUND]
-        some = replace(site.tune, rows=site.tune.rows[np.sort(drawn)])
-        if predictor is None or len(some) == 0:
-            return {}
-        figure = judge(predictor, some, site.device)["balanced_accuracy"]
-        return {} if figure is None else {"tune_balanced_accuracy": figure}
-
-    return judge_site
 
 
 def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
@@ -133,8 +117,8 @@ def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> N
     parts = []
     with torch.inference_mode():
         for images, _ in rows.in_order(FEATURE_BATCH):
-            features = module.vit(module.vit.normalise(images.to(device)), module.prompts(tensors))
-            parts.append(module.logits(features.readout(module.options.readout), tensors).double().cpu().numpy())
+            output = module.output(images.to(device), tensors, need_attention=False)
+            parts.append(module.logits(module.features(output, tensors), tensors).double().cpu().numpy())
     return np.concatenate(parts)
 
 

@@ -28,7 +28,8 @@ from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
-from edgefl_trainer.engine.results import learned_backbone_results, predictor_results, tune_judge
+from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
+from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
@@ -91,6 +92,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             "seed": settings.seed,
             "rounds": settings.rounds,
             "preset": settings.preset,
+            "select": settings.select,
             "settings_sha256": settings.digest_but_seed(),
             "partition_sha256": federation.partition_sha256,
             **results,
@@ -106,6 +108,9 @@ def run_phases(
     settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site]
 ) -> FederationState:
     """Every phase that is left, with progress on stderr."""
+    judge = None
+    if not isinstance(method, LearnsBackbone):
+        judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     with Display(len(method.phases(settings.rounds)), len(sites)) as display:
         if method.needs_labels and not is_trained(settings.backbone):
             display.warn(
@@ -118,7 +123,8 @@ def run_phases(
             folder=folder,
             observer=display,
             participation=settings.participation,
-            judge=None if isinstance(method, LearnsBackbone) else tune_judge(method, sites),
+            judge=judge,
+            selecting=selecting_sites(sites) if settings.select == "tune" else frozenset(),
         )
         return engine.run()
 

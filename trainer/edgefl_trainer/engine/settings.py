@@ -44,6 +44,7 @@ class RunSettings:
     images_per_site: int = 0  # most training images of a site; 0: all
     unlabelled: Literal["none", "site", "spread"] = "none"
     balance: Literal["none", "class"] = "none"
+    select: Literal["last", "tune"] = "last"  # round whose model a site keeps: the last, or its best on tune rows
     participation: float = 1.0  # share of the sites in each round
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -139,10 +140,9 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     values |= given | {"method": method, "preset": preset, "hyper": hyper}
     if not kind.needs_labels:
         values.setdefault("unlabelled", "spread")
-        if values.get("balance", "none") != "none":
-            raise SettingError(
-                f"{method} uses no labels, so --balance {values['balance']} has no meaning: leave it out."
-            )
+        for name, neutral in (("balance", "none"), ("select", "last")):
+            if values.get(name, neutral) != neutral:
+                raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no meaning: leave it out.")
     settings = RunSettings(**values)
     settings.build_method()  # a value out of range shows here, before any data is read
     _check_specs(settings.data)
@@ -172,8 +172,10 @@ def method_class(name: str) -> type[Method]:
 
 def preset_of(method: str, preset: PresetName) -> Mapping[str, Any]:
     """The settings a preset stands for with one method."""
-    learns_backbone = not METHODS[method].needs_labels
-    return (_BACKBONE_PRESETS if learns_backbone else _LABELLED_PRESETS)[preset]
+    kind = METHODS[method]
+    found = (_LABELLED_PRESETS if kind.needs_labels else _BACKBONE_PRESETS)[preset]
+    known = hyper_types(kind)
+    return {**found, "hyper": {name: value for name, value in found.get("hyper", {}).items() if name in known}}
 
 
 def nearest(name: str, known: typing.Iterable[str]) -> str:

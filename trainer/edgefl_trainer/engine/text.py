@@ -24,7 +24,8 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     """Balanced accuracy of each site, then mean, spread and worst."""
     lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy"]
     for name, site in summary["sites"].items():
-        lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}")
+        chosen = f"   round {site['selected_round']}" if summary.get("select") == "tune" else ""
+        lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
     return [*lines, f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}"]
 

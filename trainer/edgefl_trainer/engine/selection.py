@@ -1,0 +1,55 @@
+"""Which round's model a site keeps, by its `tune` rows. Source: docs/design.md 5, rows; docs/decisions/0015.
+
+A judged round costs one pass over the tune rows. A run that keeps its last round only watches: a bounded draw shows the
+trend. A run that selects judges on every tune row, because differences between rounds are as small as the error of a
+draw; and a site with too few of them does not select at all.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Method, Scalar, Site, State
+from edgefl_trainer.engine.federation import JUDGED
+from edgefl_trainer.engine.models import predict
+from edgefl_trainer.evaluate.calibration import MIN_ROWS
+from edgefl_trainer.evaluate.metrics import site_metrics
+
+WATCHED_ROWS = 200  # enough to see a trend, few enough not to slow the round
+
+
+def selecting_sites(sites: Mapping[str, Site]) -> frozenset[str]:
+    """The sites whose tune rows can tell rounds apart: enough of them to calibrate on, and of two classes at least."""
+    return frozenset(
+        name
+        for name, site in sites.items()
+        if len(site.tune) >= MIN_ROWS and np.count_nonzero(site.tune.counts(len(site.task.classes))) >= 2
+    )
+
+
+def tune_judge(
+    method: Method, sites: Mapping[str, Site], most: int | None = WATCHED_ROWS
+) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
+    """A function that scores a site's current model on its tune rows.
+
+    Args:
+        method: whose predictor is judged.
+        sites: by name.
+        most: rows to judge on, drawn once for the whole run; None takes all.
+    """
+
+    def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:
+        site = sites[name]
+        predictor = method.predictor(site, state, broadcast)
+        drawn = site.rng("judge").permutation(len(site.tune))[:most]
+        some = replace(site.tune, rows=site.tune.rows[np.sort(drawn)])
+        if predictor is None or len(some) == 0:
+            return {}
+        scores = predict(predictor, some.images[some.rows], site.device)
+        figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
+        figure = figures["balanced_accuracy"]
+        return {} if figure is None else {JUDGED: figure}
+
+    return judge_site
