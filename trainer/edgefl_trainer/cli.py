@@ -151,6 +151,52 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
 
 
 @cli.command()
+@click.option(
+    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal; repeatable. See docs/data.md."
+)
+@click.option(
+    "--scheme",
+    required=True,
+    type=click.Choice(["natural", "iid", "dirichlet", "pathological", "domain"]),
+    help="The sites of the data; even; uneven classes; few classes a site; sites of the data cut into equally many.",
+)
+@click.option("--sites", type=int, metavar="N", help="Number of sites, held-out ones included.")
+@click.option("--alpha", type=float, metavar="A", help="Dirichlet: concentration, small is uneven.  [default: 0.3]")
+@click.option(
+    "--dirichlet-by",
+    type=click.Choice(["class", "site"]),
+    help="Dirichlet: draw sites for each class, or classes for each of equally large sites.  [default: class]",
+)
+@click.option("--classes-per-site", type=int, metavar="N", help="Pathological, domain: classes that a site holds.")
+@click.option("--classes", metavar="A,B,…", help="Deal only these classes.  [default: all]")
+@click.option(
+    "--holdout-sites", type=float, metavar="SHARE", default=0.0, show_default=True, help="Share of sites never trained."
+)
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every draw.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="The partition; its picture FILE.png goes beside it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+@needs_trainer
+def partition(
+    data: tuple[str, ...], seed: int, classes: str | None, out: Path, as_json: bool, dirichlet_by: Any, **numbers: Any
+) -> None:
+    """Deal the images of the data to sites, once, for runs that are to be compared; print the class table."""
+    from edgefl_trainer.data.plan import Plan
+    from edgefl_trainer.partition_command import partition_json, partition_text, summary_line, write_partition
+
+    wanted = None if classes is None else [name.strip() for name in classes.split(",")]
+    made, picture = write_partition(data, Plan(by=dirichlet_by, **numbers), seed, wanted, out)
+    click.echo(json.dumps(partition_json(made)) if as_json else partition_text(made))
+    click.echo(f"{summary_line(made)}; wrote {out} and {picture}", err=True)
+
+
+@cli.command()
 @click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--data", multiple=True, required=True, metavar="SPEC", help="Data to judge on; repeatable.")
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where.")

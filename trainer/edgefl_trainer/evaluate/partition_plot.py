@@ -60,6 +60,7 @@ def _draw_counts(axes: Axes, counts: NDArray[np.int64], classes: list[str]) -> N
     image = axes.imshow(
         np.ma.masked_equal(counts, 0),
         aspect="auto",
+        zorder=1,
         cmap="viridis_r",
         norm=PowerNorm(0.5, 0, most),
         interpolation="none",
