@@ -118,8 +118,8 @@ def named(coordinator) -> set[str]:
 
 
 def test_past_rounds_leave_no_blob(make_coordinator, tools) -> None:
-    """docs/security.md, reliability: kept are the newest state, the open round's broadcasts and its replies; rows of the
-    past stay, and an idempotent answer of a past round is still given."""
+    """docs/security.md, reliability: kept are the newest state, the open round's broadcasts and its replies; rows of
+    the past stay, and an idempotent answer of a past round is still given."""
     coordinator = make_coordinator(rounds={"quorum_target": 2})
     pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
     tools.start_rounds(coordinator)

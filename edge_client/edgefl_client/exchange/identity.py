@@ -2,23 +2,26 @@
 
 * Keys lie in one folder (mode 0700), each file 0600 and refused when others can read it; with a passphrase they are
   encrypted.
+* The key of the outbox is derived from the sealing key and lies nowhere: what keeps the one keeps the other.
 * A sequence number is never used twice, not even after a crash: numbers are reserved on the disk in blocks of 256
   before the first of a block is used. A lock keeps a second process (cron and a hand) from sharing the key.
 
-Source: docs/security.md, replay window, and keys at rest. The lock is POSIX `flock`.
+Source: docs/security.md, replay window, and keys at rest; RFC 5869 (HKDF). The lock is POSIX `flock`.
 """
 
 import fcntl
 import os
-import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
 from edgefl_client.exchange.errors import ExchangeError
 from edgefl_protocol.durable import read_private, write_atomic
-from edgefl_protocol.errors import KeyMaterialError, StorageError
+from edgefl_protocol.errors import StorageError
 from edgefl_protocol.key_files import (
     MAX_KEY_FILE_BYTES,
     sealing_key_from_pem,
@@ -32,7 +35,8 @@ BLOCK = 256  # sequence numbers reserved at a time
 MAX_SEQUENCE = 2**53 - 1
 MAX_JUMP = 2**32
 LOCK_WAIT_S = 10.0
-_SIGNING, _SEALING, _QUEUE, _LOCK = "signing.key", "sealing.key", "outbox.key", "lock"
+_SIGNING, _SEALING, _LOCK = "signing.key", "sealing.key", "lock"
+_OUTBOX_LABEL = b"eflo1/outbox"
 
 
 class Identity:
@@ -53,9 +57,7 @@ class Identity:
         self._folder = folder
         self.signing = signing_key_from_pem(read_private(folder / _SIGNING, MAX_KEY_FILE_BYTES), passphrase)
         self.sealing = sealing_key_from_pem(read_private(folder / _SEALING, MAX_KEY_FILE_BYTES), passphrase)
-        self.outbox_key = read_private(folder / _QUEUE, 32)
-        if len(self.outbox_key) != 32:
-            raise KeyMaterialError(f"{folder / _QUEUE} is damaged; remove it with outbox.sqlite3 and contribute again")
+        self.outbox_key = _derive(_OUTBOX_LABEL, self.sealing.secret)
         self._next = self._end = 0  # of the block reserved by this process
         self._lock = _acquire(folder / _LOCK, lock_wait_s)
 
@@ -134,7 +136,6 @@ def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes 
     makers: dict[str, Callable[[], bytes]] = {
         _SIGNING: lambda: signing_key_to_pem(generate_signing_key(), passphrase),
         _SEALING: lambda: sealing_key_to_pem(generate_sealing_key(suite), passphrase),
-        _QUEUE: lambda: secrets.token_bytes(32),
     }
     for name, make in makers.items():
         if not (folder / name).exists():
@@ -147,11 +148,16 @@ def remove_identity(folder: Path) -> None:
     Raises:
         StorageError: a file cannot be removed.
     """
-    for path in [folder / name for name in (_SIGNING, _SEALING, _QUEUE)] + sorted(folder.glob("sequence-*")):
+    for path in [folder / name for name in (_SIGNING, _SEALING)] + sorted(folder.glob("sequence-*")):
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise StorageError(f"cannot remove {path}: {error.strerror}", "storage") from error
+
+
+def _derive(label: bytes, secret: bytes) -> bytes:
+    """32 bytes that only the holder of a secret can compute, for the one use that the label names."""
+    return HKDF(hashes.SHA256(), length=32, salt=None, info=label).derive(secret)
 
 
 def _acquire(path: Path, wait_s: float) -> int:

@@ -2,8 +2,8 @@
 
 * An item is on the disk before `put` returns (SQLite, `synchronous=FULL`, rollback journal: no version of SQLite with
   the write-ahead-log reset defect can lose it) and stays until `delete`, which is called only after a signed answer.
-* Contents are encrypted with ChaCha20-Poly1305 under a key of this site; the item's key, kind and federation are
-  bound in.
+* Contents are encrypted with ChaCha20-Poly1305 under a key derived from this site's sealing key, so that key's
+  passphrase guards them too; the item's key, kind and federation are bound in.
 * Items, bytes and age are bounded. Sealing happens at send time, so a retry is a new envelope around the same item.
 
 Source: docs/security.md, replay window and idempotency; reliability table.
@@ -79,7 +79,7 @@ class Outbox:
 
     Args:
         path: the database file; made with mode 0600.
-        key: 32 secret bytes of this site.
+        key: 32 secret bytes, `Identity.outbox_key`.
         bounds: what it holds at most.
 
     Raises:
@@ -210,7 +210,8 @@ class Outbox:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _bind(bound))
         except (InvalidTag, ValueError) as error:
             raise OutboxError(
-                f"{self._path} holds an item that this key does not open; move the file away and contribute again",
+                f"{self._path} holds an item that this member's keys do not open (it was made under other keys, or is "
+                "damaged); move the file away and contribute again",
                 code="outbox_damaged",
             ) from error
 

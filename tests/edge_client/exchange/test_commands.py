@@ -373,7 +373,7 @@ def test_another_invite_leaves_the_certificate_alone(run, live, device, lab):
     """The certificate of a membership is replaced by no later invite."""
     (run.home / "member" / "ca.pem").write_text("kept")
     other = encode_invite(live.invite("device-2"), live.now_ms)
-    code, _, err = run("enrol", other, "--ca", run.home / "member" / "outbox.key")
+    code, _, err = run("enrol", other, "--ca", run.home / "member" / "signing.key")
     assert code == 1
     assert "already" in err
     assert (run.home / "member" / "ca.pem").read_text() == "kept"

@@ -1,12 +1,15 @@
 """Keys at rest and sequence numbers that are never used twice."""
 
+import hmac
 import subprocess
 import sys
 
 import pytest
 
 from edgefl_client.exchange import ExchangeError, Identity, create_identity
+from edgefl_client.exchange.errors import OutboxError
 from edgefl_client.exchange.identity import BLOCK, remove_identity
+from edgefl_client.exchange.outbox import Outbox
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
 
@@ -100,3 +103,49 @@ def test_creating_again_keeps_keys_and_removing_forgets_them(keys):
         Identity(keys)
     create_identity(keys, suite=1)
     assert {path.name: path.read_bytes() for path in keys.glob("*.key")} != before
+
+
+def test_the_outbox_opens_with_the_passphrase_only(tmp_path):
+    """docs/security.md 2.6, keys at rest: nothing on a stolen disk opens the outbox while keys are encrypted."""
+    folder = tmp_path / "member"
+    folder.mkdir(mode=0o700)
+    create_identity(folder, suite=2, passphrase=b"correct horse")
+    with Identity(folder, b"correct horse") as identity:
+        key, secret = identity.outbox_key, identity.sealing.secret
+    with Outbox(tmp_path / "outbox.sqlite3", key) as outbox:
+        outbox.put("skin", "reply", b"the canary in the outbox", 1_790_000_000_000)
+    on_disk = {path.name: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert b"canary" not in b"".join(on_disk.values())
+    for name, data in on_disk.items():
+        assert key not in data and key.hex().encode() not in data and secret not in data, name
+    with pytest.raises(KeyMaterialError, match="passphrase"):
+        Identity(folder)
+    with (
+        Identity(folder, b"correct horse") as identity,
+        Outbox(tmp_path / "outbox.sqlite3", identity.outbox_key) as own,
+    ):
+        assert [item.payload for item in own.items("skin")] == [b"the canary in the outbox"]
+
+
+def test_the_outbox_key_is_hkdf_of_the_sealing_secret(keys):
+    """RFC 5869 by hand: extract with a salt of zeros, expand once with our label; another member has another key."""
+    with Identity(keys) as identity:
+        extracted = hmac.digest(bytes(32), identity.sealing.secret, "sha256")
+        assert identity.outbox_key == hmac.digest(extracted, b"eflo1/outbox" + b"\x01", "sha256")
+        assert identity.outbox_key != identity.sealing.secret
+    assert sorted(path.name for path in keys.iterdir()) == ["lock", "sealing.key", "signing.key"]
+
+
+def test_an_outbox_of_other_keys_is_one_sentence(tmp_path, keys):
+    """docs/design.md, section 5: what was found and what to do, where the keys were replaced under an outbox."""
+    with Identity(keys) as identity, Outbox(tmp_path / "outbox.sqlite3", identity.outbox_key) as outbox:
+        outbox.put("skin", "reply", b"work", 1_790_000_000_000)
+    remove_identity(keys)
+    create_identity(keys, suite=1)
+    with (
+        Identity(keys) as identity,
+        Outbox(tmp_path / "outbox.sqlite3", identity.outbox_key) as outbox,
+        pytest.raises(OutboxError, match=r"other keys.*move the file away and contribute again") as refused,
+    ):
+        outbox.items("skin")
+    assert refused.value.code == "outbox_damaged"
