@@ -33,8 +33,8 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
-from PIL.PngImagePlugin import PngImageFile
 
 from edgefl_protocol.errors import ImageError
 
@@ -164,10 +164,12 @@ def decode(data: bytes) -> Pixels:
     if len(data) > MAX_FILE_BYTES:
         raise _too_large(f"the file has {len(data):,} bytes; allowed are {MAX_FILE_BYTES:,}")
     # (2)
-    reader: type[JpegImageFile | PngImageFile]
+    reader: type[ImageFile]
     if data.startswith(_JPEG_START):
         reader = JpegImageFile
     elif data.startswith(_PNG_START):
+        from PIL.PngImagePlugin import PngImageFile  # rarer than JPEG; the time it takes to load is seen at start
+
         reader = PngImageFile
         _walk_png(data)  # (3)
     else:
