@@ -7,6 +7,7 @@ connection closes. Source: docs/security.md, decision 9 and check 39; RFC 9110, 
 """
 
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ SEALED_PATHS = frozenset(route.path for route in ROUTES.values())
 LIMITED_PATHS = frozenset({"/v1/time", "/v1/enrol"})  # open to anybody who knows the address
 _PATH_BYTES = {"/v1/reply": 32 * 2**20, "/v1/enrol": 64 * 2**10}  # largest body; only a reply is large
 _OTHER_BYTES = 2**20
-_MAX_ADDRESSES = 10_000
+_MAX_ADDRESSES = 10_000  # remembered: a few megabytes
 _MINUTE_S = 60.0
 
 
@@ -39,22 +40,28 @@ class Refused(Exception):
 
 @dataclass
 class RateLimit:
-    """Counts requests of an address and path within the running minute."""
+    """Counts requests of an address and path, each in minutes of its own.
+
+    Bounded: above `max_addresses` the one that has been silent longest is forgotten, so a flood of new addresses frees
+    nobody who keeps asking. Each request costs the same, however many addresses there are.
+    """
 
     per_minute: int
     clock: Callable[[], float] = time.monotonic
-    _counts: dict[tuple[str, str], int] = field(default_factory=dict)
-    _since: float = float("-inf")
+    max_addresses: int = _MAX_ADDRESSES
+    _counts: OrderedDict[tuple[str, str], tuple[float, int]] = field(default_factory=OrderedDict)
 
     def allows(self, address: str, path: str) -> bool:
         """Count one request and tell whether it is within the limit."""
-        now = self.clock()
-        if now - self._since >= _MINUTE_S or len(self._counts) > _MAX_ADDRESSES:
-            self._counts.clear()
-            self._since = now
-        count = self._counts.get((address, path), 0) + 1
-        self._counts[address, path] = count
-        return count <= self.per_minute
+        now, key = self.clock(), (address, path)
+        since, count = self._counts.get(key, (now, 0))
+        if now - since >= _MINUTE_S:
+            since, count = now, 0
+        self._counts[key] = (since, count + 1)
+        self._counts.move_to_end(key)
+        if len(self._counts) > self.max_addresses:
+            self._counts.popitem(last=False)
+        return count < self.per_minute
 
 
 class Guard:

@@ -154,6 +154,46 @@ def test_the_minute_ends() -> None:
     assert limit.allows("a", "/")
 
 
+def test_a_flood_of_addresses_resets_nobody() -> None:
+    """docs/security.md, signed time: with more addresses than are remembered, one that keeps asking stays refused."""
+    limit = RateLimit(2, clock=lambda: 0.0)
+    assert [limit.allows("attacker", "/") for _ in range(3)] == [True, True, False]
+    for number in range(25_000):
+        assert limit.allows(f"flood-{number}", "/")
+        if number % 5000 == 0:
+            assert not limit.allows("attacker", "/")
+    assert not limit.allows("attacker", "/")
+    assert len(limit._counts) == 10_000
+
+
+def test_the_longest_silent_is_forgotten_first() -> None:
+    """The bound: of three places, the address that asked last is kept and the one that asked first gives way."""
+    now = [0.0]
+    limit = RateLimit(1, clock=lambda: now[0], max_addresses=3)
+    assert [limit.allows(name, "/") for name in "abc"] == [True] * 3
+    assert not limit.allows("a", "/")
+    assert limit.allows("d", "/")  # b goes
+    assert not limit.allows("a", "/") and not limit.allows("c", "/")
+    assert limit.allows("b", "/")  # d goes: a and c asked after it
+    now[0] = 60.0
+    assert [limit.allows(name, "/") for name in "acb"] == [True] * 3  # everybody's own minute has passed
+
+
+def test_a_request_costs_the_same_however_many_addresses() -> None:
+    """Bounded and O(1): a full table takes no longer for each new address than an empty one (within a factor of 20)."""
+
+    def seconds(limit: RateLimit, first: int) -> float:
+        start = time.perf_counter()
+        for number in range(first, first + 5000):
+            limit.allows(f"address-{number}", "/")
+        return time.perf_counter() - start
+
+    limit = RateLimit(60)
+    empty = seconds(limit, 0)
+    seconds(limit, 5000)
+    assert seconds(limit, 10_000) < 20 * empty + 0.05
+
+
 def test_memory_for_bodies_is_bounded(asgi, make_coordinator) -> None:
     """Check 45: bodies that together pass the bound get 503 with Retry-After."""
     client = asgi(make_coordinator(limits={"waiting_bytes": 1000, "body_bytes": 2**20, "reply_bytes": 1000}))
