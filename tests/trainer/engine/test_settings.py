@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from edgefl_trainer.engine.settings import (
     PresetName,
     RunSettings,
+    build,
     check_type,
     hyper_types,
     nearest,
@@ -170,6 +171,23 @@ def test_switches_are_on_or_off(text, value):
     assert flat(resolve("fedmae", DATA, None, [f"norm_pix={text}"]))["norm_pix"] is value
 
 
+@dataclasses.dataclass(frozen=True)
+class WithBlocks:
+    blocks: tuple[int, ...] = ()
+
+
+@pytest.mark.parametrize("blocks", [(5, 6, 7), [5, 6, 7], (), []])
+def test_lists_of_whole_numbers_are_tuples_wherever_they_come_from(blocks):
+    """`--set` gives a tuple, TOML and a job's JSON a list; empty means that the method chooses."""
+    assert build(WithBlocks, {"blocks": blocks}).blocks == tuple(blocks)
+
+
+@pytest.mark.parametrize("blocks", ["5,6", (5, "6"), (5.0,), (True,), 5])
+def test_anything_else_is_no_list_of_whole_numbers(blocks):
+    with pytest.raises(SettingError, match="allowed: whole numbers with commas between"):
+        build(WithBlocks, {"blocks": blocks})
+
+
 def test_unknown_methods_name_the_nearest():
     with pytest.raises(SettingError, match="did you mean fedavg"):
         resolve("fedavgg", DATA, None, [])
@@ -190,7 +208,7 @@ def test_whole_numbers_pass_for_numbers_and_nothing_else_does(method):
     for name, wanted in hyper_types(METHODS[method]).items():
         if wanted is float:
             assert check_type(name, 1, wanted) == 1.0 and type(check_type(name, 1, wanted)) is float
-        for odd in (None, [1], {"a": 1}):
+        for odd in (None, [1.5], {"a": 1}):
             with pytest.raises(SettingError, match=name):
                 check_type(name, odd, wanted)
 

@@ -6,6 +6,7 @@ Guarantees: the resolved settings are plain values, complete, validated before a
 
 import difflib
 import hashlib
+import json
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
@@ -19,11 +20,13 @@ import tomli_w
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.contract import Method, Scalar
 from edgefl_trainer.data import DataError
+from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
 
 PresetName = Literal["tiny", "bench84", "paper"]
+HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
@@ -34,6 +37,7 @@ class RunSettings:
 
     method: str
     data: tuple[str, ...]
+    partition: str = ""  # file of `edgefl-train partition`; empty: the sites of the data
     task: str = "all"  # all | nevus
     classes: tuple[str, ...] = ()  # empty: those of the data
     backbone: str = "tiny"
@@ -49,7 +53,7 @@ class RunSettings:
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: Literal["auto", "none", "bf16"] = "auto"  # auto: bf16 on CUDA
-    hyper: Mapping[str, Scalar | bool] = field(default_factory=dict)  # hyper-parameters of the method
+    hyper: Mapping[str, HyperValue] = field(default_factory=dict)  # hyper-parameters of the method
 
     def __post_init__(self) -> None:
         for name, wanted in _types_of(RunSettings).items():
@@ -72,9 +76,15 @@ class RunSettings:
         method: Method = build(METHODS[self.method], self.hyper)
         return method
 
-    def digest_but_seed(self) -> str:
-        """Digest of everything but seed and device: runs that share it are repetitions of one another."""
-        return hashlib.sha256(replace(self, seed=0, device="auto").to_toml().encode()).hexdigest()
+    def digest_but_seed(self, plan: Plan | None = None) -> str:
+        """Digest of everything but seed and device: runs that share it are repetitions of one another.
+
+        Args:
+            plan: how the partition was made, which counts instead of its file: partitions differ by their seed too.
+        """
+        partition = json.dumps(plan.to_json(), sort_keys=True) if plan else ""
+        same = replace(self, seed=0, device="auto", partition=partition)
+        return hashlib.sha256(same.to_toml().encode()).hexdigest()
 
     def to_toml(self) -> str:
         """The text of `config.toml`."""
@@ -96,7 +106,9 @@ def from_toml(data: bytes, source: str) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise SettingError(f"{source} names the setting {name!r}; did you mean {nearest(name, known)}?")
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+    if isinstance(found.get("hyper"), dict):
+        found["hyper"] = _with_tuples(found["hyper"])
+    return _with_tuples(found)
 
 
 def read_settings(path: Path) -> RunSettings:
@@ -226,7 +238,9 @@ def check_type(name: str, value: Any, wanted: Any) -> Any:
     if origin is Literal:
         holds, allowed = value in choices, ", ".join(map(str, choices))
     elif origin is tuple:
-        holds, allowed = isinstance(value, tuple) and all(isinstance(part, str) for part in value), "a list of texts"
+        part_type, allowed = (int, _WHOLE_NUMBERS) if choices[0] is int else (str, "a list of texts")
+        value = tuple(value) if part_type is int and isinstance(value, list) else value  # as JSON and TOML have it
+        holds = isinstance(value, tuple) and all(type(part) is part_type for part in value)
     elif origin is float:
         holds, allowed = type(value) in (int, float), _TYPE_WORDS[float]
         value = float(value) if holds else value
@@ -239,7 +253,7 @@ def check_type(name: str, value: Any, wanted: Any) -> Any:
     return value
 
 
-def _assignment(kind: type[Any], text: str) -> tuple[str, Scalar | bool]:
+def _assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
     """`key=value` with the type of the method's field."""
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
@@ -251,8 +265,10 @@ def _assignment(kind: type[Any], text: str) -> tuple[str, Scalar | bool]:
             return key, {"on": True, "true": True, "off": False, "false": False}[value.lower()]
         if wanted in (int, float):
             return key, wanted(value)
+        if get_origin(wanted) is tuple:
+            return key, () if value == "auto" else tuple(int(part) for part in value.split(","))
     except (KeyError, ValueError):
-        raise SettingError(f"--set {text}: {key} takes {_TYPE_WORDS[wanted]}.") from None
+        raise SettingError(f"--set {text}: {key} takes {_TYPE_WORDS.get(wanted, _WHOLE_NUMBERS)}.") from None
     choices = get_args(wanted)
     if choices and value not in choices:
         raise SettingError(f"--set {text}: {key} is one of {', '.join(map(str, choices))}.")
@@ -264,7 +280,13 @@ def _types_of(kind: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 
+def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML knows lists only; settings are tuples."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
 _TYPE_WORDS: Mapping[Any, str] = {bool: "on or off", int: "a whole number", float: "a number", str: "text"}
+_WHOLE_NUMBERS = "whole numbers with commas between, such as 5,6,7, or auto"
 
 # The paper's schedules stand in `paper`; the others shorten them to what a person can wait for.
 _LABELLED_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
