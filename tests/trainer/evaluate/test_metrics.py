@@ -16,6 +16,7 @@ from edgefl_trainer.evaluate.metrics import (
     entropy_nats,
     expected_calibration_error,
     federation_summary,
+    out_of_distribution_auroc,
     site_metrics,
 )
 
@@ -61,6 +62,7 @@ def oracle(probabilities, target, predicted, uncertainty):
         "n_test": len(target),
         "balanced_accuracy": np.mean(recall),
         "macro_precision": np.mean(precision),
+        "macro_recall": np.mean(recall),
         "macro_f1": np.mean(f1),
         "specificity": np.mean(specificity) if specificity else None,
         "auroc": np.mean(area) if area else None,
@@ -244,10 +246,23 @@ def test_federation_summary_against_numpy():
             "mean_balanced_accuracy": 0.675,
             "std_balanced_accuracy": math.sqrt(sum((v - 0.675) ** 2 for v in values) / 3),
             "worst_balanced_accuracy": 0.5,
-            "p15_balanced_accuracy": 0.5 + 0.45 * 0.1,  # position 0.15·3 between the two lowest
+            "p5_balanced_accuracy": 0.5 + 0.15 * 0.1,  # position 0.05·3 between the two lowest
+            "p10_balanced_accuracy": 0.5 + 0.30 * 0.1,
+            "p15_balanced_accuracy": 0.5 + 0.45 * 0.1,
             "sites_without_figures": 1,
         }
     )
+
+
+@given(
+    inside=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), max_size=12),
+    outside=st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), max_size=12),
+)
+def test_foreign_pictures_are_told_apart_by_pairs(inside, outside):
+    """Mann and Whitney: the share of (own, foreign) pairs in which the foreign one is less certain, ties half."""
+    pairs = [(b > a) + 0.5 * (b == a) for a in inside for b in outside]
+    found = out_of_distribution_auroc(np.array(inside), np.array(outside))
+    assert found == (pytest.approx(np.mean(pairs)) if pairs else None)
 
 
 def test_federation_summary_of_one_and_of_no_site():

@@ -22,9 +22,11 @@ ABSTAINED = -1
 """The predicted class of a row for which nothing was predicted."""
 
 ECE_BINS = 15
+PERCENTILES = (5, 10, 15)  # over sites: with many small sites the worst one says little
 METRIC_NAMES = (
     "balanced_accuracy",
     "macro_precision",
+    "macro_recall",
     "macro_f1",
     "specificity",
     "auroc",
@@ -124,9 +126,11 @@ def _confusion_figures(
     other_rows = target.shape[0] - true_rows
     false_alarms = predicted_rows - hits
     specificity = 1.0 - false_alarms / np.maximum(other_rows, 1)
+    recall = _mean_or_none(hits / np.maximum(true_rows, 1), counted)
     return {
-        "balanced_accuracy": _mean_or_none(hits / np.maximum(true_rows, 1), counted),
+        "balanced_accuracy": recall,
         "macro_precision": _mean_or_none(hits / np.maximum(predicted_rows, 1), counted),
+        "macro_recall": recall,
         "macro_f1": _mean_or_none(2.0 * hits / np.maximum(true_rows + predicted_rows, 1), counted),
         "specificity": _mean_or_none(specificity, counted & (other_rows > 0)),
     }
@@ -171,9 +175,34 @@ def expected_calibration_error(
     rows = confidence.shape[0]
     if rows == 0:
         return None
-    index = np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(np.int64) - 1, 0, bins - 1)
-    gap = np.bincount(index, weights=correct.astype(np.float64) - confidence, minlength=bins)
+    gap = np.bincount(ece_bin(confidence, bins), weights=correct.astype(np.float64) - confidence, minlength=bins)
     return float(np.abs(gap).sum() / rows)
+
+
+def ece_bin(confidence: Float[np.ndarray, " B"], bins: int = ECE_BINS) -> Int[np.ndarray, " B"]:
+    """Return the bin of each confidence: bin i is ``(i/bins, (i+1)/bins]``; 0 falls into the first.
+
+    Args:
+        confidence: In [0, 1].
+        bins: Number of equal-width bins.
+    """
+    return np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
+def out_of_distribution_auroc(inside: Float[np.ndarray, " B"], outside: Float[np.ndarray, " M"]) -> float | None:
+    """Return how well an uncertainty tells foreign pictures from those of the task: 1 is perfect, 0.5 is chance.
+
+    Args:
+        inside: Uncertainty of pictures of the task.
+        outside: Uncertainty of foreign pictures, which should be higher.
+
+    Returns:
+        The area under the ROC curve, foreign counting as positive; ``None`` where one side is empty.
+    """
+    if inside.size == 0 or outside.size == 0:
+        return None
+    foreign = np.arange(inside.size + outside.size) >= inside.size
+    return float(roc_auc_score(foreign, np.concatenate([inside, outside])))
 
 
 def brier_score(probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray, " B"]) -> float | None:
@@ -228,8 +257,8 @@ def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, f
         sites: Site name to its figures (``site_metrics``). A site without a balanced accuracy is left out and counted.
 
     Returns:
-        ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p15_balanced_accuracy`` (15th
-        percentile, numpy's linear interpolation), and ``sites_without_figures``.
+        ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p5_``, ``p10_``,
+        ``p15_balanced_accuracy`` (percentiles, numpy's linear interpolation), and ``sites_without_figures``.
     """
     found = [sites[name]["balanced_accuracy"] for name in sorted(sites)]
     values = np.array([value for value in found if isinstance(value, (int, float))], dtype=np.float64)
@@ -238,6 +267,6 @@ def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, f
         "mean_balanced_accuracy": float(values.mean()) if some else None,
         "std_balanced_accuracy": float(values.std(ddof=1)) if values.size > 1 else None,
         "worst_balanced_accuracy": float(values.min()) if some else None,
-        "p15_balanced_accuracy": float(np.percentile(values, 15)) if some else None,
+        **{f"p{q}_balanced_accuracy": float(np.percentile(values, q)) if some else None for q in PERCENTILES},
         "sites_without_figures": len(found) - values.size,
     }

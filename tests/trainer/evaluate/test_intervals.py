@@ -1,0 +1,138 @@
+"""docs/methods.md, "evaluation": intervals by lesion, against `site_metrics`, scipy, and what clusters mean."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import bootstrap
+
+from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample, weighted_figures
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
+from edgefl_trainer.evaluate.report import sites_report
+
+
+def draw(seed, rows=60, classes=3, lesions=None, ties=False, softmax=False) -> Scored:
+    """Scores that are right somewhat more often than chance; a few rows abstain."""
+    rng = np.random.default_rng(seed)
+    target = rng.integers(0, classes, rows)
+    probabilities = rng.dirichlet(np.full(classes, 0.7), rows)
+    probabilities[np.arange(rows), target] += 0.4
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    predicted = probabilities.argmax(axis=1)
+    predicted[rng.random(rows) < 0.05] = -1
+    vacuity = np.round(rng.random(rows), 1 if ties else 9)
+    if ties:
+        probabilities = np.full((rows, classes), 1 / classes)
+    number = np.arange(rows) if lesions is None else rng.integers(0, lesions, rows)
+    return Scored(probabilities, target, predicted, None if softmax else vacuity, tuple(f"L{i}" for i in number))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=st.integers(0, 10_000), rows=st.integers(1, 25), classes=st.integers(2, 4), ties=st.booleans(),
+    softmax=st.booleans(),
+)  # fmt: skip
+def test_a_weight_is_a_repeated_row(seed, rows, classes, ties, softmax):
+    """The oracle: every figure of the rows written out as often as their weights say, by scikit-learn."""
+    scored = draw(seed, rows, classes, ties=ties, softmax=softmax)
+    weights = np.random.default_rng(seed).integers(0, 4, (3, rows))
+    weights[:, 0] += 1  # no draw is empty
+    found = weighted_figures(scored, weights.astype(float))
+    for r in range(3):
+        part = scored.take(np.repeat(np.arange(rows), weights[r]))
+        plain = site_metrics(part.probabilities, part.target, predicted=part.predicted, vacuity=part.vacuity)
+        for name in METRIC_NAMES:
+            expected = np.nan if plain[name] is None else plain[name]
+            np.testing.assert_allclose(found[name][r], expected, atol=1e-9, err_msg=name)
+
+
+def test_with_a_lesion_for_each_picture_it_is_scipys_percentile_bootstrap():
+    """Efron and Tibshirani 1993; scipy's draws are others, so the bounds agree to the noise of the draws."""
+    scored = draw(1, rows=200)
+    correct = (scored.predicted == scored.target).astype(float)
+    expected = bootstrap((correct,), np.mean, n_resamples=4000, method="percentile", rng=2).confidence_interval
+    np.testing.assert_allclose(interval(resample(scored, 4000)["accuracy"]), list(expected), atol=0.012)
+
+
+def test_pictures_of_one_lesion_are_not_more_lesions():
+    """Five copies of every picture in its own lesion: no interval gets any narrower, as it would picture by picture."""
+    single = draw(3, rows=40)
+    copied = single.take(np.repeat(np.arange(40), 5))
+    apart = Scored(copied.probabilities, copied.target, copied.predicted, copied.vacuity, tuple(map(str, range(200))))
+    one, many, wrong = (resample(scored) for scored in (single, copied, apart))
+    for name in ("balanced_accuracy", "auroc", "ece", "brier", "specificity"):
+        np.testing.assert_allclose(interval(many[name]), interval(one[name]), atol=1e-9)
+        low, high = interval(wrong[name])
+        assert high - low < 0.65 * np.diff(interval(one[name]))[0]  # 1/sqrt(5) = 0.45
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says():
+    """200 sites of 60 lesions with 1 to 3 pictures, three answers in four right: 95 % of intervals hold 0.75."""
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(200):
+        views = rng.integers(1, 4, 60)
+        right = np.repeat(rng.random(60) < 0.75, views)  # pictures of a lesion are right or wrong together
+        target = np.arange(right.size) % 2
+        predicted = np.where(right, target, 1 - target)
+        lesions = tuple(np.repeat(np.arange(60), views).astype(str))
+        scored = Scored(np.eye(2)[predicted] * 0.8 + 0.1, target, predicted, None, lesions)
+        low, high = interval(resample(scored, 300)["accuracy"])
+        held += low <= 0.75 <= high
+    assert 0.88 <= held / 200 <= 0.99  # percentile intervals of 60 clusters lie a little below 0.95
+
+
+def test_order_of_rows_changes_nothing():
+    scored = draw(5, rows=80, lesions=30)
+    shuffled = scored.take(np.random.default_rng(1).permutation(80))
+    first, second = resample(scored, 200), resample(shuffled, 200)
+    for name in METRIC_NAMES:
+        np.testing.assert_allclose(first[name], second[name], atol=1e-9)
+
+
+def test_blocks_of_draws_are_one_stream(monkeypatch):
+    scored = draw(6, rows=50, lesions=20)
+    whole = resample(scored, 100)
+    monkeypatch.setattr("edgefl_trainer.evaluate.intervals.BLOCK_VALUES", 350)  # seven draws at once
+    for name, values in resample(scored, 100).items():
+        np.testing.assert_allclose(values, whole[name], atol=1e-12)
+
+
+def test_what_most_draws_do_not_define_has_no_interval():
+    assert interval(np.array([0.5, np.nan, np.nan])) is None
+    assert interval(np.array([0.5, 0.5, np.nan])) == [0.5, 0.5]
+
+
+def report(sites, facts=None):
+    return sites_report(sites, {name: (facts or {}).get(name, {}) for name in {*sites, *(facts or {})}})
+
+
+def test_the_report_pools_rows_and_counts_sites_once():
+    sites = {"a": draw(1, rows=30), "b": draw(2, rows=90), "c": draw(3, rows=1)}
+    found = report(sites)
+    everything = pooled(list(sites.values()))
+    assert len(everything.target) == 121
+    expected = site_metrics(
+        everything.probabilities, everything.target, predicted=everything.predicted, vacuity=everything.vacuity
+    )
+    assert {name: found["pooled"][name] for name in expected} == expected
+    low, high = found["pooled"]["accuracy_interval"]
+    assert low < expected["accuracy"] < high
+    assert found["sites"]["c"]["accuracy_interval"] is None  # one lesion: nothing to draw from
+    low, high = found["mean_balanced_accuracy_interval"]
+    means = [found["sites"][name]["balanced_accuracy"] for name in ("a", "b")]
+    assert low < np.mean(means) < high
+
+
+def test_a_held_out_site_is_not_pooled_and_one_without_a_model_has_null_figures():
+    facts = {"a": {}, "b": {"held_out": True}, "c": {"held_out": True, "n_test": 7}}
+    sites = {"a": draw(1, rows=30), "b": draw(2, rows=90)}
+    found = report(sites, facts)
+    assert found["pooled"]["n_test"] == 30
+    assert found["sites"]["b"]["balanced_accuracy_interval"] is not None
+    assert found["sites"]["c"] == {**facts["c"], **{f"{n}{s}": None for n in METRIC_NAMES for s in ("", "_interval")}}
+
+
+def test_no_rows_give_nulls():
+    empty = Scored(np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros(0, np.int64), None, ())
+    found = report({"a": empty})
+    assert found["pooled"]["n_test"] == 0
+    assert found["pooled"]["balanced_accuracy_interval"] is found["mean_balanced_accuracy_interval"] is None

@@ -1,0 +1,178 @@
+"""95 % intervals of every figure by resampling lesions: the cluster bootstrap of Efron and Tibshirani 1993, chapter 8.
+
+Pictures of one lesion are not independent, so whole lesions are drawn with replacement, as many as there are, and a
+figure's interval is the middle 95 % of what it takes over the draws (percentile method). A draw is a whole-number
+weight for each row, and the figures of all draws are computed at once from these weights: `scipy.stats.bootstrap` knows
+no clusters, and calling `site_metrics` a thousand times costs minutes.
+
+Guarantees: the figure of a draw equals `site_metrics` of the rows repeated by their weights; the same rows give the
+same intervals, whatever their order; an interval is two finite floats, or ``None`` with nothing to resample.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from edgefl_trainer.evaluate.metrics import ABSTAINED, ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats
+
+RESAMPLES = 1000
+LEVEL = 0.95
+SEED = 0  # of no run: intervals of equal rows are equal
+BLOCK_VALUES = 4_000_000  # weights in memory at once
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scored rows of one site, or of several together, and what is true of them."""
+
+    probabilities: Float[np.ndarray, "B K"]
+    target: Int[np.ndarray, " B"]
+    predicted: Int[np.ndarray, " B"]  # -1: abstained
+    vacuity: Float[np.ndarray, " B"] | None
+    lesions: tuple[str, ...]  # of each row
+
+    @property
+    def uncertainty(self) -> Float[np.ndarray, " B"]:
+        """What orders the risk-coverage curve: vacuity, else entropy in nats."""
+        return entropy_nats(self.probabilities) if self.vacuity is None else self.vacuity
+
+    def take(self, rows: Int[np.ndarray, " M"]) -> "Scored":
+        """Some of the rows, in the order given."""
+        vacuity = None if self.vacuity is None else self.vacuity[rows]
+        lesions = tuple(self.lesions[i] for i in rows)
+        return Scored(self.probabilities[rows], self.target[rows], self.predicted[rows], vacuity, lesions)
+
+
+def pooled(parts: Sequence[Scored]) -> Scored:
+    """The rows of several sites as one set."""
+    vacuities = [part.vacuity for part in parts if part.vacuity is not None]
+    return Scored(
+        np.concatenate([part.probabilities for part in parts]),
+        np.concatenate([part.target for part in parts]),
+        np.concatenate([part.predicted for part in parts]),
+        np.concatenate(vacuities) if len(vacuities) == len(parts) else None,
+        tuple(lesion for part in parts for lesion in part.lesions),
+    )
+
+
+def resample(scored: Scored, resamples: int = RESAMPLES) -> dict[str, Float[np.ndarray, " R"]]:
+    """Every figure of ``METRIC_NAMES`` over the draws; NaN where a draw does not define it.
+
+    Args:
+        scored: rows with their lesions; at least one row.
+        resamples: draws.
+    """
+    parts = [weighted_figures(scored, weights) for weights in _draws(scored.lesions, resamples)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in METRIC_NAMES}
+
+
+def interval(values: Float[np.ndarray, " R"]) -> list[float] | None:
+    """The middle 95 % of a figure's draws; ``None`` where more than half of them do not define it."""
+    defined = values[np.isfinite(values)]
+    if 2 * defined.size < values.size or defined.size == 0:
+        return None
+    tail = 100 * (1 - LEVEL) / 2
+    return [float(bound) for bound in np.percentile(defined, [tail, 100 - tail])]
+
+
+def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:
+    """Every figure of ``METRIC_NAMES`` for each draw, each row counting as often as its weight says.
+
+    Args:
+        scored: the rows.
+        weights: whole numbers; no draw is empty.
+    """
+    classes = scored.probabilities.shape[1]
+    probabilities = scored.probabilities.astype(np.float64)
+    correct = scored.predicted == scored.target
+    total = weights.sum(axis=1)
+    top = probabilities.max(axis=1)
+    bins = np.eye(ECE_BINS)[ece_bin(top)] * (correct - top)[:, None]  # (B, bins)
+    brier = np.square(probabilities - np.eye(classes)[scored.target]).sum(axis=1)
+    figures = _confusion_figures(scored, weights)
+    figures["auroc"] = _auroc(scored, weights)
+    figures["accuracy"] = weights @ correct.astype(np.float64) / total
+    figures["ece"] = np.abs(weights @ bins).sum(axis=1) / total
+    figures["brier"] = weights @ brier / total
+    figures["aurc"] = _aurc(scored.uncertainty, ~correct, weights)
+    return figures
+
+
+def _draws(lesions: Sequence[str], resamples: int) -> Iterator[Float[np.ndarray, "R B"]]:
+    _, number = np.unique(np.array(lesions, dtype=str), return_inverse=True)
+    count = int(number.max()) + 1
+    rng = np.random.default_rng(SEED)
+    block = max(1, BLOCK_VALUES // len(lesions))
+    for start in range(0, resamples, block):
+        drawn = rng.multinomial(count, np.full(count, 1.0 / count), size=min(block, resamples - start))
+        yield drawn[:, number].astype(np.float64)
+
+
+def _mean(values: Float[np.ndarray, "R K"], defined: Bool[np.ndarray, "R K"]) -> Float[np.ndarray, " R"]:
+    count = defined.sum(axis=1)
+    return np.where(count > 0, np.where(defined, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
+
+
+def _confusion_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:
+    classes = scored.probabilities.shape[1]
+    answer = np.where(scored.predicted == ABSTAINED, classes, scored.predicted)
+    cells = np.eye(classes * (classes + 1))[scored.target * (classes + 1) + answer]  # (B, K·(K+1))
+    matrix = (weights @ cells).reshape(-1, classes, classes + 1)  # (R, K, K+1): true, predicted or abstained
+    hits = np.diagonal(matrix, axis1=1, axis2=2)  # (R, K)
+    true_rows, predicted_rows = matrix.sum(axis=2), matrix.sum(axis=1)[:, :classes]
+    other_rows = weights.sum(axis=1)[:, None] - true_rows
+    counted = true_rows > 0
+    recall = _mean(hits / np.maximum(true_rows, 1), counted)
+    return {
+        "balanced_accuracy": recall,
+        "macro_precision": _mean(hits / np.maximum(predicted_rows, 1), counted),
+        "macro_recall": recall,
+        "macro_f1": _mean(2 * hits / np.maximum(true_rows + predicted_rows, 1), counted),
+        "specificity": _mean(1 - (predicted_rows - hits) / np.maximum(other_rows, 1), counted & (other_rows > 0)),
+    }
+
+
+def _by_level(values: Float[np.ndarray, " B"]) -> tuple[Int[np.ndarray, " B"], Int[np.ndarray, " G"]]:
+    """The order of rows by ascending value, and where each level of equal values begins in it."""
+    order = np.argsort(values, kind="stable")
+    return order, np.flatnonzero(np.diff(values[order], prepend=-np.inf))
+
+
+def _auroc(scored: Scored, weights: Float[np.ndarray, "R B"]) -> Float[np.ndarray, " R"]:
+    """Mann and Whitney's share of pairs in the right order, ties half; of class 1, or the mean over classes."""
+    classes = scored.probabilities.shape[1]
+    areas = []
+    for k in [1] if classes == 2 else range(classes):
+        order, starts = _by_level(scored.probabilities[:, k])
+        inside = (scored.target == k)[order]
+        ordered = weights[:, order]
+        own = np.add.reduceat(ordered * inside, starts, axis=1)  # (R, G)
+        rest = np.add.reduceat(ordered * ~inside, starts, axis=1)
+        pairs = own.sum(axis=1) * rest.sum(axis=1)
+        won = (own * (np.cumsum(rest, axis=1) - rest / 2)).sum(axis=1)
+        areas.append(np.where(pairs > 0, won / np.maximum(pairs, 1), np.nan))
+    stacked = np.stack(areas, axis=1)  # (R, classes)
+    return _mean(stacked, np.isfinite(stacked))
+
+
+def _aurc(
+    uncertainty: Float[np.ndarray, " B"], wrong: Bool[np.ndarray, " B"], weights: Float[np.ndarray, "R B"]
+) -> Float[np.ndarray, " R"]:
+    """Mean error rate over all coverages; rows of equal uncertainty share their group's error rate.
+
+    Inside a group of c rows with error rate r, after C rows with E errors, the rates (E + j·r)/(C + j), j = 1 … c, sum
+    to c·r + (E − r·C)·(H(C+c) − H(C)), H the harmonic numbers.
+    """
+    order, starts = _by_level(uncertainty)
+    ordered = weights[:, order]
+    rows = np.add.reduceat(ordered, starts, axis=1)  # (R, G)
+    errors = np.add.reduceat(ordered * wrong[order], starts, axis=1)
+    covered = np.cumsum(rows, axis=1).astype(np.int64)
+    before = covered - rows.astype(np.int64)
+    failed = np.cumsum(errors, axis=1) - errors
+    harmonic = np.concatenate([[0.0], np.cumsum(1.0 / np.arange(1, covered.max() + 1))])
+    rate = errors / np.maximum(rows, 1)
+    summed = errors + (failed - rate * before) * (harmonic[covered] - harmonic[before])
+    return np.asarray(summed.sum(axis=1) / weights.sum(axis=1))

@@ -1,0 +1,56 @@
+"""What a set of scored sites is reported as: figures and intervals of each site, of all rows together, and over sites.
+
+Definitions: docs/methods.md, "evaluation". Each site counts once in the means over sites, each row once in `pooled`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
+
+Draws = dict[str, Float[np.ndarray, " R"]]
+NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METRIC_NAMES)])
+
+
+def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The figures of `summary.json` that need every row: of each site, and of all rows of the sites that trained.
+
+    Args:
+        scored: scored rows by site; without the sites for which there is no model.
+        facts: of every site, what else stands beside its figures; `held_out` where it never trained.
+
+    Returns:
+        `sites`, `pooled`, and the interval of the mean balanced accuracy over sites.
+    """
+    draws = {name: _draws_of(rows) for name, rows in scored.items()}
+    figures = {
+        name: {**facts[name], **(figures_of(scored[name], draws[name]) if name in scored else NO_FIGURES)}
+        for name in sorted(facts)
+    }
+    trained = [name for name in sorted(scored) if not facts[name].get("held_out")]
+    everything = pooled([scored[name] for name in trained])
+    drawn = [draws[name]["balanced_accuracy"] for name in trained if draws[name]]
+    return {
+        "sites": figures,
+        "pooled": figures_of(everything, _draws_of(everything)),
+        "mean_balanced_accuracy_interval": interval(np.mean(drawn, axis=0)) if drawn else None,
+    }
+
+
+def figures_of(scored: Scored, draws: Draws) -> dict[str, Any]:
+    """Every figure with its interval as `NAME_interval`; null where undefined."""
+    figures = site_metrics(scored.probabilities, scored.target, predicted=scored.predicted, vacuity=scored.vacuity)
+    intervals = {
+        f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
+        for name in METRIC_NAMES
+    }
+    return {**figures, **intervals}
+
+
+def _draws_of(scored: Scored) -> Draws:
+    """The figures over draws; none where there are not two lesions to draw from."""
+    return resample(scored) if len(set(scored.lesions)) > 1 else {}
