@@ -1,9 +1,13 @@
 """Enrolment: docs/security.md checks 9, 21, 22 and 24."""
 
+import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from edgefl_coordinator import members
 from edgefl_coordinator.errors import OperatorError, PolicyError
@@ -11,6 +15,7 @@ from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.schema import invites
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import ROUTES, EmptyRequest, EnrolProofRequest, EnrolReply, Refusal
+from edgefl_protocol.pae import pae
 
 HOUR_MS = 3_600_000
 
@@ -152,13 +157,81 @@ def test_a_pending_member_may_call_one_route(coordinator, tools) -> None:
     assert member.reply(1).code == "pending"
 
 
-def test_low_order_keys_do_not_enrol(coordinator, tools) -> None:
-    """Check 9 at enrolment: a signing or sealing key of low order gets the one 401, and no enrolment."""
+# All encodings of the eight Ed25519 points of low order: 8 canonical and 6 others (C2SP/CCTV, ed25519).
+ORDER_8 = (
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc{}",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03{}",
+)
+ED25519_LOW = [bytes.fromhex(text) for text in [
+    "00" * 31 + "00", "00" * 31 + "80", "01" + "00" * 31, "01" + "00" * 30 + "80",
+    "ec" + "ff" * 30 + "7f", "ec" + "ff" * 30 + "ff", "ed" + "ff" * 30 + "7f", "ed" + "ff" * 30 + "ff",
+    "ee" + "ff" * 30 + "7f", "ee" + "ff" * 30 + "ff",
+    ORDER_8[0].format("05"), ORDER_8[0].format("85"), ORDER_8[1].format("7a"), ORDER_8[1].format("fa"),
+]]  # fmt: skip
+# All u coordinates of low order, canonical or not, without and with the top bit that X25519 ignores (RFC 7748, CCTV).
+X25519_LOW = [bytes.fromhex(text[:-2]) + bytes([int(text[-2:], 16) | top]) for top in (0, 128) for text in [
+    "00" * 32, "01" + "00" * 31, "ec" + "ff" * 30 + "7f", "ed" + "ff" * 30 + "7f", "ee" + "ff" * 30 + "7f",
+    "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800",
+    "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157",
+]]  # fmt: skip
+
+
+class Forger:
+    """Signs without a private key, under a public key of low order: S = 0, and R one of the eight points."""
+
+    def __init__(self, public: bytes) -> None:
+        self.public = public
+        self.key_id = hashlib.sha256(pae(b"\x01", b"sign", public)).hexdigest()
+        self.forged = False
+
+    def sign(self, label: str, *parts: bytes) -> bytes:
+        message = pae(label.encode(), *parts)
+        for point in ED25519_LOW:
+            try:
+                Ed25519PublicKey.from_public_bytes(self.public).verify(point + bytes(32), message)
+            except InvalidSignature:
+                continue
+            self.forged = True
+            return point + bytes(32)
+        return bytes(64)
+
+
+def test_the_lists_of_low_order_keys_are_whole() -> None:
+    """Check 9: 14 Ed25519 encodings; 7 u coordinates with and without the top bit, each with a zero secret."""
+    assert len(set(ED25519_LOW)) == len(set(X25519_LOW)) == 14
+    private = X25519PrivateKey.generate()
+    for public in X25519_LOW:
+        with pytest.raises(ValueError, match="shared"):
+            private.exchange(X25519PublicKey.from_public_bytes(public))
+
+
+@pytest.mark.parametrize("public", ED25519_LOW, ids=bytes.hex)
+def test_a_low_order_signing_key_does_not_enrol(coordinator, tools, caplog, public) -> None:
+    """Check 9 at enrolment: key id, invite and signature fit (the library accepts the forged one), and it is the key's
+    order for which the newcomer is refused, with the one 401."""
     token = tools.token_of(coordinator, "clinic-a")
-    member = tools.Member(coordinator, "clinic-a")
-    for change in ({"signing_public": bytes(32)}, {"sealing_public": bytes(32)}, {"sealing_public": b"\1" + bytes(31)}):
-        assert member.call("enrol", member.enrolment(token, **change).to_payload()) == 401
+    member = tools.Member(coordinator, "clinic-a", signing=Forger(public))
+    while not member.signing.forged:  # depends on the message's hash, so on its random id
+        request = member.envelope("enrol", member.enrolment(token).to_payload())
+    with caplog.at_level("INFO", logger="edgefl_coordinator"):
+        assert member.send("enrol", request) == 401
+    assert [record.getMessage() for record in caplog.records] == ["refused before the signature: enrol low_order_key"]
     assert enrolled(coordinator) == []
+
+
+@pytest.mark.parametrize("suite", [1, 2])
+def test_a_low_order_sealing_key_does_not_enrol(coordinator, tools, caplog, suite) -> None:
+    """Check 9 at enrolment: the X25519 key, alone or in the hybrid, of a newcomer that is right in all else."""
+    token = tools.token_of(coordinator, "clinic-a")
+    member = tools.Member(coordinator, "clinic-a", suite=suite)
+    with caplog.at_level("INFO", logger="edgefl_coordinator"):
+        for public in X25519_LOW:
+            request = member.enrolment(token, sealing_public=member.sealing.public[:-32] + public)
+            assert member.call("enrol", request.to_payload()) == 401
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["refused before the signature: enrol low_order_key"] * 14
+    assert enrolled(coordinator) == []
+    assert isinstance(member.call("enrol", member.enrolment(token).to_payload()), Payload)
 
 
 def test_revocation_holds_from_the_next_request(coordinator, tools) -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from edgefl_coordinator import service, tls
 from edgefl_coordinator.coordinator import open_coordinator
 from edgefl_coordinator.handling import UNAUTHENTICATED
 from edgefl_coordinator.schema import replies
@@ -152,6 +154,34 @@ def test_a_round_trip_over_tls(prepared, serve, tools) -> None:
     assert time.monotonic() - started < 8
     assert "Cancel" not in "".join(served.lines)
     assert not served.home.socket.exists()
+
+
+class LaxSsl:
+    """The module `ssl` of a system whose contexts would still speak TLS 1.0."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(ssl, name)
+
+    @staticmethod
+    def SSLContext(protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = ssl.TLSVersion.TLSv1
+        return context
+
+
+def test_the_servers_context_states_its_oldest_version(coordinator, monkeypatch) -> None:
+    """Check 43, server side: TLS 1.2 whatever the interpreter's default is, in the context that serves."""
+    home = coordinator.store.home
+    monkeypatch.setattr(tls, "ssl", LaxSsl())
+    assert tls.ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).minimum_version == ssl.TLSVersion.TLSv1  # the test can fail
+    for context in (
+        tls.server_context(home.tls / "server.pem", home.tls / "server.key"),
+        service._config(coordinator).ssl,
+    ):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert context.maximum_version in (ssl.TLSVersion.MAXIMUM_SUPPORTED, ssl.TLSVersion.TLSv1_3)
 
 
 def test_tls(prepared, serve) -> None:

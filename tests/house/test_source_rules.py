@@ -19,10 +19,19 @@ BANNED_CALLS = {
     ("os", "system"),
     ("os", "popen"),
     ("ssl", "_create_unverified_context"),
+    ("ssl", "_create_stdlib_context"),
+    ("urllib3", "disable_warnings"),
     ("tempfile", "mktemp"),
 }
 BANNED_METHODS = {"extractall", "extract"}
-BANNED_KEYWORDS = {("verify", False), ("shell", True), ("allow_pickle", True), ("trust_remote_code", True)}
+BANNED_KEYWORDS = {
+    ("verify", False),
+    ("check_hostname", False),
+    ("shell", True),
+    ("allow_pickle", True),
+    ("trust_remote_code", True),
+}
+BANNED_VALUES = {"CERT_NONE", "CERT_OPTIONAL", "PROTOCOL_TLS", "PROTOCOL_SSLv23"}  # of ssl: contexts that check nobody
 SQL = re.compile(
     r"^\s*(SELECT\b.*\bFROM|INSERT\s+INTO|UPDATE\b.*\bSET|DELETE\s+FROM|(CREATE|DROP|ALTER)\s+\w+)", re.I | re.S
 )
@@ -32,12 +41,48 @@ def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """docs/security.md check 38: lines that hold something forbidden."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
-            yield from ((node.lineno, f"import {n}") for n in names if n.partition(".")[0] in BANNED_MODULES)
+            yield from _import_findings(node)
         elif isinstance(node, ast.Call):
             yield from _call_findings(node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.NamedExpr):
+            yield from _assignment_findings(node)
+        if (isinstance(node, ast.Attribute) and node.attr in BANNED_VALUES) or (
+            isinstance(node, ast.Name) and node.id in BANNED_VALUES
+        ):
+            yield node.lineno, "a TLS context that checks nobody"
         if _is_sql_text(node):
             yield node.lineno, "SQL built from text"
+
+
+def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, str]]:
+    """A banned module, or a banned function or value taken out of its module, whatever it is called afterwards."""
+    if isinstance(node, ast.Import):
+        yield from ((node.lineno, a.name) for a in node.names if a.name.partition(".")[0] in BANNED_MODULES)
+        return
+    module = node.module or ""
+    if module.partition(".")[0] in BANNED_MODULES:
+        yield node.lineno, f"from {module}"
+    for alias in node.names:
+        if (module, alias.name) in BANNED_CALLS or alias.name in BANNED_VALUES:
+            yield node.lineno, f"from {module} import {alias.name}"
+
+
+def _assignment_findings(node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> Iterator[tuple[int, str]]:
+    """A switch set after the fact: `session.verify = False`, and also in a tuple."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    for target in targets:
+        pairs = [(target, node.value)]
+        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+            pairs = list(zip(target.elts, node.value.elts, strict=False))
+        for place, value in pairs:
+            name = place.attr if isinstance(place, ast.Attribute) else place.id if isinstance(place, ast.Name) else ""
+            if any(name == banned and _is(value, bad) for banned, bad in BANNED_KEYWORDS):
+                yield node.lineno, f"{name} = {ast.unparse(value) if value else ''}"
+
+
+def _is(value: ast.expr | None, constant: bool) -> bool:
+    """Whether an expression is this truth value, or 0 or 1 in its place."""
+    return isinstance(value, ast.Constant) and type(value.value) in (bool, int) and value.value == constant
 
 
 def _call_findings(node: ast.Call) -> Iterator[tuple[int, str]]:
@@ -48,9 +93,12 @@ def _call_findings(node: ast.Call) -> Iterator[tuple[int, str]]:
         if (owner, node.func.attr) in BANNED_CALLS or node.func.attr in BANNED_METHODS:
             yield node.lineno, f"{owner}.{node.func.attr}"
     for keyword in node.keywords:
-        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
-        if any(keyword.arg == name and value is bad for name, bad in BANNED_KEYWORDS):
-            yield node.lineno, f"{keyword.arg}={value}"
+        if any(keyword.arg == name and _is(keyword.value, bad) for name, bad in BANNED_KEYWORDS):
+            yield node.lineno, f"{keyword.arg}={ast.unparse(keyword.value)}"
+    if isinstance(node.func, ast.Name) and node.func.id == "setattr" and len(node.args) == 3:
+        named = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+        if any(named == name and _is(node.args[2], bad) for name, bad in BANNED_KEYWORDS):
+            yield node.lineno, f"setattr {named}"
 
 
 def _is_sql_text(node: ast.AST) -> bool:
@@ -84,6 +132,26 @@ def test_the_source_holds_nothing_forbidden(modules) -> None:
         "yaml.load(text)",
         "eval(text)",
         "requests.get(url, verify=False)",
+        "requests.get(url, verify=0)",
+        "session.verify = False",
+        "self.session.verify = verify = False",
+        "session.verify, session.trust_env = False, True",
+        "session.verify: bool = False",
+        'setattr(session, "verify", False)',
+        "context.verify_mode = ssl.CERT_NONE",
+        "context.verify_mode = CERT_NONE",
+        "wrap(sock, cert_reqs=ssl.CERT_NONE)",
+        "from ssl import CERT_NONE",
+        "from ssl import CERT_NONE as relaxed",
+        "context.check_hostname = False",
+        "make_context(check_hostname=False)",
+        "from ssl import _create_unverified_context",
+        "ssl.SSLContext(ssl.PROTOCOL_TLS)",
+        "from torch import load",
+        "from yaml import load as read",
+        "from os import system",
+        "from pickle import loads as read",
+        "import marshal as m",
         "subprocess.run(line, shell=True)",
         "archive.extractall(folder)",
         "numpy.load(file, allow_pickle=True)",
@@ -105,6 +173,13 @@ def test_a_forbidden_line_is_found(line: str) -> None:
         "re.compile(text)",
         'f"updated {name}, set aside"',
         "run(command, shell=False)",
+        "session.verify = str(ca_file)",
+        "session.verify = True",
+        "context.check_hostname = True",
+        "context.verify_mode = ssl.CERT_REQUIRED",
+        "verified, shell = False, False",
+        "from torch import nn",
+        "signature.verify(data)",
         'db.execute("SELECT 1 FROM x")',
     ],
 )

@@ -9,13 +9,14 @@ import socket
 import ssl
 import threading
 import time
+import warnings
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgefl_client.exchange import Request, TlsRefused, Unavailable
+from edgefl_client.exchange import Request, TlsRefused, Unavailable, tls
 from edgefl_client.exchange.https import Deadlines, HttpsTransport
 from edgefl_client.exchange.tls import pinned_certificate
 
@@ -169,6 +170,34 @@ def test_expired_is_refused(serve, pki):
     with pytest.raises(TlsRefused, match="expired"):
         post(HttpsTransport(url(server), pki["ca"], deadlines=QUICK))
     assert server.seen == []
+
+
+class LaxSsl:
+    """The module `ssl` of a system whose contexts would still speak TLS 1.0."""
+
+    def __getattr__(self, name):
+        return getattr(ssl, name)
+
+    @staticmethod
+    def SSLContext(protocol):
+        context = ssl.SSLContext(protocol)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            context.minimum_version = ssl.TLSVersion.TLSv1
+        return context
+
+
+def test_the_devices_context_states_its_oldest_version(pki, monkeypatch):
+    """docs/security.md, check 43: TLS 1.2 and a checked host name, whatever the interpreter's default is, and in the
+    connection that is used."""
+    monkeypatch.setattr(tls, "ssl", LaxSsl())
+    assert tls.ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).minimum_version == ssl.TLSVersion.TLSv1  # the test can fail
+    for trusted in (None, pki["ca"]):
+        pools = HttpsTransport("https://coordinator.example", trusted)._connection.get_adapter("https://x").poolmanager
+        used = pools.connection_from_host("coordinator.example", scheme="https").conn_kw["ssl_context"]
+        for context in (tls.tls_context(trusted), used):
+            assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+            assert context.check_hostname and context.verify_mode == ssl.CERT_REQUIRED
 
 
 def test_tls_1_1_is_refused(serve, pki):
