@@ -9,19 +9,24 @@ one model on the rows of all sites. Statistics and definitions: docs/methods.md,
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
-from edgefl_trainer.data import DataError, load_federation
-from edgefl_trainer.evaluate.baselines import colour_statistics, pooled_baseline, site_baselines
-from edgefl_trainer.evaluate.metrics import SiteMetrics, federation_summary
+if TYPE_CHECKING:
+    from edgefl_trainer.evaluate.metrics import SiteMetrics
 
 
 def measure(
     specs: tuple[str, ...], task: str, image_px: int, seed: int, limit: int | None, cache: Path | None
 ) -> dict[str, object]:
     """Return the figures under the names of `summary.json`, and those of the pooled model under `pooled`."""
+    import numpy as np
+
+    from edgefl_trainer.data import load_federation
+    from edgefl_trainer.evaluate.baselines import colour_statistics, pooled_baseline, site_baselines
+    from edgefl_trainer.evaluate.metrics import federation_summary
+
     start = time.monotonic()
     federation = load_federation(specs, image_px=image_px, task=task, seed=seed, limit=limit, cache_dir=cache)
     split = federation.report_split
@@ -44,8 +49,10 @@ def measure(
     }
 
 
-def table(result: dict[str, object], sites: dict[str, SiteMetrics], pooled: dict[str, SiteMetrics]) -> str:
+def table(result: dict[str, object], sites: "dict[str, SiteMetrics]", pooled: "dict[str, SiteMetrics]") -> str:
     """Return one line per site for people to read."""
+    from edgefl_trainer.evaluate.metrics import federation_summary
+
     lines = [f"{'site':<20}{'fit':>8}{'reported':>10}{'per site':>10}{'pooled':>10}"]
     for name, figures in sites.items():
         alone, shared = figures["balanced_accuracy"], pooled[name]["balanced_accuracy"]
@@ -74,6 +81,8 @@ def main(
     as_json: bool,
 ) -> None:
     """Measure the colour baseline on real or drawn data."""
+    from edgefl_trainer.data import DataError
+
     try:
         result = measure(specs, task, image_px, seed, limit, cache_dir)
     except DataError as error:

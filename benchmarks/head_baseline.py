@@ -10,23 +10,22 @@ equally and once as they come. Definitions: docs/methods.md, "baseline rows".
 import json
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
 
-from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.contract import Examples
-from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.engine.sites import choose_device
-from edgefl_trainer.evaluate.baselines import site_baselines
-from edgefl_trainer.evaluate.metrics import SiteMetrics, federation_summary
-from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, choose_readout, probe_sites
-from edgefl_trainer.learning.features import READOUTS, frozen_features
-from edgefl_trainer.models.backbones import load_backbone
+if TYPE_CHECKING:
+    import numpy as np
+
+    from edgefl_trainer.data import Federation
+    from edgefl_trainer.evaluate.metrics import SiteMetrics
+    from edgefl_trainer.evaluate.probe import ProbeReport
 
 
-def probe(federation: Federation, features: np.ndarray) -> ProbeReport:
+def probe(federation: "Federation", features: "np.ndarray") -> "ProbeReport":
     """Return the probe of one readout, from the `train` to the `tune` rows of every site."""
+    from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
+
     labels = federation.labels
     return probe_sites(
         {
@@ -41,8 +40,18 @@ def probe(federation: Federation, features: np.ndarray) -> ProbeReport:
     )
 
 
-def measure(federation: Federation, backbone_name: str, seed: int, device: str) -> dict[str, object]:
+def measure(federation: "Federation", backbone_name: str, seed: int, device: str) -> dict[str, object]:
     """Return the figures of the balanced head under the names of `summary.json`, the others beside them."""
+    import numpy as np
+
+    from edgefl_trainer.contract import Examples
+    from edgefl_trainer.engine.sites import choose_device
+    from edgefl_trainer.evaluate.baselines import site_baselines
+    from edgefl_trainer.evaluate.metrics import federation_summary
+    from edgefl_trainer.evaluate.probe import choose_readout
+    from edgefl_trainer.learning.features import READOUTS, frozen_features
+    from edgefl_trainer.models.backbones import load_backbone
+
     start = time.monotonic()
     backbone = load_backbone(backbone_name, image_px=federation.images.shape[1], seed=seed).to(choose_device(device))
     everything = Examples(federation.images, federation.labels, np.arange(federation.images.shape[0]))
@@ -53,7 +62,7 @@ def measure(federation: Federation, backbone_name: str, seed: int, device: str) 
     fit = {name: np.concatenate([site.train, site.tune]) for name, site in federation.sites.items()}
     report = {name: site.rows(split) for name, site in federation.sites.items()}
 
-    def head(balanced: bool) -> dict[str, SiteMetrics]:
+    def head(balanced: bool) -> "dict[str, SiteMetrics]":
         classes = len(federation.classes)
         return site_baselines(features[readout], federation.labels, fit, report, classes, balanced=balanced)
 
@@ -74,8 +83,10 @@ def measure(federation: Federation, backbone_name: str, seed: int, device: str) 
     }
 
 
-def table(result: dict[str, object], sites: dict[str, SiteMetrics], plain: dict[str, SiteMetrics]) -> str:
+def table(result: dict[str, object], sites: "dict[str, SiteMetrics]", plain: "dict[str, SiteMetrics]") -> str:
     """Return one line per site for people to read."""
+    from edgefl_trainer.evaluate.metrics import federation_summary
+
     lines = [f"{'site':<20}{'fit':>8}{'reported':>10}{'balanced':>10}{'plain':>10}"]
     for name, figures in sites.items():
         pair = (figures["balanced_accuracy"], plain[name]["balanced_accuracy"])
@@ -110,6 +121,9 @@ def main(
     as_json: bool,
 ) -> None:
     """Measure heads alone on a frozen backbone."""
+    from edgefl_protocol.errors import EdgeflError
+    from edgefl_trainer.data import load_federation
+
     try:
         federation = load_federation(specs, image_px=image_px, task=task, seed=seed, limit=limit, cache_dir=cache_dir)
         result = measure(federation, backbone, seed, device) | {"task": task}

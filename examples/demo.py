@@ -16,9 +16,6 @@ from pathlib import Path
 
 import click
 
-from demo_federation import federate
-from demo_picture import attention_in_lesion, draw_test_images
-
 ROOT = Path(__file__).resolve().parent.parent
 BACKBONE = ROOT / "backbones" / "drawn-lesions-84.safetensors"
 DATA = "lesions:sites=6,images=240"
@@ -29,6 +26,9 @@ WANTED_ACCURACY, WANTED_RATIO = 0.80, 1.5
 @click.command(help=__doc__)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("demo-out"), show_default=True, metavar="DIR")
 def main(out: Path) -> None:
+    from demo_federation import federate
+    from demo_picture import attention_in_lesion, draw_test_images
+
     if out.exists() and any(out.iterdir()):
         raise click.UsageError(f"{out} is not empty: remove it or name another folder with --out.")
     out.mkdir(parents=True, exist_ok=True)

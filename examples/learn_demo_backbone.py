@@ -7,27 +7,16 @@ with labels (ImageNet-21k in the paper); this one plays that part where nothing 
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import numpy as np
-import torch
-from torch import nn
 
-from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.augment import dihedral, to_float
-from edgefl_trainer.data import Federation, load_federation
-from edgefl_trainer.learning.steps import cosine_rate
-from edgefl_trainer.models.backbones import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Architecture,
-    backbone_bytes,
-    build_vit,
-    initialise,
-    weights_of,
-)
+if TYPE_CHECKING:
+    from torch import nn
 
-ARCHITECTURE = Architecture(width=96, depth=6, heads=3, patch=12, image_px=84)
+    from edgefl_trainer.data import Federation
+    from edgefl_trainer.models.backbones import Architecture
+
 CLASSES = "NV+MEL+BKL+BCC+VASC"
 
 
@@ -37,19 +26,38 @@ CLASSES = "NV+MEL+BKL+BCC+VASC"
 @click.option("--seed", default=4242, show_default=True, metavar="N", help="Of the drawings and the network.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), required=True, metavar="FILE", help="Backbone file.")
 def main(images: int, epochs: int, seed: int, out: Path) -> None:
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_trainer.data import load_federation
+    from edgefl_trainer.models.backbones import backbone_bytes, weights_of
+
     data = load_federation([f"lesions:sites=6,images={images},seed={seed},classes={CLASSES}"], image_px=84, seed=seed)
     vit = learn(data, epochs, seed)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, backbone_bytes(ARCHITECTURE, weights_of(vit), self_supervised=False, half=True))
+    write_atomic(out, backbone_bytes(architecture(), weights_of(vit), self_supervised=False, half=True))
     click.echo(f"wrote {out} ({out.stat().st_size / 1e6:.2f} MB)")
 
 
-def learn(data: Federation, epochs: int, seed: int) -> nn.Module:
+def architecture() -> "Architecture":
+    """The demo's network: 0.7 million weights, small enough to lie in the repository."""
+    from edgefl_trainer.models.backbones import Architecture
+
+    return Architecture(width=96, depth=6, heads=3, patch=12, image_px=84)
+
+
+def learn(data: "Federation", epochs: int, seed: int) -> "nn.Module":
     """Cross-entropy on the class token; prints balanced accuracy on unseen lesions after each epoch."""
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from edgefl_trainer.augment import dihedral, to_float
+    from edgefl_trainer.learning.steps import cosine_rate
+    from edgefl_trainer.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_vit, initialise
+
     torch.manual_seed(seed)
-    vit = build_vit(ARCHITECTURE)
+    vit = build_vit(architecture())
     initialise(vit, torch.Generator().manual_seed(seed))
-    head = nn.Linear(ARCHITECTURE.width, len(data.classes))
+    head = nn.Linear(architecture().width, len(data.classes))
     learned = [value for value in (*vit.parameters(), *head.parameters()) if value.requires_grad]
     optimizer = torch.optim.AdamW(learned, lr=0, weight_decay=0.05)
     rows = np.concatenate([site.train for site in data.sites.values()])
@@ -73,14 +81,20 @@ def learn(data: Federation, epochs: int, seed: int) -> nn.Module:
     return vit
 
 
-@torch.inference_mode()
-def judge(vit: nn.Module, head: nn.Module, data: Federation) -> float:
+def judge(vit: "nn.Module", head: "nn.Module", data: "Federation") -> float:
     """Balanced accuracy on the tune rows of all sites."""
+    import numpy as np
+    import torch
+
+    from edgefl_trainer.augment import to_float
+    from edgefl_trainer.models.backbones import IMAGENET_MEAN, IMAGENET_STD
+
     rows = np.concatenate([site.tune for site in data.sites.values()])
     answers = []
     for chosen in np.array_split(rows, max(1, len(rows) // 256)):
         images = to_float(torch.from_numpy(data.images[chosen]), IMAGENET_MEAN, IMAGENET_STD)
-        answers.append(head(vit(images)).argmax(dim=1).numpy())
+        with torch.inference_mode():
+            answers.append(head(vit(images)).argmax(dim=1).numpy())
     predicted, target = np.concatenate(answers), data.labels[rows]
     return float(np.mean([(predicted[target == k] == k).mean() for k in np.unique(target)]))
 

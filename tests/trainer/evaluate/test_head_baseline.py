@@ -17,6 +17,7 @@ SCRIPT = ROOT / "benchmarks" / "head_baseline.py"
 STARTED = (
     "benchmarks/head_baseline.py",
     "benchmarks/colour_baseline.py",
+    "benchmarks/score_startup.py",
     "examples/demo.py",
     "examples/learn_demo_backbone.py",
 )
@@ -72,12 +73,14 @@ def test_missing_data_is_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("script", STARTED)
 def test_every_script_explains_itself(script, tmp_path):
-    """Started as a reader starts it: help on stdout, exit status 0, nothing written where it was started."""
+    """Started as a reader starts it: help at once on stdout, exit status 0, nothing written where it was started."""
     done = subprocess.run(
-        [sys.executable, str(ROOT / script), "--help"],
+        [sys.executable, "-X", "importtime", str(ROOT / script), "--help"],
         cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Usage:")
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "click" in loaded and not loaded & {"numpy", "torch", "timm", "PIL", "onnx", "sklearn"}
     assert "--" in done.stdout.partition("Options:")[2].replace("--help", "")
     assert list(tmp_path.iterdir()) == []
