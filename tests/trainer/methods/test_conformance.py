@@ -17,8 +17,9 @@ FRESH = {"batch": 4, "lr_head": 2e-3}
 
 
 def small(name: str, **more: object):
-    hyper = {**(SMALL.get(name) or FRESH), **more}
-    return build(METHODS[name], hyper)
+    known = hyper_types(METHODS[name])
+    hyper = {key: value for key, value in (SMALL.get(name) or FRESH).items() if key in known}
+    return build(METHODS[name], {**hyper, **more})
 
 
 def value_of(settings: object, key: str) -> object:

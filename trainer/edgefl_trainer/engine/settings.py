@@ -185,7 +185,8 @@ def method_class(name: str) -> type[Method]:
 def preset_of(method: str, preset: PresetName) -> Mapping[str, Any]:
     """The settings a preset stands for with one method."""
     kind = METHODS[method]
-    found = (_LABELLED_PRESETS if kind.needs_labels else _BACKBONE_PRESETS)[preset]
+    usual = _LABELLED_PRESETS if kind.needs_labels else _BACKBONE_PRESETS
+    found = _FAMILY_PRESETS.get(kind.family, usual)[preset]
     known = hyper_types(kind)
     return {**found, "hyper": {name: value for name, value in found.get("hyper", {}).items() if name in known}}
 
@@ -207,11 +208,16 @@ def hyper_types(kind: type[Any]) -> dict[str, Any]:
 
 
 def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
-    """An instance from flat hyper-parameters.
+    """An instance from flat hyper-parameters; what is not named keeps the default of `kind`, in its recipe too.
 
     Raises:
         SettingError: a name that the method does not have, or a value of another type or out of range.
     """
+    return _adjusted(kind(), hyper)
+
+
+def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
+    kind = type(instance)
     types = typing.get_type_hints(kind)
     known = hyper_types(kind)
     for name in hyper:
@@ -221,11 +227,11 @@ def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
     for entry in fields(kind):
         nested = types[entry.name]
         if is_dataclass(nested) and isinstance(nested, type):
-            inner = hyper_types(nested)
-            values[entry.name] = build(nested, {name: value for name, value in hyper.items() if name in inner})
+            inner = {name: value for name, value in hyper.items() if name in hyper_types(nested)}
+            values[entry.name] = _adjusted(getattr(instance, entry.name), inner)
         elif entry.name in hyper:
             values[entry.name] = check_type(entry.name, hyper[entry.name], nested)
-    return kind(**values)
+    return replace(instance, **values)
 
 
 def check_type(name: str, value: Any, wanted: Any) -> Any:
@@ -314,3 +320,14 @@ _BACKBONE_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
     },
     "paper": {"rounds": 100, "epochs": 10, "backbone": "vit:768x12/16", "image_px": 224},
 }
+# The schedule of PEP-FedPT and of what it compares with (CIFAR-100); which share of the sites takes part is the data's.
+_TOKEN_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
+    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120},
+    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200},
+    "paper": {
+        "rounds": 100,
+        "epochs": 5,
+        "hyper": {"readout": "cls", "head_norm": "none", "augment": "none", "weighting": "uniform"},
+    },
+}
+_FAMILY_PRESETS: Mapping[str, Mapping[PresetName, Mapping[str, Any]]] = {"prompt tokens": _TOKEN_PRESETS}

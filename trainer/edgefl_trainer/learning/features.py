@@ -78,13 +78,46 @@ def best_readout(scores: Mapping[Readout, float]) -> Readout:
     return max(READOUTS, key=lambda name: scores[name])
 
 
-def feature_reply(site: Site) -> Payload:
-    """The site half of a warm phase: moments (2, D) of both readouts over its training images, and probe figures."""
+def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
+    """What a site with a private head decides alone: its readout and, where used, its feature statistics.
+
+    Args:
+        site: whose rows are read.
+        wanted: `cls` or `mean`; `auto` takes the one that probes better.
+        standardise: whether features are standardised before the head.
+
+    Returns:
+        `features.mean` and `features.std` (D,) where used; the value `readout`.
+    """
     assert site.backbone is not None
+    if wanted != "auto" and not standardise:
+        return State({}, {"readout": wanted})
     features = frozen_features(site.backbone, site.train, site.device)
-    found = {name: moments(features[name]) for name in READOUTS}
-    arrays = {f"moments.{name}": np.stack([found[name].mean, found[name].square]) for name in READOUTS}
-    probes = {f"probe.{name}": score for name, score in probe_readouts(site, features).items()}
+    readout = best_readout(probe_readouts(site, features)) if wanted == "auto" else readout_named(wanted)
+    return State(moments(features[readout]).statistics() if standardise else {}, {"readout": readout})
+
+
+def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True) -> Payload:
+    """The site half of a warm phase, no larger than what the server will read of it.
+
+    Args:
+        site: whose rows are read.
+        wanted: `cls` or `mean`; `auto` lets a probe decide.
+        standardise: whether features are standardised before the head.
+
+    Returns:
+        Moments (2, D) of the readouts in question over the training images, if features are standardised; their probe
+        figures, if they decide; the number of training images.
+    """
+    assert site.backbone is not None
+    if wanted != "auto" and not standardise:
+        return Payload({}, {"n_train": len(site.train)})
+    features = frozen_features(site.backbone, site.train, site.device)
+    asked = READOUTS if wanted == "auto" else (readout_named(wanted),)
+    found = {name: moments(features[name]) for name in asked if standardise}
+    arrays = {f"moments.{name}": np.stack([one.mean, one.square]) for name, one in found.items()}
+    scores = probe_readouts(site, features) if wanted == "auto" else {}
+    probes = {f"probe.{name}": score for name, score in scores.items()}
     return Payload(arrays, {"n_train": len(site.train), **probes})
 
 
@@ -100,13 +133,16 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
         `features.mean` and `features.std` (D,) where used; the value `readout`.
     """
     names = sorted(replies)
-    scores = {k: float(np.mean([float(replies[n].scalars[f"probe.{k}"]) for n in names])) for k in READOUTS}
-    readout = best_readout(scores) if wanted == "auto" else wanted
+    readout = readout_named(wanted)
+    if wanted == "auto":
+        probes = {k: [float(replies[name].scalars[f"probe.{k}"]) for name in names] for k in READOUTS}
+        readout = best_readout({k: float(np.mean(figures)) for k, figures in probes.items()})
+    if not standardise:
+        return State({}, {"readout": readout})
     counts = np.array([int(replies[name].scalars["n_train"]) for name in names])
     stacked = np.stack([replies[name].arrays[f"moments.{readout}"].astype(np.float64) for name in names])
     mean, square = (stacked * (counts / counts.sum())[:, None, None]).sum(axis=0)
-    pooled = FeatureMoments(int(counts.sum()), mean, square)
-    return State(pooled.statistics() if standardise else {}, {"readout": readout})
+    return State(FeatureMoments(int(counts.sum()), mean, square).statistics(), {"readout": readout})
 
 
 def readout_named(value: object) -> Readout:

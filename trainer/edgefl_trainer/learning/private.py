@@ -10,7 +10,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Site, State
 from edgefl_trainer.learning import evidential, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe
-from edgefl_trainer.learning.features import best_readout, frozen_features, moments, probe_readouts
+from edgefl_trainer.learning.features import own_features
 from edgefl_trainer.learning.terms import Term
 from edgefl_trainer.models.vit import Readout
 from edgefl_trainer.rollout import PrefixMode
@@ -69,21 +69,14 @@ def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
 
     Those of the broadcast where it names them, the site's own otherwise.
     """
-    assert site.backbone is not None
     spec = site.task.backbone
     initial = evidential.initial_tensors(recipe, spec, len(site.task.classes), site.task.seed)
     arrays: Arrays = steps.as_arrays(initial)
     if "readout" in broadcast.scalars:
         common = {name: broadcast.arrays[name] for name in evidential.STATISTICS if name in broadcast.arrays}
         return State({**arrays, **common}, {"readout": broadcast.scalars["readout"]})
-    readout: Readout = "cls" if recipe.readout == "auto" else recipe.readout
-    if recipe.readout == "auto" or recipe.standardises(spec):
-        features = frozen_features(site.backbone, site.train, site.device)
-        if recipe.readout == "auto":
-            readout = best_readout(probe_readouts(site, features))
-        if recipe.standardises(spec):
-            arrays = {**arrays, **moments(features[readout]).statistics()}
-    return State(arrays, {"readout": readout})
+    own = own_features(site, recipe.readout, standardise=recipe.standardises(spec))
+    return State({**arrays, **own.arrays}, own.values)
 
 
 def readout_of(state: State) -> Readout:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 from jaxtyping import Float
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -24,6 +25,7 @@ from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import BackboneSpec, Readout
 
 HEAD = "head.weight"
+PROMPTS = "prompts.s"
 STATISTICS = ("features.mean", "features.std")
 Tensors = Mapping[str, Tensor]
 Forward = Callable[[Tensor], tuple[Tensor, Tensor | float]]
@@ -51,9 +53,19 @@ class SoftmaxRecipe:
         if self.batch < 1:
             raise SettingError(f"batch is {self.batch}; allowed: 1 or more.")
 
+    @property
+    def asks_features(self) -> bool:
+        """Whether a warm phase has anything to ask; on a supervised backbone the reply may still hold no array."""
+        return self.readout == "auto" or self.head_norm != "none"
+
     def standardises(self, spec: BackboneSpec) -> bool:
         """Whether features are standardised before the head."""
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
+
+    def module(self, site: Site, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreModule:
+        """What scores at a site; see `options`."""
+        assert site.backbone is not None
+        return ScoreModule(site.backbone, self.options(site.task.backbone, readout, insert, prompted))
 
     def options(self, spec: BackboneSpec, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreOptions:
         """How a model of this recipe scores."""
@@ -61,6 +73,16 @@ class SoftmaxRecipe:
         return ScoreOptions(
             readout=readout, output="softmax", head_norm=norm, prompts=(), insert=insert, prompted=prompted
         )
+
+
+def check_count(name: str, value: int) -> None:
+    """Refuse a number of tokens below one.
+
+    Raises:
+        SettingError: it is.
+    """
+    if value < 1:
+        raise SettingError(f"{name} is {value}; allowed: 1 or more.")
 
 
 def check_fits(task: Task, insert: Insert | None) -> None:
@@ -118,7 +140,8 @@ def learn(
     epochs: Sequence[int] | None = None,
     forward: Forward | None = None,
     project: Mapping[str, Float[Tensor, "D D"]] | None = None,
-) -> None:
+    velocity: Arrays | None = None,
+) -> dict[str, NDArray[np.generic]]:
     """Local epochs of SGD: steps `tensors` in place and reports the loss.
 
     Args:
@@ -131,10 +154,16 @@ def learn(
         epochs: numbers of the epochs, for their draws; 0 to E − 1 by default.
         forward: another way from images to logits, see `Forward`.
         project: for some of `names`, the matrix T that every update Δ is multiplied with: Δ·T.
+        velocity: what SGD's momentum starts from, by name; from zero where there is none.
+
+    Returns:
+        The velocity after the last step, by name; empty without momentum.
     """
     rate = recipe.lr * recipe.lr_decay ** (round_ - 1)
     learned = [tensors[name] for name in names]
     optimizer = torch.optim.SGD(learned, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    for name, begun in (velocity or {}).items():
+        optimizer.state[tensors[name]]["momentum_buffer"] = torch.from_numpy(np.array(begun)).to(site.device)
     score = forward or plain_forward(site, module, tensors)
     per_epoch = -(-len(site.train) // recipe.batch)
     for epoch in range(site.task.epochs) if epochs is None else epochs:
@@ -155,6 +184,8 @@ def learn(
                 {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
             )
         site.report({"summary": 1, "loss": total / len(site.train)})
+    buffers = {name: optimizer.state[tensors[name]].get("momentum_buffer") for name in names}
+    return steps.as_arrays({name: buffer for name, buffer in buffers.items() if buffer is not None})
 
 
 def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:

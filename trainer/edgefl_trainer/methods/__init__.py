@@ -6,9 +6,14 @@ from edgefl_trainer.methods.fedavgpers import FedAvgPers
 from edgefl_trainer.methods.feddistill import FedDistill
 from edgefl_trainer.methods.fedevprompt import FedEvPrompt
 from edgefl_trainer.methods.fedmae import FedMAE
+from edgefl_trainer.methods.fedpr import FedPR
 from edgefl_trainer.methods.fedproto import FedProto
 from edgefl_trainer.methods.fedprox import FedProx
+from edgefl_trainer.methods.fedvpt import FedVPT, FedVPTDeep
+from edgefl_trainer.methods.head import Head
 from edgefl_trainer.methods.local import Local
+from edgefl_trainer.methods.p_pt import PPT
+from edgefl_trainer.methods.pfedpg import PFedPG
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -16,9 +21,15 @@ METHODS: dict[str, type[Method]] = {
     "feddistill": FedDistill,
     "fedevprompt": FedEvPrompt,
     "fedmae": FedMAE,
+    "fedpr": FedPR,
     "fedprox": FedProx,
     "fedproto": FedProto,
+    "fedvpt": FedVPT,
+    "fedvpt-deep": FedVPTDeep,
+    "head": Head,
     "local": Local,
+    "p-pt": PPT,
+    "pfedpg": PFedPG,
 }
 
 __all__ = ["METHODS"]

@@ -1,0 +1,133 @@
+"""FedPR. Feng et al., "Learning federated visual prompt in null space for MRI reconstruction", CVPR 2023,
+arXiv 2303.16181, with github.com/chunmeifeng/FedPR, on shallow prompt tokens as PEP-FedPT (arXiv 2510.25372) does.
+
+    server sends theta = (P, H)                                            broadcast
+    site c, from round 2: T = the projector onto the null space of P       null_space
+            E epochs; every update of the prompts Δ becomes Δ·T            local_round → softmax.learn
+    server: theta = sum_c n_c/n theta_c                                    aggregate
+
+So what a site learns is orthogonal to every token of the prompts it was sent, and does not overwrite them.
+
+Differs from the paper: T = I - QQ', Q an orthonormal basis of the rows of P: the whole null space, where the code keeps
+an arbitrary share of it (`ratio=0.8`) and divides by its norm (`fro_norm=on`); SGD in place of Adam, its velocity kept
+at the site as Adam's moments are there; ten shallow tokens and a head that is not projected, in place of a Swin's deep
+prompts for MRI (docs/methods.md 5.4).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import averaged, softmax, steps
+from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning.features import readout_named
+from edgefl_trainer.learning.softmax import (
+    HEAD,
+    PROMPTS,
+    SoftmaxRecipe,
+    check_count,
+    check_fits,
+    head_init,
+    token_init,
+)
+from edgefl_trainer.models.inserts import Tokens
+
+LEARNED = (PROMPTS, HEAD)
+VELOCITY = "velocity."
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedPR:
+    """FedVPT whose sites may only move the prompts where the sent prompts do not point."""
+
+    family: ClassVar[str] = "prompt tokens"
+    paper: ClassVar[str] = "arXiv 2303.16181"
+    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features")  # moments once
+    needs_labels: ClassVar[bool] = True
+
+    recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
+    n: int = 10  # prompt tokens
+    ratio: float = 0.0  # share of the singular directions that is kept, the last ones; 0: the exact null space
+    fro_norm: bool = False  # divide the projector by its Frobenius norm
+    optimizer_state: Literal["keep", "reset"] = "keep"  # of a site, across rounds
+    weighting: Weighting = "samples"
+
+    def __post_init__(self) -> None:
+        check_count("n", self.n)
+        if not 0 <= self.ratio <= 1:
+            raise SettingError(f"ratio is {self.ratio}; allowed: 0 (the exact null space) to 1.")
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """A warm exchange where features have to be looked at, then R rounds."""
+        return averaged.phases(self.recipe, rounds)
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """Fresh prompts and head."""
+        check_fits(task, Tokens())
+        generator = torch.Generator().manual_seed(task.seed)
+        prompts = token_init(task.backbone, (1, self.n, task.backbone.width), generator)
+        head = head_init(task.backbone, len(task.classes), generator)
+        return averaged.start(self.recipe, task, {PROMPTS: prompts, HEAD: head})
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """P and H to everyone; a site makes its own projector."""
+        return averaged.broadcast(state, phase, sites)
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """E epochs of P and H, the prompts only within the null space of what was sent."""
+        if broadcast.scalars["phase"] == "warm":
+            return State(), averaged.warm_reply(self.recipe, site)
+        round_ = int(broadcast.scalars["round"])
+        module = self.recipe.module(site, readout_named(broadcast.scalars["readout"]), Tokens())
+        tensors = softmax.trainable(broadcast.arrays, LEARNED, site.device)
+        keep = self.optimizer_state == "keep"
+        before = {name.removeprefix(VELOCITY): v for name, v in state.arrays.items() if name.startswith(VELOCITY)}
+        project = {}
+        if round_ > 1:  # the first prompts are random: nothing to keep
+            matrix = null_space(broadcast.arrays[PROMPTS][0].astype(np.float64), self.ratio, self.fro_norm)
+            project = {PROMPTS: torch.from_numpy(matrix).float().to(site.device)}
+        velocity = softmax.learn(
+            self.recipe, site, module, tensors, LEARNED, round_, project=project, velocity=before if keep else None
+        )
+        learned = steps.as_arrays({name: tensors[name] for name in LEARNED})
+        kept = {f"{VELOCITY}{name}": value for name, value in velocity.items() if keep}
+        return State({**learned, **kept}), averaged.reply(site, learned)
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """The mean of prompts and heads."""
+        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The averaged model."""
+        return averaged.predictor(self.recipe, site, Tokens(), broadcast.arrays, broadcast)
+
+
+def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool = False) -> NDArray[np.float64]:
+    """The matrix T that an update Δ (n, D) is multiplied with from the right.
+
+    Args:
+        prompts: global prompts P, (n, D).
+        ratio: 0 for the projector onto the exact null space of P; else the share of the right singular vectors of P'P
+            that T keeps, those of the smallest values, as the published code does.
+        fro_norm: divide T by its Frobenius norm.
+
+    Returns:
+        T, symmetric, (D, D).
+    """
+    width = prompts.shape[1]
+    if ratio == 0:
+        basis, _ = np.linalg.qr(prompts.T)  # (D, min(n, D)), orthonormal columns that span the rows of P
+        projector: NDArray[np.float64] = np.eye(width) - basis @ basis.T
+    else:
+        _, _, directions = np.linalg.svd(prompts.T @ prompts)
+        kept = directions[int(width * (1 - ratio)) :]
+        projector = kept.T @ kept
+    norm = float(np.linalg.norm(projector))
+    return projector / norm if fro_norm and norm > 0 else projector
