@@ -7,7 +7,6 @@ policy. Heavy modules load inside the commands, so that `--help` works in the ba
 import importlib.util
 import json
 import logging
-import os
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -35,7 +34,8 @@ HOME = click.option(
 PASSPHRASE = click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; else the keys are not encrypted.",
+    help="File, readable by you alone, with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; "
+    "else the keys are not encrypted.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
@@ -339,11 +339,9 @@ def _operate(home: Path, passphrase_file: Path | None, name: str, arguments: dic
 
 def _passphrase(path: Path | None) -> bytes | None:
     """Return the passphrase from its file, else from the environment, else None."""
-    if path is not None:
-        from edgefl_protocol.durable import read_bounded
+    from edgefl_protocol.key_files import read_passphrase
 
-        return read_bounded(path, 4096).rstrip(b"\r\n") or None
-    return os.environ.get("EDGEFL_KEY_PASSPHRASE", "").encode() or None
+    return read_passphrase(path)
 
 
 def _troubles(facts: dict[str, Any]) -> list[str]:

@@ -25,7 +25,8 @@ _passphrase = click.option(
     "--passphrase-file",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="File with the passphrase of this device's keys.  [env var: EDGEFL_KEY_PASSPHRASE; default: not encrypted]",
+    help="File, readable by you alone, with the passphrase of this device's keys.  "
+    "[env var: EDGEFL_KEY_PASSPHRASE; default: not encrypted]",
 )
 _model = click.option(
     "--model",
@@ -346,13 +347,9 @@ def _home_of(context: click.Context, home_dir: str | None) -> "Home":
 
 def _device(context: click.Context, home_dir: str | None, passphrase_file: Path | None) -> "Device":
     from edgefl_client.federate import Device
+    from edgefl_protocol.key_files import read_passphrase
 
-    passphrase = os.environ.get("EDGEFL_KEY_PASSPHRASE", "").encode()
-    if passphrase_file is not None:
-        from edgefl_protocol.durable import read_bounded
-
-        passphrase = read_bounded(passphrase_file, 4096).strip(b"\r\n")
-    return Device(home=_home_of(context, home_dir), passphrase=passphrase or None)
+    return Device(home=_home_of(context, home_dir), passphrase=read_passphrase(passphrase_file))
 
 
 def _scorer(

@@ -58,7 +58,7 @@ _PASSPHRASE = click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Its first line is the passphrase of the key; without it the variable EDGEFL_KEY_PASSPHRASE.",
+    help="Holds the passphrase of the key, readable by you alone; without it EDGEFL_KEY_PASSPHRASE.",
 )
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 
@@ -72,8 +72,9 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     Devices trust bundles by the public key: `edgefl trust add DIR/signing.pub`.
     """
     from edgefl_export import key_store
+    from edgefl_protocol.key_files import read_passphrase
 
-    passphrase = key_store.read_passphrase(passphrase_file)
+    passphrase = read_passphrase(passphrase_file)
     key = key_store.create_key(folder, passphrase)
     if passphrase is None:
         click.echo(
@@ -128,9 +129,10 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     from edgefl_export.errors import ExportError
     from edgefl_protocol.bundle import BundleFields, build_bundle
     from edgefl_protocol.durable import write_atomic
+    from edgefl_protocol.key_files import read_passphrase
     from edgefl_trainer.engine.models import open_run
 
-    passphrase = key_store.read_passphrase(options["passphrase_file"])
+    passphrase = read_passphrase(options["passphrase_file"])
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     model = site_model(open_run(run), site)

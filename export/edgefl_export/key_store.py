@@ -1,12 +1,10 @@
 """Signing keys of a publisher on disk: `signing.key` (PKCS#8 PEM, mode 0600) and `signing.pub` (64 hexadecimal digits).
 
-Guarantees: an existing key is never overwritten; a private key that others can read is refused; a passphrase comes from
-a file or from the environment, never from the command line and never by asking. Source: docs/security.md 2.6.
+Guarantees: an existing key is never overwritten; a private key that others can read is refused.
+Source: docs/security.md 2.6.
 """
 
-import os
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -20,30 +18,6 @@ from edgefl_protocol.keys import PublicSigningKey, SigningKey, generate_signing_
 
 PRIVATE_NAME = "signing.key"
 PUBLIC_NAME = "signing.pub"
-PASSPHRASE_VARIABLE = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105  # the name of a variable, not a secret
-MAX_PASSPHRASE_BYTES = 4096
-
-
-def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """The passphrase that opens or seals a key.
-
-    Args:
-        file: its first line, without the line end; read before the environment.
-        environment: may hold `EDGEFL_KEY_PASSPHRASE`.
-
-    Returns:
-        The passphrase, or None where neither names one.
-
-    Raises:
-        KeyMaterialError: the file's first line is empty.
-        StorageError: the file cannot be read.
-    """
-    if file is None:
-        return environment.get(PASSPHRASE_VARIABLE, "").encode() or None
-    line = read_bounded(file, MAX_PASSPHRASE_BYTES).split(b"\n", 1)[0].rstrip(b"\r")
-    if not line:
-        raise KeyMaterialError(f"the first line of {file} is empty; it must hold the passphrase", "no_passphrase")
-    return line
 
 
 def create_key(folder: Path, passphrase: bytes | None) -> SigningKey:

@@ -171,3 +171,20 @@ def test_private_files(closed_home) -> None:
         assert path.stat().st_mode & 0o077 == 0, path
     for path in (closed_home.root, closed_home.keys, closed_home.blobs, closed_home.jobs):
         assert path.stat().st_mode & 0o777 == 0o700, path
+
+
+def test_a_passphrase_file(folder, tools, tmp_path, monkeypatch) -> None:
+    """docs/security.md 2.6, keys at rest: a file open to others is refused; one line end is no part of it."""
+    from edgefl_coordinator.setup import make_home
+
+    home, file = Home(folder / "locked"), tmp_path / "pass"
+    make_home(home, tools.settings_table(), b"correct horse\n")
+    file.write_bytes(b"correct horse\n\n")
+    file.chmod(0o644)
+    refused = run(home, "status", "--passphrase-file", str(file))
+    assert refused.exit_code == 1 and "chmod 600" in refused.stderr and refused.stderr.count("\n") == 1
+    file.chmod(0o600)
+    assert run(home, "status", "--passphrase-file", str(file)).exit_code == 0
+    assert run(home, "status").exit_code == 1
+    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "correct horse\n")
+    assert run(home, "status").exit_code == 0

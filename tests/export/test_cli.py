@@ -50,16 +50,27 @@ def test_keygen_writes_a_private_key_only_its_owner_reads(tmp_path):
 def test_keygen_encrypts_under_a_passphrase_and_bundle_needs_it(tmp_path, run_folder, way):
     """docs/design.md, section 5: passphrase from a file or EDGEFL_KEY_PASSPHRASE, never asked for."""
     word = tmp_path / "word"
-    word.write_text("a long passphrase\nsecond line\n")
-    given = {"env": {"EDGEFL_KEY_PASSPHRASE": "a long passphrase"}} if way == "environment" else {}
+    word.write_text(" a long passphrase\n")
+    word.chmod(0o600)
+    given = {"env": {"EDGEFL_KEY_PASSPHRASE": " a long passphrase"}} if way == "environment" else {}
     arguments = ["--passphrase-file", word] if way == "file" else []
     result = call("keygen", tmp_path / "keys", *arguments, **given)
     assert (result.exit_code, result.stderr) == (0, "")
     assert "BEGIN ENCRYPTED PRIVATE KEY" in (tmp_path / "keys" / "signing.key").read_text()
+    assert open_key(tmp_path / "keys", b" a long passphrase").key_id == result.stdout.strip()
     bundle = ["bundle", run_folder, "--site", "north", "--sign", tmp_path / "keys", "-o", tmp_path / "m.edgefl"]
     assert_refused(call(*bundle), 3, "passphrase")
     assert_refused(call(*bundle, env={"EDGEFL_KEY_PASSPHRASE": "wrong"}), 3, "does not open")
     assert not (tmp_path / "m.edgefl").exists()
+
+
+def test_a_passphrase_that_others_can_read_is_refused(tmp_path):
+    """docs/security.md 2.6, keys at rest: no key is made under it."""
+    word = tmp_path / "word"
+    word.write_text("a long passphrase\n")
+    word.chmod(0o644)
+    assert_refused(call("keygen", tmp_path / "keys", "--passphrase-file", word), 1, "chmod 600")
+    assert not (tmp_path / "keys").exists()
 
 
 def test_keygen_never_overwrites(tmp_path):

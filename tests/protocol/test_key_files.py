@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol import KeyMaterialError, SealingKey, SigningKey
+from edgefl_protocol.errors import StorageError
 from edgefl_protocol.key_files import (
+    read_passphrase,
     sealing_key_from_pem,
     sealing_key_to_pem,
     signing_key_from_pem,
@@ -94,3 +96,53 @@ def test_a_sealed_file_shows_every_change():
         data = b"\n".join([pem[0], base64.b64encode(changed), pem[-1]])
         with pytest.raises(KeyMaterialError):
             sealing_key_from_pem(data, b"right")
+
+
+# fmt: off
+PASSPHRASES = {  # content of the file → passphrase: one line end goes, everything else is part of it
+    b"correct horse\n": b"correct horse", b"correct horse": b"correct horse", b"correct horse\r\n": b"correct horse",
+    b"  spaces stay \n": b"  spaces stay ", b"\nleading": b"\nleading", b"twice\n\n": b"twice\n", b"cr\r": b"cr\r",
+    b"two\nlines\n": b"two\nlines", "gr\u00fcn\n".encode(): "gr\u00fcn".encode(), b"\t\n": b"\t",
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("content", PASSPHRASES)
+def test_exactly_one_line_end_is_no_part_of_a_passphrase(tmp_path, content):
+    """docs/security.md 2.6, keys at rest: one rule for every command."""
+    file = tmp_path / "pass"
+    file.write_bytes(content)
+    file.chmod(0o600)
+    assert read_passphrase(file, {"EDGEFL_KEY_PASSPHRASE": "not this one"}) == PASSPHRASES[content]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o620, 0o602, 0o666, 0o400, 0o600])
+def test_a_passphrase_that_others_can_read_is_refused(tmp_path, mode):
+    """docs/security.md 2.6, keys at rest: as for the key that it opens."""
+    file = tmp_path / "pass"
+    file.write_bytes(b"correct horse\n")
+    file.chmod(mode)
+    if mode & 0o077 == 0:
+        assert read_passphrase(file, {}) == b"correct horse"
+        return
+    with pytest.raises(StorageError, match="chmod 600") as refused:
+        read_passphrase(file, {})
+    assert refused.value.code == "permissions" and "correct horse" not in str(refused.value)
+
+
+def test_where_a_passphrase_comes_from(tmp_path):
+    """docs/design.md, section 5: file, else environment, else none; an empty file is a mistake and not \"none\"."""
+    assert read_passphrase(None, {"EDGEFL_KEY_PASSPHRASE": " as it is\n"}) == b" as it is\n"
+    assert read_passphrase(None, {"EDGEFL_KEY_PASSPHRASE": ""}) is None
+    assert read_passphrase(None, {}) is None
+    for content in (b"", b"\n", b"\r\n"):
+        (tmp_path / "pass").write_bytes(content)
+        (tmp_path / "pass").chmod(0o600)
+        with pytest.raises(KeyMaterialError, match="empty") as refused:
+            read_passphrase(tmp_path / "pass", {"EDGEFL_KEY_PASSPHRASE": "x"})
+        assert refused.value.code == "no_passphrase"
+    (tmp_path / "pass").write_bytes(bytes(4097))
+    with pytest.raises(StorageError):
+        read_passphrase(tmp_path / "pass", {})
+    with pytest.raises(StorageError):
+        read_passphrase(tmp_path / "nowhere", {})

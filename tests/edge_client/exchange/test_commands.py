@@ -389,11 +389,15 @@ def test_an_invite_from_standard_input(run, invite, monkeypatch):
 
 def test_keys_with_a_passphrase(run, live, invite, monkeypatch, tmp_path):
     """docs/design.md, section 5: passphrase by file or environment; nothing ever prompts."""
-    (tmp_path / "pass").write_text("correct horse\n")
+    (tmp_path / "pass").write_text("\ncorrect horse\n")
+    (tmp_path / "pass").chmod(0o640)
+    code, _, err = run("enrol", invite, "--passphrase-file", tmp_path / "pass")
+    assert code == 1 and "chmod 600" in err and not (run.home / "member" / "signing.key").exists()
+    (tmp_path / "pass").chmod(0o600)
     assert run("enrol", invite, "--passphrase-file", tmp_path / "pass")[0] == 0
     live.approve()
     code, _, err = run("sync")
     assert code == 1
     assert "passphrase" in err
-    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "correct horse")
+    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "\ncorrect horse")  # one line end is no part of it, the first is
     assert run("sync")[0] == 0
