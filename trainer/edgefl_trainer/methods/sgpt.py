@@ -1,0 +1,210 @@
+"""SGPT. Deng et al., "Unlocking the potential of prompt-tuning in bridging generalized and personalized federated
+learning", CVPR 2024, arXiv 2310.18285, and its code, github.com/ubc-tea/SGPT.
+
+    server sends shared prompts, group prompts, keys, head and all selections so far           broadcast
+    site c, stage 1: E epochs of head and shared prompts, no group in the sequence             local_round
+            stage 2: E epochs of head, group prompts and keys; shared prompts stay             local_round
+                     an image takes g = argmin (1 − cos(q, key_g))·(f_g + 5e-4), f_g the       least_used_nearest
+                     share of g in all selections; loss CE − mean cos(q, key_g)                grouped
+    server: head and prompts weighted by images, a key by the sites' shares of its             aggregate
+            selections; group prompts and keys: half the old one, half the mean                with_momentum
+
+The query q is the class token of the bare network, rectified, unit norm; scoring takes argmin (1 − cos). The head reads
+the class token in stage 1, afterwards the mean of it and the group's tokens (`models.inserts.Grouped`).
+
+Differs from the paper: f_g is that of the round's start, not counted on while sites work one after another; queries are
+those of the view that is learned, not cached; rate decay and gradient clip are PEP-FedPT's. docs/methods.md 5.5.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import averaged, softmax, steps
+from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning.groups import least_used_nearest, mean_keys, orthogonal_keys, with_momentum
+from edgefl_trainer.learning.softmax import HEAD, Forward, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.models.inserts import Grouped, group_queries, unit_keys
+from edgefl_trainer.models.scoring import ScoreModule
+
+SHARED, GROUPS, KEYS = "prompts.s", "prompts.g", "keys"
+FIRST_STAGE, SECOND_STAGE = (SHARED, HEAD), (GROUPS, KEYS, HEAD)
+SELECTIONS = "selections"  # of each group, (G,)
+KEY_EPOCHS = 6  # epochs of stage 2 whose loss draws keys: the reference counts `epoch <= 5` from 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGPT:
+    """Shared prompts for all images, group prompts for those that look alike."""
+
+    family: ClassVar[str] = "prompt tokens"
+    paper: ClassVar[str] = "arXiv 2310.18285"
+    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features")  # features: moments, once
+    needs_labels: ClassVar[bool] = True
+
+    recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.01, weight_decay=1e-5, batch=40))
+    groups: int = 20  # G
+    shared_blocks: tuple[int, ...] = ()  # empty: 0 to 3 of 12, in proportion of other depths
+    group_blocks: tuple[int, ...] = ()  # empty: 4 to 6 of 12
+    key_momentum: float = 0.5  # share of the old keys
+    prompt_momentum: float = 0.5  # share of the old group prompts
+    weighting: Weighting = "samples"  # of all but the keys
+
+    def __post_init__(self) -> None:
+        if self.recipe.readout == "mean":
+            raise SettingError("readout is 'mean'; sgpt reads the class token, later with the group's: leave it out.")
+        object.__setattr__(self, "recipe", replace(self.recipe, readout="cls"))
+        if not 1 <= self.groups <= 10_000:
+            raise SettingError(f"groups is {self.groups}; allowed: 1 to 10000.")
+        for name in ("key_momentum", "prompt_momentum"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
+        for name in ("shared_blocks", "group_blocks"):
+            blocks = getattr(self, name)
+            if list(blocks) != sorted({block for block in blocks if block >= 0}):
+                raise SettingError(f"{name} is {blocks}; allowed: rising, from 0.")
+
+    def insert(self, depth: int) -> Grouped:
+        """Where prompts enter a network of that many blocks.
+
+        Raises:
+            SettingError: a shared prompt enters behind a group's.
+        """
+        shared = self.shared_blocks or tuple(range(max(1, depth // 3)))
+        behind = shared[-1] + 1
+        group = self.group_blocks or tuple(range(behind, behind + max(1, depth // 4)))
+        if group[0] < behind:
+            raise SettingError(
+                f"group_blocks begin at {group[0]}; allowed: behind the last of shared_blocks, {behind} or more."
+            )
+        return Grouped(shared_blocks=shared, group_blocks=group)
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """A warm exchange where features are standardised, then R rounds."""
+        return averaged.phases(self.recipe, rounds)
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
+        insert, spec, draw = self.insert(task.backbone.depth), task.backbone, torch.Generator().manual_seed(task.seed)
+        check_fits(task, insert)
+        if self.groups > spec.width:
+            raise SettingError(f"groups is {self.groups}; this network has room for {spec.width} keys at right angles.")
+        tensors = {
+            SHARED: torch.zeros((len(insert.shared_blocks), 1, spec.width)),
+            GROUPS: token_init(spec, (len(insert.group_blocks), self.groups, spec.width), draw),
+            KEYS: orthogonal_keys(self.groups, spec.width, draw),
+            HEAD: head_init(spec, len(task.classes), draw),
+        }
+        model = averaged.start(self.recipe, task, tensors)
+        return State({**model.arrays, SELECTIONS: np.zeros(self.groups, dtype=np.int64)}, model.values)
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """All of it, the same for all."""
+        return averaged.broadcast(state, phase, sites)
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """Stage 1, then stage 2 from what it left."""
+        if broadcast.scalars["phase"] == "warm":
+            return State(), averaged.warm_reply(self.recipe, site)
+        insert, epochs = self.insert(site.task.backbone.depth), site.task.epochs
+        round_, received = int(broadcast.scalars["round"]), dict(broadcast.arrays)
+        used = torch.from_numpy(received.pop(SELECTIONS).astype(np.float32)).to(site.device)
+        first = self.recipe.module(site, "cls", insert)
+        tensors = softmax.trainable(received, FIRST_STAGE, site.device)
+        softmax.learn(
+            self.recipe, site, first, tensors, FIRST_STAGE, round_, forward=without_group(site, first, insert, tensors)
+        )
+
+        second = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
+        half = {**received, **steps.as_arrays({name: tensors[name] for name in FIRST_STAGE})}
+        tensors = softmax.trainable(half, SECOND_STAGE, site.device)
+        selected, velocity = torch.zeros(self.groups, dtype=torch.int64, device=site.device), None
+        last = epochs + min(epochs, KEY_EPOCHS)  # epochs are counted on, for other draws than in stage 1
+        for span, pull in ((range(epochs, last), True), (range(last, 2 * epochs), False)):
+            forward = grouped(site, second, insert, tensors, used, selected, pull=pull)
+            velocity = softmax.learn(
+                self.recipe,
+                site,
+                second,
+                tensors,
+                SECOND_STAGE,
+                round_,
+                epochs=span,
+                forward=forward,
+                velocity=velocity,
+            )
+        learned = steps.as_arrays({name: tensors[name] for name in (SHARED, *SECOND_STAGE)})
+        return State(learned), averaged.reply(site, {**learned, SELECTIONS: selected.cpu().numpy()})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """Means by images, keys by selections, momentum for what belongs to groups."""
+        if phase.kind == "final":
+            return state
+        model = State({name: value for name, value in state.arrays.items() if name != SELECTIONS}, state.values)
+        new = averaged.aggregate(self.recipe, self.weighting, model, phase, replies)
+        if phase.kind == "warm":
+            return State({**state.arrays, **new.arrays}, new.values)
+        counts = np.stack([replies[name].arrays[SELECTIONS] for name in sorted(replies)])  # (C, G)
+        keys = np.stack([replies[name].arrays[KEYS].astype(np.float64) for name in sorted(replies)])
+        own = {
+            GROUPS: with_momentum(state.arrays[GROUPS], new.arrays[GROUPS], self.prompt_momentum),
+            KEYS: with_momentum(state.arrays[KEYS], mean_keys(keys, counts), self.key_momentum),
+            SELECTIONS: state.arrays[SELECTIONS] + counts.sum(axis=0),
+        }
+        return State({**new.arrays, **own}, new.values)
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The averaged model; each image takes its nearest group."""
+        insert = self.insert(site.task.backbone.depth)
+        module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
+        return softmax.make_predictor(site, module, broadcast.arrays)
+
+
+def without_group(site: Site, module: ScoreModule, insert: Grouped, tensors: Mapping[str, Tensor]) -> Forward:
+    """Stage 1: the loss is cross-entropy alone."""
+    return lambda images: (_logits(site, module, insert, tensors, images, None), 0.0)
+
+
+def grouped(
+    site: Site,
+    module: ScoreModule,
+    insert: Grouped,
+    tensors: Mapping[str, Tensor],
+    used: Float[Tensor, " G"],
+    selected: Int[Tensor, " G"],
+    *,
+    pull: bool,
+) -> Forward:
+    """Stage 2: selects a group for each image, counts it into `selected`, and pulls its key to the query if asked."""
+
+    def score(images: Tensor) -> tuple[Tensor, Tensor | float]:
+        with torch.no_grad(), torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+            queries = group_queries(module.vit(module.vit.normalise(images)).cls)
+        cosine = queries @ unit_keys(tensors[KEYS]).T  # (B, G)
+        chosen = least_used_nearest(cosine.detach(), used)
+        selected.add_(torch.bincount(chosen, minlength=len(used)))
+        added = -cosine.gather(1, chosen[:, None]).mean() if pull else 0.0
+        return _logits(site, module, insert, tensors, images, chosen), added
+
+    return score
+
+
+def _logits(
+    site: Site,
+    module: ScoreModule,
+    insert: Grouped,
+    tensors: Mapping[str, Tensor],
+    images: UInt8[Tensor, "B S S 3"],
+    chosen: Int[Tensor, " B"] | None,
+) -> Float[Tensor, "B K"]:
+    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        output = module.vit(module.vit.normalise(images), insert=insert.bind_selected(tensors, chosen))
+    return module.logits(module.features(output, tensors), tensors)
