@@ -8,23 +8,29 @@ from numpy.typing import NDArray
 
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.engine.foreign import foreign_figures
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.engine.results import judge
+from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
+from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.evaluate.report import sites_report
 
 
-def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dict[str, Any]:
+def evaluate(
+    run: FinishedRun, data: Sequence[str], device: str = "auto", foreign: Sequence[str] = ()
+) -> dict[str, Any]:
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
     Args:
         run: a finished run.
         data: SPECs; their sites are matched by name.
         device: auto, cpu or cuda.
+        foreign: sources of pictures that are not of the task, see `data.foreign`.
 
     Returns:
-        The keys of `summary.json` without bytes and seconds, and `reported_rows`.
+        The keys of `summary.json` without bytes and seconds, and `reported_rows`; with foreign pictures `ood`.
 
     Raises:
         DataError: the data cannot be read or names classes the run does not know.
@@ -46,20 +52,23 @@ def evaluate(run: FinishedRun, data: Sequence[str], device: str = "auto") -> dic
     known = [name for name in federation.sites if name in run.sites]
     if not known:
         raise RunError(f"no site of the data has a model in {run.folder}: it has {', '.join(run.sites)}.")
-    figures: dict[str, dict[str, Any]] = {}
+    scored: dict[str, Scored] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for name in known:
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
-        found = judge(run.predictor(name), Examples(federation.images, labels, rows), where)
         own = run.summary["sites"][name]
-        figures[name] = {**{key: own[key] for key in ("n_train", "readout", "selected_round") if key in own}, **found}
+        facts[name] = {key: own[key] for key in ("n_train", "readout", "selected_round") if key in own}
+        scored[name] = score(run.predictor(name), Examples(federation.images, labels, rows), federation.lesions, where)
+    report = sites_report(scored, facts)
     kept = ("method", "task", "seed", "rounds", "preset", "select", "settings_sha256", "backbone_sha256")
     return {
         **{key: run.summary[key] for key in kept if key in run.summary},
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),
-        "sites": figures,
-        **federation_summary(figures),
+        **report,
+        **federation_summary(report["sites"]),
+        **({"ood": foreign_figures(run, foreign, scored, where)} if foreign else {}),
         "state_sha256": run.summary["state_sha256"],
     }
 

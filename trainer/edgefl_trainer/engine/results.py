@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,10 @@ from edgefl_trainer.evaluate.calibration import (
     relu_evidence,
     softplus_evidence,
 )
-from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary, site_metrics
+from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
+from edgefl_trainer.evaluate.report import sites_report
 from edgefl_trainer.learning.features import READOUTS, frozen_features
 from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, architecture_of, backbone_bytes, load_backbone
 from edgefl_trainer.models.vit import FrozenViT
@@ -54,7 +56,8 @@ def predictor_results(
     A site's model is that of the round it selected, or of the last one.
     """
     broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
-    figures: dict[str, dict[str, Any]] = {}
+    scored: dict[str, Scored] = {}
+    facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
     for name in sorted(sites):
         site, last = sites[name], stamped(broadcasts[name], Phase("final", task.rounds + 1), task.rounds)
@@ -65,19 +68,16 @@ def predictor_results(
         predictor, calibration[name] = calibrate(predictor, site)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         readout = predictor.module.options.readout
-        figures[name] = {
-            "n_train": len(site.train),
-            "readout": readout,
-            "selected_round": kept.round,
-            **judge(predictor, report_rows(federation, name), site.device),
-        }
+        facts[name] = {"n_train": len(site.train), "readout": readout, "selected_round": kept.round}
+        scored[name] = score(predictor, report_rows(federation, name), federation.lesions, site.device)
     write_atomic(folder / "calibration.json", json.dumps(_with_means(calibration), indent=2).encode())
+    report = sites_report(scored, facts)
     return {
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
-        "sites": figures,
-        **federation_summary(figures),
+        **report,
+        **federation_summary(report["sites"]),
     }
 
 
@@ -100,14 +100,21 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
     return calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}
 
 
-def judge(predictor: Predictor, rows: Examples, device: torch.device) -> dict[str, Any]:
-    """A site's figures on reported rows; all null where it has none."""
+def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: torch.device) -> Scored:
+    """The scores of some rows; of none, where there are none.
+
+    Args:
+        predictor: whose scores.
+        rows: labelled rows of the federation.
+        lesions: of every row of the federation.
+        device: where to compute.
+    """
+    names = tuple(lesions[i] for i in rows.rows)
     if len(rows) == 0:
-        classes = len(predictor.seen)
-        empty = np.zeros((0, classes), dtype=np.float32)
-        return dict(site_metrics(empty, np.zeros(0, dtype=np.int64), predicted=np.zeros(0, dtype=np.int64)))
+        empty = np.zeros((0, len(predictor.seen)), dtype=np.float32)
+        return Scored(empty, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), None, names)
     scores = predict(predictor, rows.images[rows.rows], device)
-    return dict(site_metrics(scores.probabilities, rows.targets, predicted=scores.predicted, vacuity=scores.vacuity))
+    return Scored(scores.probabilities, rows.targets, scores.predicted, scores.vacuity, names)
 
 
 def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> NDArray[np.float64]:

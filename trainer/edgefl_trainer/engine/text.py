@@ -27,7 +27,11 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
         chosen = f"   round {site['selected_round']}" if summary.get("select") == "tune" else ""
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
-    return [*lines, f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}"]
+    lines.append(f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    for source, found in summary.get("ood", {}).items():
+        area = "undefined" if found["mean_auroc"] is None else f"{found['mean_auroc']:.3f}"
+        lines.append(f"{found['images']} foreign pictures of {source}: AUROC of the uncertainty {area}, mean of sites")
+    return lines
 
 
 def score_line(score: Mapping[str, Any]) -> str:
