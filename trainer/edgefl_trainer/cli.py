@@ -95,6 +95,12 @@ def methods(as_json: bool) -> None:
 @click.option("--data", multiple=True, metavar="SPEC", help="Data of the federation; repeatable. See docs/data.md.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
 @click.option(
+    "--partition",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Sites and rows, as `edgefl-train partition` dealt them.  [default: those of the data]",
+)
+@click.option(
     "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]"
 )
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.")

@@ -24,6 +24,7 @@ from edgefl_trainer.data.schemes import Lesion, dirichlet_by_class, dirichlet_by
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 
 FORMAT = 1
+PARTITION_FILE = "partition.json"  # its name in a run directory
 MAX_PARTITION_BYTES = 256 << 20
 KINDS = ("train", "tune", "val", "test")
 LEFT_OUT = "left out"  # split of a row that no site has and that is not to be spread as an unlabelled one

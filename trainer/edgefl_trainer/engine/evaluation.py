@@ -8,14 +8,17 @@ from numpy.typing import NDArray
 
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.foreign import foreign_figures
+from edgefl_trainer.engine.held_out import summary_of
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
-from edgefl_trainer.evaluate.metrics import federation_summary
 from edgefl_trainer.evaluate.report import sites_report
+
+KEPT_FIGURES = ("n_train", "held_out", "readout", "selected_round")  # what of a run's site rows do not change
 
 
 def evaluate(
@@ -46,6 +49,7 @@ def evaluate(
         task=run.settings.task,
         classes=run.settings.classes or None,
         seed=run.settings.seed,
+        partition=_partition_of(run),
     )
     labels = _labels_of_run(run, federation.classes, federation.labels)
     where = choose_device(device)
@@ -57,7 +61,7 @@ def evaluate(
     for name in known:
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
         own = run.summary["sites"][name]
-        facts[name] = {key: own[key] for key in ("n_train", "readout", "selected_round") if key in own}
+        facts[name] = {key: own[key] for key in KEPT_FIGURES if key in own}
         scored[name] = score(run.predictor(name), Examples(federation.images, labels, rows), federation.lesions, where)
     report = sites_report(scored, facts)
     kept = ("method", "task", "seed", "rounds", "preset", "select", "settings_sha256", "backbone_sha256")
@@ -67,10 +71,17 @@ def evaluate(
         "reported_rows": federation.report_split,
         "classes": list(run.classes),
         **report,
-        **federation_summary(report["sites"]),
+        **summary_of(report["sites"]),
         **({"ood": foreign_figures(run, foreign, scored, where)} if foreign else {}),
         "state_sha256": run.summary["state_sha256"],
     }
+
+
+def _partition_of(run: FinishedRun) -> Partition | None:
+    """Who has which image, where the run's sites are not those of the data."""
+    path = run.folder / PARTITION_FILE
+    partition = read_partition(path) if path.exists() else None
+    return partition if partition is not None and partition.plan.scheme != "natural" else None
 
 
 def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.int64]) -> NDArray[np.int64]:

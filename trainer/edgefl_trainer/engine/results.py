@@ -19,10 +19,12 @@ from edgefl_trainer.contract import (
     Phase,
     Predictor,
     Site,
+    State,
     Task,
 )
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.federation import FederationState, SelectedRound, stamped
+from edgefl_trainer.engine.held_out import newcomers, summary_of
 from edgefl_trainer.engine.models import predict, save_predictor
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import (
@@ -49,11 +51,17 @@ EVIDENCE = {
 
 
 def predictor_results(
-    folder: Path, method: Method, task: Task, final: FederationState, federation: Federation, sites: Mapping[str, Site]
+    folder: Path,
+    method: Method,
+    task: Task,
+    final: FederationState,
+    federation: Federation,
+    sites: Mapping[str, Site],
+    held_out: Mapping[str, Site],
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    A site's model is that of the round it selected, or of the last one.
+    A site's model is that of the round it selected, or of the last one. Held-out sites follow, see `engine.held_out`.
     """
     broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
     scored: dict[str, Scored] = {}
@@ -68,17 +76,42 @@ def predictor_results(
         predictor, calibration[name] = calibrate(predictor, site)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
         readout = predictor.module.options.readout
-        facts[name] = {"n_train": len(site.train), "readout": readout, "selected_round": kept.round}
+        facts[name] = {
+            "n_train": len(site.train),
+            "held_out": False,
+            "readout": readout,
+            "selected_round": kept.round,
+        }
         scored[name] = score(predictor, report_rows(federation, name), federation.lesions, site.device)
-    write_atomic(folder / "calibration.json", json.dumps(_with_means(calibration), indent=2).encode())
+    means = _means(calibration)
+    models = _held_out_models(folder, method, task, final.server, held_out, means["temperature"])
+    calibration |= dict.fromkeys(models, means)
+    write_atomic(folder / "calibration.json", json.dumps({**means, "sites": calibration}, indent=2).encode())
+    for name in sorted(held_out):
+        rows, model = report_rows(federation, name), models.get(name)
+        facts[name] = {"n_train": 0, "held_out": True, "readout": None, "n_test": len(rows)}
+        if model is not None:
+            facts[name]["readout"] = model.module.options.readout
+            scored[name] = score(model, rows, federation.lesions, held_out[name].device)
     report = sites_report(scored, facts)
     return {
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
         **report,
-        **federation_summary(report["sites"]),
+        **summary_of(report["sites"]),
     }
+
+
+def _held_out_models(
+    folder: Path, method: Method, task: Task, server: State, sites: Mapping[str, Site], temperature: float
+) -> dict[str, Predictor]:
+    """Models of the sites that never trained, saved; without those for which the method has none."""
+    models = {}
+    for name, predictor in sorted(newcomers(method, task, server, sites).items()):
+        models[name] = _with_temperature(predictor, temperature)
+        save_predictor(folder / "models" / f"{name}.safetensors", models[name])
+    return models
 
 
 def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
@@ -91,8 +124,7 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
     evidence = EVIDENCE[options.evidence] if options.output == "evidential" else None
     prior = predictor.tensors.get("prior")
     temperature = fit_temperature(logits, tune.targets, prior, evidence)
-    tensors = {**predictor.tensors, "temperature": np.asarray(temperature, dtype=np.float32)}
-    calibrated = replace(predictor, tensors=tensors)
+    calibrated = _with_temperature(predictor, temperature)
     scores = predict(calibrated, tune.images[tune.rows], site.device)
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
     most = VACUITY_CEILING if scores.vacuity is not None else math.log(len(predictor.seen))
@@ -178,7 +210,10 @@ def probe_backbone(backbone: FrozenViT, sites: Mapping[str, Site]) -> dict[str, 
     return report
 
 
-def _with_means(sites: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """The federation's mean values on top, each site's own below."""
-    means = {key: float(np.mean([site[key] for site in sites.values()])) for key in ("temperature", "refer_above")}
-    return {**means, "sites": sites}
+def _with_temperature(predictor: Predictor, temperature: float) -> Predictor:
+    return replace(predictor, tensors={**predictor.tensors, "temperature": np.asarray(temperature, dtype=np.float32)})
+
+
+def _means(calibration: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Of temperature and threshold over sites."""
+    return {key: float(np.mean([site[key] for site in calibration.values()])) for key in ("temperature", "refer_above")}

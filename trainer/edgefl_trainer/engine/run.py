@@ -2,6 +2,7 @@
 
 DIR/config.toml        the resolved settings
 DIR/environment.json   versions, machine, commit, seed, threads
+DIR/partition.json     who has which image, where a partition was named
 DIR/metrics.jsonl      a line for each phase and site
 DIR/checkpoints/       see `engine.checkpoint`
 DIR/backbone.safetensors   the frozen network (or the learned one), so that the directory stands alone
@@ -25,13 +26,14 @@ import torch
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task
 from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.engine.sites import build_sites, choose_device
+from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.backbones import (
     BACKBONE_FILE,
@@ -68,8 +70,9 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         return finished
     check_backbone(settings, method)
     choose_device(settings.device)
+    partition = read_partition(Path(settings.partition).expanduser()) if settings.partition else None
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
-    federation = load_data(settings, backbone.spec.image_px)
+    federation = load_data(settings, backbone.spec.image_px, partition)
     task = build_task(settings, method, federation, backbone)
     sites = build_sites(federation, task, backbone, settings, needs_labels=method.needs_labels)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
@@ -77,6 +80,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     with working_in(folder, settings, resume=resume), repeatable(device):
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
         write_atomic(folder / "environment.json", _json(environment(settings)))
+        if partition is not None:
+            write_atomic(folder / PARTITION_FILE, partition.to_bytes())
         final = run_phases(settings, folder, method, task, sites)
         started = time.perf_counter()
         results: Mapping[str, Any]
@@ -84,7 +89,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             results = learned_backbone_results(folder, method, final, federation, sites)
         else:
             save_backbone(folder, backbone)
-            results = predictor_results(folder, method, task, final, federation, sites)
+            held_out = build_held_out_sites(federation, task, backbone, settings)
+            results = predictor_results(folder, method, task, final, federation, sites, held_out)
         evaluated = time.perf_counter() - started
         summary = {
             "method": settings.method,
@@ -93,8 +99,9 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             "rounds": settings.rounds,
             "preset": settings.preset,
             "select": settings.select,
-            "settings_sha256": settings.digest_but_seed(),
+            "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
             "partition_sha256": federation.partition_sha256,
+            **({"partition": partition.facts()} if partition else {}),
             **results,
             **traffic(folder),
             "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
@@ -140,7 +147,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def load_data(settings: RunSettings, image_px: int) -> Federation:
+def load_data(settings: RunSettings, image_px: int, partition: Partition | None = None) -> Federation:
     """The federation that the settings describe."""
     return load_federation(
         settings.data,
@@ -150,6 +157,7 @@ def load_data(settings: RunSettings, image_px: int) -> Federation:
         seed=settings.seed,
         unlabelled=settings.unlabelled,
         limit=settings.images_per_site or None,
+        partition=partition,
     )
 
 

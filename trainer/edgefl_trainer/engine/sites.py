@@ -1,6 +1,6 @@
 """From a federation's rows to the sites that a method sees."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -33,32 +33,47 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
 def build_sites(
     federation: Federation, task: Task, backbone: FrozenViT, settings: RunSettings, *, needs_labels: bool
 ) -> Mapping[str, Site]:
-    """One `Site` for each member of the federation.
+    """One `Site` for each member of the federation that trains.
 
     Raises:
         TrainingError: a site has no row to learn from.
     """
-    device = choose_device(settings.device)
-    network = backbone.to(device)
-    sites = {}
-    for name, rows in federation.sites.items():
-        site = Site(
-            name=name,
-            task=task,
-            backbone=network,
-            train=_examples(federation, rows.train),
-            tune=_examples(federation, rows.tune),
-            unlabelled=_examples(federation, _all_images(rows)),
-            balance=settings.balance,
-            device=device,
-            autocast=autocast_dtype(settings.autocast, device),
-        )
+    trained = [name for name in federation.sites if name not in federation.held_out]
+    sites = _sites(federation, trained, task, backbone, settings)
+    for name, site in sites.items():
         if not len(site.train if needs_labels else site.unlabelled):
             raise TrainingError(
                 f"site {name} has no {'labelled ' * needs_labels}image to train on: add some or leave it out."
             )
-        sites[name] = site
     return sites
+
+
+def build_held_out_sites(
+    federation: Federation, task: Task, backbone: FrozenViT, settings: RunSettings
+) -> Mapping[str, Site]:
+    """One `Site` for each that never trains; its training rows tell a predictor its class counts."""
+    return _sites(federation, federation.held_out, task, backbone, settings)
+
+
+def _sites(
+    federation: Federation, names: Sequence[str], task: Task, backbone: FrozenViT, settings: RunSettings
+) -> dict[str, Site]:
+    device = choose_device(settings.device)
+    network = backbone.to(device)
+    return {
+        name: Site(
+            name=name,
+            task=task,
+            backbone=network,
+            train=_examples(federation, federation.sites[name].train),
+            tune=_examples(federation, federation.sites[name].tune),
+            unlabelled=_examples(federation, _all_images(federation.sites[name])),
+            balance=settings.balance,
+            device=device,
+            autocast=autocast_dtype(settings.autocast, device),
+        )
+        for name in names
+    }
 
 
 def report_rows(federation: Federation, name: str) -> Examples:

@@ -23,11 +23,16 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 def site_lines(summary: Mapping[str, Any]) -> list[str]:
     """Balanced accuracy of each site, then mean, spread and worst."""
     lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy"]
+    tuned = summary.get("select") == "tune"
     for name, site in summary["sites"].items():
-        chosen = f"   round {site['selected_round']}" if summary.get("select") == "tune" else ""
+        chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
+        chosen = "   held out" if site.get("held_out") else chosen
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
     lines.append(f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    if apart := summary.get("held_out"):
+        mean, spread = _pct(apart["mean_balanced_accuracy"]), _pct(apart["std_balanced_accuracy"])
+        lines.append(f"held-out sites: mean {mean} ± {spread}, worst {_pct(apart['worst_balanced_accuracy'])}")
     for source, found in summary.get("ood", {}).items():
         area = "undefined" if found["mean_auroc"] is None else f"{found['mean_auroc']:.3f}"
         lines.append(f"{found['images']} foreign pictures of {source}: AUROC of the uncertainty {area}, mean of sites")

@@ -1,0 +1,36 @@
+"""Sites that never train: scored with what the others learned together, and reported apart (docs/methods.md 8.4).
+
+Guarantees: a held-out site takes part in no phase; its images, tune rows included, touch no weight, no temperature and
+no threshold. It scores with the method's `predictor` on an empty state and a broadcast as a newcomer would get it; of
+its own data only what a predictor reads from the training rows enters, the class counts of its prior among them.
+Where the head is learned at home and never sent, a held-out site has no model: its figures are null (NA in the papers).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
+from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.evaluate.metrics import federation_summary
+
+LEARNED_HEAD = "head.weight"  # what a broadcast must hold for a newcomer to have a learned model
+
+
+def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Site]) -> dict[str, Predictor]:
+    """What sites that took part in nothing would score with; without those for which the method has no model."""
+    phase = Phase("final", task.rounds + 1)
+    broadcasts = method.broadcast(server, phase, sorted(sites))
+    found = {
+        name: method.predictor(site, State(), stamped(broadcasts[name], phase, task.rounds))
+        for name, site in sites.items()
+        if name in broadcasts and LEARNED_HEAD in broadcasts[name].arrays
+    }
+    return {name: predictor for name, predictor in found.items() if predictor is not None}
+
+
+def summary_of(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Means, spread and worst over the trained sites, and under `held_out` the same over the others, if any."""
+    trained = {name: found for name, found in figures.items() if not found.get("held_out")}
+    apart = {name: found for name, found in figures.items() if found.get("held_out")}
+    held_out = {"held_out": {"sites": sorted(apart), **federation_summary(apart)}} if apart else {}
+    return {**federation_summary(trained), **held_out}
