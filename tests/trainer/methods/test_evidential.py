@@ -14,7 +14,7 @@ from tests.trainer.methods.conftest import after, play
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning import attention_buffer, evidential, features, private
+from edgefl_trainer.learning import attention_buffer, evidential, features
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.methods import METHODS
@@ -127,7 +127,6 @@ def test_auto_takes_the_readout_that_holds_the_answer(informative, make_task, ma
         return noise
 
     monkeypatch.setattr(features, "frozen_features", drawn)
-    monkeypatch.setattr(private, "frozen_features", drawn)
     site = make_site(make_task(), count=24)
     method = build(METHODS["local"], {"batch": 24, "head_norm": "none"})
     state, _ = method.local_round(site, State(), train())

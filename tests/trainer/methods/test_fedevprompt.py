@@ -11,6 +11,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, State
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning.evidential import EvidentialRecipe, site_prior
 from edgefl_trainer.methods import METHODS
 
@@ -75,10 +76,12 @@ def test_peer_numbers_do_not_name_a_site_over_rounds():
 def test_a_new_reply_replaces_the_old_maps_of_its_site():
     method = build(METHODS["fedevprompt"], {})
     old, new = np.zeros((5, 9), np.float16), np.ones((3, 9), np.float16)
-    state = State({"maps.0.a": old, "maps.1.a": old, "maps.0.b": old}, {"seed": 0})
+    state = State({"maps.0.a": old, "maps.1.a": old, "maps.0.b": old}, {"seed": 0, "classes": 2})
     after_ = method.aggregate(state, Phase("train", 1), {"a": Payload({"maps.0": new}, {"site_sha256": "x"})})
     assert set(after_.arrays) == {"maps.0.a", "maps.0.b"}
     assert after_.arrays["maps.0.a"].shape == (3, 9)
+    with pytest.raises(TrainingError, match=r"maps\.2 names no class"):
+        method.aggregate(state, Phase("train", 1), {"a": Payload({"maps.2": new}, {})})
 
 
 def test_an_empty_buffer_or_zero_lambda_is_local_training(make_task, make_site):

@@ -23,6 +23,7 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Predictor, Site
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.passes import training_scores
 from edgefl_trainer.learning.terms import Step
 from edgefl_trainer.losses import distillation_targets, rollout_distillation
@@ -82,16 +83,25 @@ def others_maps(buffer: Arrays, seed: int, round_: int, sites: Sequence[str]) ->
     return found
 
 
-def replaced(buffer: Arrays, replies: Mapping[str, Payload]) -> dict[str, NDArray[np.generic]]:
-    """The buffer after a round: `maps.<class>` of a reply replace all maps of its site; other arrays stay."""
+def replaced(buffer: Arrays, replies: Mapping[str, Payload], classes: int) -> dict[str, NDArray[np.generic]]:
+    """The buffer after a round: `maps.<class>` of a reply replace all maps of its site; other arrays stay.
+
+    Args:
+        buffer: `maps.<class>.<site>` among other arrays.
+        replies: by site.
+        classes: K.
+
+    Raises:
+        TrainingError: maps of a class that the task does not have.
+    """
     kept = {
         name: maps
         for name, maps in buffer.items()
         if not name.startswith("maps.") or name.split(".", 2)[2] not in replies
     }
     for site in sorted(replies):
-        found = {name: maps for name, maps in replies[site].arrays.items() if name.startswith("maps.")}
-        kept.update({f"{name}.{site}": maps for name, maps in found.items()})
+        found = steps.by_class(replies[site].arrays, "maps", classes)
+        kept.update({f"maps.{k}.{site}": maps for k, maps in found.items()})
     return kept
 
 

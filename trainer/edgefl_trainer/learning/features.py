@@ -58,8 +58,10 @@ def frozen_features(backbone: FrozenViT, rows: Examples, device: torch.device) -
 
 
 def moments(features: NDArray[np.float32]) -> FeatureMoments:
-    """Moments in float64, so that a federation's mean does not depend on how its images are spread."""
+    """Moments in float64, so that a mean does not depend on how the images are spread; of no image, 0 and 1."""
     wide = features.astype(np.float64)
+    if len(wide) == 0:
+        return FeatureMoments(0, np.zeros(wide.shape[1]), np.ones(wide.shape[1]))
     return FeatureMoments(len(features), wide.mean(axis=0), (wide**2).mean(axis=0))
 
 

@@ -23,9 +23,14 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
 
     Returns:
         The averaged tensors in their own dtypes.
+
+    Raises:
+        TrainingError: no weight is above zero.
     """
     names = sorted(replies)
     total = math.fsum(weights[name] for name in names)
+    if total <= 0:
+        raise TrainingError("no reply of this round counts a training image: nothing can be averaged.")
     mean: dict[str, NDArray[np.generic]] = {}
     for key in sorted(replies[names[0]].arrays):
         first = replies[names[0]].arrays[key]
@@ -37,8 +42,43 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
 
 
 def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
-    """Weights of `weighting=samples`: each site's number of training images."""
-    return {name: float(reply.scalars["n_train"]) for name, reply in replies.items()}
+    """Weights of `weighting=samples`: each site's number of training images.
+
+    Raises:
+        TrainingError: a negative number.
+    """
+    return {name: image_count(reply, "n_train") for name, reply in replies.items()}
+
+
+def image_count(reply: Payload, name: str) -> float:
+    """A number of images that a reply tells.
+
+    Raises:
+        TrainingError: it is missing, no number, or negative.
+    """
+    count = reply.scalars.get(name)
+    if not isinstance(count, int | float) or count < 0:
+        raise TrainingError(f"a reply says {name} = {count!r}; a number of images is 0 or more.")
+    return float(count)
+
+
+def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.generic]]:
+    """The arrays `<kind>.<k>`, by class index k.
+
+    Args:
+        arrays: of a payload; those of other kinds are passed over.
+        kind: first part of the names.
+        classes: K.
+
+    Raises:
+        TrainingError: a k that is no class of the task.
+    """
+    allowed = {f"{kind}.{k}": k for k in range(classes)}
+    found = {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
+    for name in found:
+        if name not in allowed:
+            raise TrainingError(f"the array {name[:40]} names no class of this task: {kind}.0 to {kind}.{classes - 1}.")
+    return {allowed[name]: value for name, value in sorted(found.items())}
 
 
 def cosine_rate(step: float, steps: float, warmup: float) -> float:

@@ -6,18 +6,17 @@
     site c: E epochs from them                                                       local_round, `train`
     server: theta = sum_c n_c/n theta_c                                              aggregate, `train`
 
-The rows of FedEvPrompt's Table 2: `share=b` (t-prompts and head stay local), `share=bt`, `share=g` (one prompt set),
-each with or without `kd=on` (the attention buffer of FedEvPrompt beside the weights).
+The rows of FedEvPrompt's Table 2: `share=b` (t-prompts and head stay at their site), `share=bt`, `share=g` (one prompt
+set), each with or without `kd=on` (the attention buffer of FedEvPrompt beside the weights).
 
-Differs from the paper: the warm phase (standardised features need one scale for all sites); optimiser moments start
-afresh each round; AdamW and softplus evidence where the paper is silent (docs/methods.md).
+Differs from the paper: the warm phase (an averaged head needs one feature scale for all sites; with `share=b` there is
+none, a private head reads what its site finds); optimiser moments start afresh each round; AdamW and softplus evidence
+where the paper is silent (docs/methods.md 4.1).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
-
-from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
@@ -31,7 +30,8 @@ from edgefl_trainer.learning.attention_buffer import (
     replaced,
 )
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
-from edgefl_trainer.learning.features import common_features, feature_reply, readout_named
+from edgefl_trainer.learning.features import common_features, feature_reply
+from edgefl_trainer.learning.private import begun, readout_of
 from edgefl_trainer.learning.terms import Term
 
 
@@ -61,14 +61,16 @@ class FedAvg:
         return ("prompts.b",) if self.share == "b" else self.recipe.trained
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """One warm exchange of feature moments, then R rounds."""
-        return [Phase("warm", 0), *(Phase("train", r) for r in range(1, rounds + 1))]
+        """One warm exchange of feature moments where the head is averaged, then R rounds."""
+        warm = [] if self.share == "b" else [Phase("warm", 0)]
+        return [*warm, *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Initial prompts and head."""
-        initial = steps.as_arrays(self._initial(task))
-        shared = {name: initial[name] for name in self.shared}
-        return State(shared, {"standardise": int(self.recipe.standardises(task.backbone)), "seed": task.seed})
+        initial = evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
+        shared = steps.as_arrays({name: initial[name] for name in self.shared})
+        standardise = int(self.recipe.standardises(task.backbone))
+        return State(shared, {"standardise": standardise, "seed": task.seed, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """The averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
@@ -76,35 +78,40 @@ class FedAvg:
             return dict.fromkeys(sites, Payload({}, {}))
         averaged = {name: value for name, value in state.arrays.items() if not name.startswith("maps.")}
         maps = others_maps(state.arrays, int(state.values["seed"]), phase.round, sites)
-        readout = {"readout": state.values["readout"]}
+        readout = {name: state.values[name] for name in ("readout",) if name in state.values}
         return {name: Payload({**averaged, **maps[name]}, readout) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Moments and probes in the warm phase, then E epochs from the averaged tensors."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), feature_reply(site)
-        return self.train_round(site, state, broadcast)
+            standardise = self.recipe.standardises(site.task.backbone)
+            return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
+        new = self.learned(site, state, broadcast)
+        return new, self.reply(site, new, broadcast)
 
-    def train_round(
-        self, site: Site, state: State, broadcast: Payload, terms: Sequence[Term] = ()
-    ) -> tuple[State, Payload]:
+    def learned(self, site: Site, state: State, broadcast: Payload, terms: Sequence[Term] = ()) -> State:
         """E epochs from the averaged tensors, with a method's own `terms` in the loss."""
-        readout = readout_named(broadcast.scalars["readout"])
-        round_ = int(broadcast.scalars["round"])
-        arrays = self.model(site, state, broadcast)
-        tensors = evidential.trainable(self.recipe, arrays, site.device)
-        optimizer = evidential.make_optimizer(self.recipe, tensors, None)
-        kd = distillation(self.maps, site, broadcast.arrays) if self.kd else []
-        mode = self.maps.rollout
+        before = self.model(site, state, broadcast)
+        tensors = evidential.trainable(self.recipe, before.arrays, site.device)
         evidential.learn(
-            self.recipe, site, tensors, readout, round_, optimizer=optimizer, terms=[*terms, *kd], mode=mode
+            self.recipe,
+            site,
+            tensors,
+            readout_of(before),
+            int(broadcast.scalars["round"]),
+            optimizer=evidential.make_optimizer(self.recipe, tensors, None),
+            terms=[*terms, *(distillation(self.maps, site, broadcast.arrays) if self.kd else ())],
+            mode=self.maps.rollout,
         )
-        learned = steps.as_arrays({name: tensors[name] for name in self.recipe.trained})
-        reply: Arrays = {name: learned[name] for name in self.shared}
+        return State(steps.as_arrays(tensors), before.values)
+
+    def reply(self, site: Site, new: State, broadcast: Payload) -> Payload:
+        """The shared tensors of a site that has learned, and with `kd` its most certain maps."""
+        sent: Arrays = {name: new.arrays[name] for name in self.shared}
         if self.kd:
-            local = evidential.make_predictor(self.recipe, site, {**arrays, **learned}, readout, mode)
-            reply = {**reply, **most_certain_maps(self.maps, site, local, round_)}
-        return State(learned), Payload(reply, {"n_train": len(site.train)})
+            maps = most_certain_maps(self.maps, site, self.scoring(site, new), int(broadcast.scalars["round"]))
+            sent = {**sent, **maps}
+        return Payload(sent, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Pooled feature statistics and the readout that probes best; then the mean of the sites' tensors."""
@@ -118,21 +125,20 @@ class FedAvg:
             for name, reply in replies.items()
         }
         weights = dict.fromkeys(replies, 1.0) if self.weighting == "uniform" else steps.sample_weights(replies)
-        maps = replaced(state.arrays, replies)
-        return State({**maps, **steps.weighted_mean(shared, weights)}, state.values)
+        kept = replaced(state.arrays, replies, int(state.values["classes"])) if self.kd else state.arrays
+        return State({**kept, **steps.weighted_mean(shared, weights)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model, with what stayed at the site and the site's own prior."""
-        arrays = self.model(site, state, broadcast)
-        readout = readout_named(broadcast.scalars["readout"])
-        return evidential.make_predictor(self.recipe, site, arrays, readout, self.maps.rollout)
+        return self.scoring(site, self.model(site, state, broadcast))
 
-    def model(self, site: Site, state: State, broadcast: Payload) -> Arrays:
-        """Averaged tensors and statistics of the broadcast, the site's own for the rest, initial where it has none."""
-        private = state.arrays or steps.as_arrays(self._initial(site.task))
+    def scoring(self, site: Site, model: State) -> Predictor:
+        """What scores with a site's tensors."""
+        return evidential.make_predictor(self.recipe, site, model.arrays, readout_of(model), self.maps.rollout)
+
+    def model(self, site: Site, state: State, broadcast: Payload) -> State:
+        """What a site starts a round from: the broadcast's tensors, its own for the rest, initial where it has none."""
+        own = begun(self.recipe, site, state, broadcast)
         names = (*self.shared, *STATISTICS)
-        averaged = {name: broadcast.arrays[name] for name in names if name in broadcast.arrays}
-        return {**{name: private[name] for name in self.recipe.trained}, **averaged}
-
-    def _initial(self, task: Task) -> dict[str, Tensor]:
-        return evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
+        received = {name: broadcast.arrays[name] for name in names if name in broadcast.arrays}
+        return State({**own.arrays, **received}, own.values)

@@ -13,8 +13,6 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning.evidential import make_predictor
-from edgefl_trainer.learning.features import readout_named
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -43,10 +41,10 @@ class FedAvgPers:
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """A round of FedAvg; in the final phase the same at home, with nothing sent."""
-        new, reply = self.fedavg.local_round(site, state, broadcast)
         if broadcast.scalars["phase"] != "final":
-            return new, reply
-        return State(new.arrays, {"personal": 1}), Payload({}, {})
+            return self.fedavg.local_round(site, state, broadcast)
+        own = self.fedavg.learned(site, state, broadcast)
+        return State(own.arrays, {**own.values, "personal": 1}), Payload({}, {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """As FedAvg; the final phase changes nothing."""
@@ -54,9 +52,6 @@ class FedAvgPers:
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The fine-tuned model; before it exists, the averaged one."""
-        averaged = self.fedavg.model(site, state, broadcast)
-        if "personal" not in state.values:
-            return self.fedavg.predictor(site, state, broadcast)
-        readout = readout_named(broadcast.scalars["readout"])
-        own = {**averaged, **state.arrays}
-        return make_predictor(self.fedavg.recipe, site, own, readout, self.fedavg.maps.rollout)
+        if "personal" in state.values:
+            return self.fedavg.scoring(site, state)
+        return self.fedavg.predictor(site, state, broadcast)

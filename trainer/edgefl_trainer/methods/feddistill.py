@@ -22,16 +22,18 @@ import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.learning.passes import class_means, training_scores
 from edgefl_trainer.learning.private import begun, private_round, readout_of
 from edgefl_trainer.learning.terms import Step
 
-LEAST_PROBABILITY = 1e-7
+LEAST_PROBABILITY = 1e-7  # of an answer, so that its logarithm is finite
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,8 @@ class ToMeanOutput:
 
     def __call__(self, step: Step) -> Float[Tensor, ""]:
         """See `Term`."""
-        target = self.outputs[step.target].clamp(min=LEAST_PROBABILITY)  # (B, K)
-        log_ratio = target.log() - step.probabilities.clamp(min=LEAST_PROBABILITY).log()
-        divergence = (target * log_ratio).sum(dim=1)
+        answers = step.probabilities.clamp(min=LEAST_PROBABILITY).log()  # (B, K)
+        divergence = kl_div(answers, self.outputs[step.target], reduction="none").sum(dim=1)  # (B,)
         return self.weight * torch.where(self.known[step.target], divergence, 0).mean()
 
 
@@ -76,7 +77,7 @@ class FedDistill:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """No output yet."""
         check_fits(self.recipe, task.backbone, len(task.classes))
-        return State()
+        return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """`outputs.<class>` (K,): the mean over the sites that have the class."""
@@ -94,8 +95,9 @@ class FedDistill:
         """A site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
         kept = {name: value for name, value in state.arrays.items() if name.split(".", 2)[2] not in replies}
         for site in sorted(replies):
-            kept.update({f"{name}.{site}": value for name, value in replies[site].arrays.items()})
-        return State(kept)
+            found = steps.by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
+            kept.update({f"outputs.{k}.{site}": mean for k, mean in found.items()})
+        return State(kept, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own model; the initial one where it took part in no round."""
@@ -115,7 +117,6 @@ class FedDistill:
             return []
         classes = len(site.task.classes)
         outputs, known = torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)
-        for name, mean in broadcast.arrays.items():
-            label = int(name.removeprefix("outputs."))
-            outputs[label], known[label] = torch.from_numpy(np.array(mean, dtype=np.float32)), True
+        for k, mean in steps.by_class(broadcast.arrays, "outputs", classes).items():
+            outputs[k], known[k] = torch.from_numpy(np.array(mean, dtype=np.float32)), True
         return [ToMeanOutput(self.distill_weight, outputs.to(site.device), known.to(site.device))]

@@ -47,7 +47,7 @@ class FedEvPrompt:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """An empty buffer."""
         check_fits(self.recipe, task.backbone, len(task.classes))
-        return State({}, {"seed": task.seed})
+        return State({}, {"seed": task.seed, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """To each site the others' maps."""
@@ -65,7 +65,7 @@ class FedEvPrompt:
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """A reply replaces all maps of its site."""
-        return State(replaced(state.arrays, replies), state.values)
+        return State(replaced(state.arrays, replies, int(state.values["classes"])), state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own model; the initial one where it took part in no round."""

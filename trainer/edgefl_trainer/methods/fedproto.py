@@ -19,11 +19,13 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.learning.features import common_features, feature_reply
 from edgefl_trainer.learning.passes import class_means, training_features
@@ -31,6 +33,7 @@ from edgefl_trainer.learning.private import begun, private_round, readout_of
 from edgefl_trainer.learning.terms import Step
 from edgefl_trainer.models.scoring import ScoreModule
 
+Prototypes = NDArray[np.float32]  # (K, D)
 FAR = -1e9  # score of a class without prototype: infinitely far
 
 
@@ -75,7 +78,8 @@ class FedProto:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """No prototype yet."""
         check_fits(self.recipe, task.backbone, len(task.classes))
-        return State({}, {"standardise": int(self.recipe.standardises(task.backbone))})
+        standardise = int(self.recipe.standardises(task.backbone))
+        return State({}, {"standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """`prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
@@ -86,7 +90,8 @@ class FedProto:
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Moments in the warm phase; then E epochs drawn to the prototypes, and the site's own."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), feature_reply(site)
+            standardise = self.recipe.standardises(site.task.backbone)
+            return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
         terms = self._terms(site, broadcast)
         new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
         predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
@@ -100,15 +105,14 @@ class FedProto:
         if phase.kind == "warm":
             found = common_features(replies, self.recipe.readout, standardise=bool(state.values["standardise"]))
             return State(found.arrays, {**state.values, **found.values})
-        sums: dict[str, np.ndarray] = {}
-        weights: dict[str, float] = {}
+        sums: dict[int, NDArray[np.float64]] = {}
+        weights: dict[int, float] = {}
         for site in sorted(replies):
-            for name, mean in sorted(replies[site].arrays.items()):
-                count = float(replies[site].scalars[f"n.{name.removeprefix('prototypes.')}"])
-                weight = 1.0 if self.weighting == "uniform" else count
-                sums[name] = sums.get(name, 0.0) + weight * mean.astype(np.float64)
-                weights[name] = weights.get(name, 0.0) + weight
-        new = {name: (total / weights[name]).astype(np.float32) for name, total in sums.items()}
+            for k, mean in steps.by_class(replies[site].arrays, "prototypes", int(state.values["classes"])).items():
+                weight = 1.0 if self.weighting == "uniform" else steps.image_count(replies[site], f"n.{k}")
+                sums[k] = sums.get(k, 0.0) + weight * mean.astype(np.float64)
+                weights[k] = weights.get(k, 0.0) + weight
+        new = {f"prototypes.{k}": (sums[k] / weights[k]).astype(np.float32) for k in sums if weights[k] > 0}
         return State({**state.arrays, **new}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
@@ -125,25 +129,22 @@ class FedProto:
         return [ToPrototype(self.proto_weight, *tensors)]
 
 
-def _stacked(site: Site, broadcast: Payload) -> tuple[np.ndarray, np.ndarray]:
-    """Prototypes (K, D) float32, zero where there is none, and which exist (K,)."""
+def _stacked(site: Site, broadcast: Payload) -> tuple[Prototypes, NDArray[np.bool_]]:
+    """Prototypes (K, D), zero where there is none, and which exist (K,)."""
     classes = len(site.task.classes)
     prototypes = np.zeros((classes, site.task.backbone.width), dtype=np.float32)
     known = np.zeros(classes, dtype=np.bool_)
-    for name, mean in broadcast.arrays.items():
-        if name.startswith("prototypes."):
-            label = int(name.removeprefix("prototypes."))
-            prototypes[label], known[label] = mean, True
+    for k, mean in steps.by_class(broadcast.arrays, "prototypes", classes).items():
+        prototypes[k], known[k] = mean, True
     return prototypes, known
 
 
-def _nearest(predictor: Predictor, prototypes: np.ndarray, known: np.ndarray) -> Predictor:
+def _nearest(predictor: Predictor, prototypes: Prototypes, known: NDArray[np.bool_]) -> Predictor:
     """-||f - p_k||^2/D is linear in f up to a term common to all classes: a softmax head with those weights."""
     wide = prototypes.astype(np.float64)
     width = wide.shape[1]
     bias = np.where(known, -(wide**2).sum(axis=1) / width, FAR)
-    head = {"head.weight": 2 * wide / width, "head.bias": bias}
+    head = {"head.weight": (2 * wide / width).astype(np.float32), "head.bias": bias.astype(np.float32)}
     kept = {name: value for name, value in predictor.tensors.items() if name != "prior"}
-    tensors = {**kept, **{name: value.astype(np.float32) for name, value in head.items()}}
     options = replace(predictor.module.options, output="softmax")
-    return replace(predictor, module=ScoreModule(predictor.module.vit, options), tensors=tensors)
+    return replace(predictor, module=ScoreModule(predictor.module.vit, options), tensors={**kept, **head})

@@ -72,7 +72,8 @@ class FedProx:
             return self.fedavg.local_round(site, state, broadcast)
         received = {name: broadcast.arrays[name] for name in self.fedavg.shared}
         terms = [Proximal(self.mu, as_tensors(received, site.device))] if self.mu > 0 else []
-        return self.fedavg.train_round(site, state, broadcast, terms)
+        new = self.fedavg.learned(site, state, broadcast, terms)
+        return new, self.fedavg.reply(site, new, broadcast)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """As FedAvg."""
