@@ -104,6 +104,12 @@ class Site:
     autocast: torch.dtype | None = None
     report: Progress = lambda facts: None
 
+    @property
+    def seen(self) -> tuple[bool, ...]:
+        """Which classes its training rows show; all of them where it has no labelled row, as nothing tells them apart."""
+        counts = self.train.counts(len(self.task.classes))
+        return tuple(bool(count) or not counts.any() for count in counts)
+
     def rng(self, *purpose: str | int) -> np.random.Generator:
         """A generator that depends on seed, site and purpose only, so a resumed run draws the same numbers."""
         text = "\x1f".join(map(str, (self.task.seed, self.name, *purpose)))
@@ -144,7 +150,7 @@ class Predictor:
 
     module: ScoreModule
     tensors: Mapping[str, NDArray[np.float32]]
-    seen: tuple[bool, ...]  # classes in the site's training rows; the others are never predicted
+    seen: tuple[bool, ...]  # see `Site.seen`; the others are never predicted
 
 
 class Method(Protocol):

@@ -130,8 +130,11 @@ def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
 
     These are the site's training counts, or equal ones where `--balance class` draws the classes equally: correcting
     for the counts a second time would favour the rare classes (docs/methods.md, prior). Classes without a row keep 0.
+    A site without labelled rows, one that never trains, has W = 1.
     """
     counts = site.train.counts(len(site.task.classes))
+    if not counts.any():
+        return torch.ones(len(counts), device=site.device)
     shown = (counts > 0).astype(np.int64) if site.balance == "class" else counts
     return class_prior(torch.from_numpy(shown), recipe.prior_floor).float().to(site.device)
 
@@ -242,8 +245,7 @@ def make_predictor(
         own["prior"] = site_prior(recipe, site).cpu().numpy()
     names = (*recipe.trained, *STATISTICS)
     given = {name: np.asarray(arrays[name], dtype=np.float32) for name in names if name in arrays}
-    seen = tuple(bool(count) for count in site.train.counts(len(site.task.classes)))
-    return Predictor(module, {**given, **own}, seen)
+    return Predictor(module, {**given, **own}, site.seen)
 
 
 def _forward(

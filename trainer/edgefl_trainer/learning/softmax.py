@@ -207,8 +207,7 @@ def make_predictor(site: Site, module: ScoreModule, arrays: Arrays) -> Predictor
         "head.bias": np.zeros(len(site.task.classes), dtype=np.float32),
         "temperature": np.asarray(1.0, dtype=np.float32),
     }
-    seen = tuple(bool(count) for count in site.train.counts(len(site.task.classes)))
-    return Predictor(module, {**given, **fixed}, seen)
+    return Predictor(module, {**given, **fixed}, site.seen)
 
 
 def _step(optimizer: torch.optim.Optimizer, tensors: Tensors, project: Mapping[str, Tensor]) -> None:
