@@ -182,7 +182,7 @@ class LocalEngine:
         self, phase: Phase, server: State, states: Mapping[str, State], results: Mapping[str, SiteResult]
     ) -> tuple[dict[str, SiteResult], Mapping[str, Payload]]:
         """The results with the figures of the models as they are after the phase, and the broadcasts these used."""
-        if self.judge is None or phase.kind != "train":
+        if self.judge is None or phase.kind == "warm":
             return dict(results), {}
         after = Phase("final", phase.round + 1)
         found = self.method.broadcast(server, after, sorted(results))
