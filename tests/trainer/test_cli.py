@@ -288,15 +288,16 @@ def test_a_folder_without_pictures_is_told(mae, tmp_path):
 
 def test_a_loss_that_is_not_a_number_names_site_round_and_step(ward, mae, tmp_path, monkeypatch):
     """The third batch that west sees in its second round; what was finished before stays and can be looked at."""
+    from edgefl_trainer.learning import evidential
 
-    plain, calls = recipe.evidential_loss, []
+    plain, calls = evidential.evidential_loss, []
 
     def loss(*arguments: object) -> torch.Tensor:
         calls.append(1)
         value = plain(*arguments)
         return value * float("nan") if len(calls) == 4 + 4 + 4 + 3 else value
 
-    monkeypatch.setattr(recipe, "evidential_loss", loss)
+    monkeypatch.setattr(evidential, "evidential_loss", loss)
     outcome = run("fedevprompt", ward, tmp_path / "run", f"run:{mae}", "--set", "batch=4")  # 13 images: 4 steps
     assert outcome.code == 1
     assert "site west" in outcome.sentence() and "round 2, step 3" in outcome.sentence()
