@@ -141,7 +141,7 @@ def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | 
 
 
 def _too_few(sound: Replies, quorum: int) -> str:
-    return f"{len(sound)} sound replies are left, {quorum} are needed"
+    return f"too few sound replies: {len(sound)}, at least {quorum} are needed"
 
 
 def _without(replies: Replies, names: Mapping[str, str]) -> dict[str, Payload]:

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from sqlalchemy import func, select
 
 from edgefl_coordinator.aggregation import step
+from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.judging import judge
@@ -78,7 +80,7 @@ def test_the_broadcast_outvotes_two_colluders() -> None:
     wrong = weights({"head.weight": np.ones((3, 3), np.float32)})
     verdict = judged({"a": wrong, "b": wrong, "c": weights()}, quorum=1)
     assert set(verdict.refused) == {"a", "b"} and verdict.result is not None
-    assert judged({"a": wrong, "b": wrong, "c": weights()}).problem == "1 sound replies are left, 2 are needed"
+    assert judged({"a": wrong, "b": wrong, "c": weights()}).problem == "too few sound replies: 1, at least 2 are needed"
 
 
 def test_without_a_majority_nobody_is_blamed() -> None:
@@ -219,7 +221,7 @@ def test_too_few_sound_replies_open_the_round_again(federation, clock) -> None:
     assert step(coordinator, averaging_worker)
     facts = OPERATIONS["status"](coordinator, {})
     assert (facts["state"], facts["replies"], facts["deadline_ms"]) == ("open", 1, clock.now_ms + 60_000)
-    assert facts["problem"] == "1 sound replies are left, 2 are needed"
+    assert facts["problem"] == "too few sound replies: 1, at least 2 are needed"
     again = bad.reply(1, payload=BAD, idem="another-work-item")
     assert isinstance(again, Refusal) and again.code == "bad_contribution" and "shape (1,)" in again.message
     for _ in range(3):  # deadlines pass, nothing is tried
@@ -281,6 +283,19 @@ def test_what_the_machine_fails_is_shown_until_it_is_done(federation) -> None:
     assert (failing["kind"], failing["round"]) == ("aggregate", 1) and "-9" in failing["error"]
     assert step(coordinator, averaging_worker)
     assert OPERATIONS["status"](coordinator, {})["failing"] is None
+
+
+def test_the_operator_reads_it(federation, clock) -> None:
+    """docs/design.md, section 5: `status` says in a line each whose reply was refused and why a round opened again."""
+    coordinator, (one, _, bad) = federation
+    one.reply(1, payload=weights())
+    bad.reply(1, payload=BAD)
+    clock.now_ms += 60_000
+    assert step(coordinator, averaging_worker)
+    coordinator.store.close()
+    shown = CliRunner().invoke(main, ["status", "--home", str(coordinator.store.home.root)]).stdout
+    assert "refused: reply of clinic-c in round 1: the array head.bias is float32 with shape (1,)" in shown
+    assert "opened again: too few sound replies: 1, at least 2 are needed" in shown and "failing" not in shown
 
 
 @pytest.mark.parametrize("claimed", [-1, 10**12, "10", 2.5])
