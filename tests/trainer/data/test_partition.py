@@ -289,3 +289,19 @@ def test_what_is_no_partition_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(DataError, match="not a partition file"):
         read_partition(path)
+
+
+@pytest.mark.data
+def test_real_centres(real_data: Path) -> None:
+    """The six centres of Fed-ISIC2019: 18,720 labelled images, their tally, and 16 sites of two classes each."""
+    spec = f"manifest:{real_data / 'fed_isic2019_84.zip'}"
+    natural = make_partition([spec], Plan(scheme="natural"), 0)
+    learning, val = natural.counts(("train", "tune")), natural.counts(("val",))
+    assert {name: (found.total(), val[name].total()) for name, found in learning.items()} == {
+        "bcn": (8069, 2035), "msk": (541, 121), "rosendahl": (1468, 367), "vidir_modern": (2068, 547),
+        "vidir_molemax": (2488, 664), "vienna_dias": (277, 75),
+    }  # fmt: skip
+    dealt = make_partition([spec], Plan(scheme="pathological", sites=16, classes_per_site=2), 0)
+    assert sum(found.total() for found in dealt.counts(KINDS).values()) == 18_720
+    assert {len(found) for found in dealt.counts(("train", "tune")).values()} == {2}
+    assert all(set(dealt.counts(("val",))[name]) <= set(dealt.counts(("train", "tune"))[name]) for name in dealt.sites)

@@ -197,7 +197,7 @@ def _dealt(spec: Spec, table: Table, seed: int) -> list[Row]:
     """The rows of one table with complete sites and splits; their order stays."""
     rows = sited_rows(spec, table, seed)
     if all(row.site is None for row in rows):
-        raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N.")
+        raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N, or name a partition.")
     for name in sorted({row.site for row in rows if row.site is not None}):
         check_site_name(name, spec.text)
     return rows
