@@ -361,6 +361,8 @@ def _scorer(
 
     from edgefl_client import models
 
+    # numpy's linear algebra is not used here, yet its threads would start with it and spin on the other processors.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Reading and hashing the bundle and loading the libraries take about as long, and the first needs the interpreter
     # little: on two processors the one hides the other.
     with ThreadPoolExecutor(1) as pool:

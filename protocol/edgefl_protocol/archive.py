@@ -21,7 +21,8 @@ import io
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -126,29 +127,39 @@ def open_archive(file: BinaryIO) -> Archive:
     file.seek(start)
     directory = file.read(length)
     claims = _read_directory(directory, count)
-    # (3) without a further seek: whatever lets go of the interpreter lock may wait long for it at start
+    # (3), (4)
     file.seek(0)
     whole = hashlib.sha256()
-    members: dict[str, bytes] = {}
-    hashes: dict[str, str] = {}
+    with ThreadPoolExecutor(1) as beside:  # the file is hashed piece after piece while each member is
+        members: dict[str, bytes] = {}
+        hashes: dict[str, str] = {}
+        for name, header, content in _read_members(file, claims, start):
+            beside.submit(whole.update, header)
+            beside.submit(whole.update, content)
+            members[name], hashes[name] = content, hashlib.sha256(content).hexdigest()
+        beside.submit(whole.update, directory + end)
+    return Archive(members, hashes, whole.hexdigest())
+
+
+def _read_members(
+    file: BinaryIO, claims: Sequence[tuple[str, int, int, int]], start: int
+) -> Iterator[tuple[str, bytes, bytes]]:
+    """Read name, local header and content of each member, the directory beginning at `start`."""
+    # (3)
     place = 0
-    for name, member_size, checksum, claimed in claims:
-        header = _local_header(name.encode(), member_size, checksum)
+    for name, size, checksum, claimed in claims:
+        header = _local_header(name.encode(), size, checksum)
         begin = place + len(header)
-        if claimed != place or begin + member_size > start or file.read(len(header)) != header:
+        if claimed != place or begin + size > start or file.read(len(header)) != header:
             raise _refused(f"{name} does not stand where and as the directory says")
-        content = file.read(member_size)
-        if zlib.crc32(content) != checksum or len(content) != member_size:
+        content = file.read(size)
+        if len(content) != size or zlib.crc32(content) != checksum:
             raise _refused(f"the checksum of {name} is wrong: the file is damaged")
-        whole.update(header)
-        whole.update(content)
-        members[name], hashes[name] = content, hashlib.sha256(content).hexdigest()
-        place = begin + member_size
+        yield name, header, content
+        place = begin + size
     # (4)
     if place != start:
         raise _refused(f"{start - place:,} bytes belong to no member")
-    whole.update(directory + end)
-    return Archive(members, hashes, whole.hexdigest())
 
 
 def _read_directory(directory: bytes, count: int) -> list[tuple[str, int, int, int]]:
