@@ -59,6 +59,11 @@ class Tokens:
     blocks: tuple[int, ...] = (0,)
     kind: ClassVar[str] = "tokens"
 
+    def __post_init__(self) -> None:
+        rising = list(self.blocks) == sorted({block for block in self.blocks if type(block) is int and block >= 0})
+        if not self.blocks or not rising:
+            raise ValueError(f"prompt tokens enter before blocks {self.blocks}; allowed: one or more, rising from 0")
+
     @property
     def tensors(self) -> tuple[str, ...]:
         """See `Insert`."""
