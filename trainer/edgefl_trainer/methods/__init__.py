@@ -13,7 +13,9 @@ from edgefl_trainer.methods.fedvpt import FedVPT, FedVPTDeep
 from edgefl_trainer.methods.head import Head
 from edgefl_trainer.methods.local import Local
 from edgefl_trainer.methods.p_pt import PPT
+from edgefl_trainer.methods.pep_fedpt import PepFedPT
 from edgefl_trainer.methods.pfedpg import PFedPG
+from edgefl_trainer.methods.sgpt import SGPT
 
 METHODS: dict[str, type[Method]] = {
     "fedavg": FedAvg,
@@ -29,7 +31,9 @@ METHODS: dict[str, type[Method]] = {
     "head": Head,
     "local": Local,
     "p-pt": PPT,
+    "pep-fedpt": PepFedPT,
     "pfedpg": PFedPG,
+    "sgpt": SGPT,
 }
 
 __all__ = ["METHODS"]
