@@ -188,6 +188,35 @@ def test_anything_else_is_no_list_of_whole_numbers(blocks):
         build(WithBlocks, {"blocks": blocks})
 
 
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    lr: float = 0.1
+    batch: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class WithOwnRecipe:
+    recipe: Recipe = dataclasses.field(default_factory=lambda: Recipe(lr=0.25))
+
+
+@dataclasses.dataclass(frozen=True)
+class AroundIt:
+    inner: WithOwnRecipe = dataclasses.field(default_factory=WithOwnRecipe)
+
+
+def test_a_methods_own_recipe_stays_where_nothing_else_is_said():
+    """A paper's rate is the default of its method, whatever the recipe's class says, at any depth."""
+    assert build(WithOwnRecipe, {}) == WithOwnRecipe()
+    assert build(WithOwnRecipe, {"batch": 4}).recipe == Recipe(lr=0.25, batch=4)
+    assert build(AroundIt, {"batch": 4}).inner.recipe == Recipe(lr=0.25, batch=4)
+    assert build(AroundIt, {"lr": 1}).inner.recipe == Recipe(lr=1.0)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_without_settings_is_the_one_its_file_describes(method):
+    assert build(METHODS[method], {}) == METHODS[method]()
+
+
 def test_unknown_methods_name_the_nearest():
     with pytest.raises(SettingError, match="did you mean fedavg"):
         resolve("fedavgg", DATA, None, [])
