@@ -25,7 +25,7 @@ from edgefl_trainer.data import DataError
 from edgefl_trainer.errors import BackboneError, RunError, SettingError, TrainingError
 from edgefl_trainer.methods import METHODS
 
-COMMANDS = ("methods", "run", "evaluate", "predict", "table")
+COMMANDS = ("methods", "run", "evaluate", "predict", "table", "experiment")
 
 
 def records(**changes: str) -> list[dict[str, str]]:
@@ -83,6 +83,7 @@ def test_without_the_extra_every_command_is_one_sentence(command, monkeypatch, t
         "evaluate": [tmp_path, "--data", "folder:x"],
         "predict": [tmp_path, tmp_path / "x.png", "--site", "a"],
         "table": [tmp_path],
+        "experiment": [__file__, "--out", tmp_path / "run"],
     }[command]
     outcome = edgefl_train(command, *arguments)
     assert outcome.code == 2
@@ -459,13 +460,18 @@ def test_table_draws_accuracy_over_rounds(finished, tmp_path):
 def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, monkeypatch):
     import shutil
 
-    from edgefl_trainer.evaluate import plot
+    from edgefl_trainer import experiment_command
 
     for place in ("a", "b"):
         shutil.copytree(finished["local"], tmp_path / place / "run")
     drawn = []
-    plain = plot.plot_rounds
-    monkeypatch.setattr(plot, "plot_rounds", lambda runs, **more: drawn.append(set(runs)) or plain(runs, **more))
+    plain = experiment_command.plot_progress
+
+    def draw(runs, **more):
+        drawn.append(set(runs))
+        return plain(runs, **more)
+
+    monkeypatch.setattr(experiment_command, "plot_progress", draw)
     assert edgefl_train("table", tmp_path / "a/run", tmp_path / "b/run", "--plot", tmp_path / "a.png").code == 0
     assert drawn == [{str(tmp_path / "a/run"), str(tmp_path / "b/run")}]
 

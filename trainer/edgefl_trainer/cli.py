@@ -251,6 +251,18 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
 @cli.command()
 @click.argument("runs", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
 @click.option(
+    "--experiment",
+    "file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Stand the runs beside the paper's numbers in this experiments/*.toml.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(["balanced_accuracy", "accuracy", "macro_f1", "auroc"]),
+    help="Figure of a site.  [default: balanced_accuracy; with --experiment the paper's]",
+)
+@click.option(
     "--format",
     "style",
     type=click.Choice(["md", "csv", "json", "latex"]),
@@ -259,24 +271,64 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
     help="Form.",
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="PNG", help="Also draw accuracy over rounds."
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PNG",
+    help="Also draw accuracy on tune rows over rounds and over bytes.",
 )
 @needs_trainer
-def table(runs: tuple[Path, ...], style: str, plot: Path | None) -> None:
-    """Compare runs: sites by methods, mean and spread, worst site, bytes of a round."""
-    from edgefl_protocol.durable import write_atomic
-    from edgefl_trainer.engine.federation import read_metrics
-    from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.evaluate.plot import plot_rounds
-    from edgefl_trainer.evaluate.table import render_table
+def table(runs: tuple[Path, ...], file: Path | None, metric: str | None, style: str, plot: Path | None) -> None:
+    """Compare runs: sites by methods, mean and spread, worst site, bytes of a round.
 
-    summaries = [open_run(folder).summary for folder in runs]
-    names = [folder.name for folder in runs]
-    lines = {str(f) if names.count(f.name) > 1 else f.name: read_metrics(f) for f in runs}
-    try:
-        click.echo(render_table(summaries, style))
-        if plot is not None:
-            write_atomic(plot, plot_rounds(lines, metric="tune_balanced_accuracy"))
-            click.echo(f"drew {plot}", err=True)
-    except ValueError as error:  # runs that cannot stand in one table, or have no figure to draw
-        raise EdgeflError(f"{error}: name other runs.", "run") from error
+    A RUN is a run directory, or a folder with finished runs below it.
+    """
+    from edgefl_trainer.experiment_command import print_comparison, print_table
+
+    if file is None:
+        print_table(runs, style, metric or "balanced_accuracy", plot)
+    elif metric is not None:
+        raise click.UsageError("--metric and --experiment cannot stand together: the experiment names its figures.")
+    else:
+        print_comparison(file, runs, style, plot)
+
+
+@cli.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where the runs go.")
+@click.option("--tiny", is_flag=True, help="The file's tiny variant: drawn lesions, an untrained network, seconds.")
+@click.option("--rows", metavar="A,B,…", help="Only these rows, by label or folder name.  [default: all]")
+@click.option("--parts", metavar="A,B,…", help="Only these parts of the table.  [default: all]")
+@click.option("--seeds", metavar="N,N,…", default="0", show_default=True, help="Seeds of the runs.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Other data than the file's, for every part; repeatable.")
+@click.option("--task", type=click.Choice(["all", "nevus"]), help="Instead of the file's.")
+@click.option("--backbone", metavar="NAME", help="Instead of the file's; see `edgefl-train run --help`.")
+@click.option("--image-px", type=int, metavar="PX", help="Instead of the file's.")
+@click.option("--balance", type=click.Choice(["none", "class"]), help="Instead of the file's.")
+@click.option("--select", type=click.Choice(["last", "tune"]), help="Instead of the file's.")
+@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Instead of the file's.")
+@click.option("--rounds", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--epochs", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--images-per-site", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="For every row whose method has KEY.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+@click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision.  [default: auto]")
+@click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
+@click.option(
+    "--format", "style", type=click.Choice(["md", "csv", "json", "latex"]), default="md", help="Of the table."
+)
+@needs_trainer
+def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any) -> None:
+    """Run the rows of a paper's table (experiments/*.toml) and print it beside the paper's numbers.
+
+    Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
+    """
+    from edgefl_trainer.experiment_command import print_commands, run_and_print
+
+    failed = 0
+    if dry_run:
+        print_commands(file, out, options)
+    else:
+        failed = run_and_print(file, out, options, style)
+    if failed:
+        click.echo(f"{failed} runs failed; the same command tries them again", err=True)
+        sys.exit(FAILED)

@@ -2,16 +2,19 @@
 
 import csv
 import io
+import itertools
 import json
 import statistics
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from edgefl_trainer.evaluate.metrics import federation_summary
-from edgefl_trainer.evaluate.plot import curves, plot_rounds
-from edgefl_trainer.evaluate.table import FORMATS, render_table, table_rows
+from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
+from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
 
 
 def summary(method, seed, figures, **more):
@@ -115,16 +118,71 @@ def test_curves_are_picked_by_site_and_round():
 ABOVE = [{"round": r, "site": "b", "balanced_accuracy": 0.7 + 0.1 * r} for r in (1, 2)]
 
 
-@pytest.mark.parametrize("runs", [{"one": [*LINES, *ABOVE]}, {"one": LINES, "two": ABOVE, "empty": []}])
+@pytest.mark.parametrize("runs", [{"one": [[*LINES, *ABOVE]]}, {"one": [LINES, ABOVE], "two": [ABOVE], "empty": [[]]}])
 def test_the_picture_is_a_drawn_png(runs):
-    data = plot_rounds(runs, title="rounds")
+    """Over rounds on the left, over bytes on the right: the first colour's line runs across both halves."""
+    data = plot_progress(runs, title="rounds")
     picture = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-    assert picture.shape == (540, 900, 3)
+    assert min(picture.shape[:2]) > 400
     _, columns = np.nonzero(np.abs(picture.astype(int) - [0x00, 0x72, 0xB2]).sum(axis=2) < 60)
-    assert np.ptp(columns) > 300  # px: a line in the first colour runs across the picture
-    assert data == plot_rounds(runs, title="rounds")
+    half = picture.shape[1] // 2
+    assert np.ptp(columns[columns < half]) > 300  # px
+    assert (columns > half).any()
+    assert data == plot_progress(runs, title="rounds")
 
 
 def test_nothing_to_draw_is_an_error():
     with pytest.raises(ValueError, match="nothing to draw"):
-        plot_rounds({"one": [{"round": 1, "site": "a"}]})
+        plot_progress({"one": [[{"round": 1, "site": "a"}]]})
+
+
+def test_more_lines_than_names_fit_is_an_error():
+    with pytest.raises(ValueError, match="21 lines do not fit"):
+        plot_progress({f"run {i}": [ABOVE] for i in range(21)})
+
+
+def test_bytes_add_up_over_sites_ways_and_rounds():
+    """A warm phase (round 0) counts, so a method that asks first is not drawn as free."""
+    lines = [{"round": r, "site": s, "bytes_up": 10 * r + 1, "bytes_down": 100} for r in (0, 1, 2) for s in "ab"]
+    assert bytes_by_round(lines) == {0: 202, 1: 202 + 222, 2: 202 + 222 + 242}
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_names_keep_their_order_and_distance(wanted):
+    placed = spread_out(wanted, 0.05)
+    assert [placed[i] for i in np.argsort(wanted, kind="stable")] == sorted(placed)
+    assert all(b - a >= 0.05 - 1e-9 for a, b in itertools.pairwise(sorted(placed)))
+    assert min(placed) >= -1e-9 and max(placed) <= 1 + 1e-9
+
+
+def test_a_name_with_room_stays_where_its_line_ends():
+    assert spread_out([0.9, 0.1, 0.5], 0.05) == pytest.approx([0.9, 0.1, 0.5])
+    assert spread_out([0.5, 0.5], 0.1) == pytest.approx([0.45, 0.55])
+
+
+def test_another_figure_of_a_site():
+    run = ONE | {"sites": {"a": {"accuracy": 0.9}, "b": {"accuracy": 0.6}}}
+    (row,) = table_rows([run], "accuracy")
+    assert (row.mean.mean, row.mean.std, row.worst) == pytest.approx((0.75, statistics.stdev([0.9, 0.6]), 0.6))
+    assert render_table([run], metric="accuracy").count("Accuracy per site") == 1
+
+
+def test_sites_that_never_trained_have_a_column_but_no_part_in_the_mean():
+    """docs/methods.md 8.4: both groups are reported, apart."""
+    run = ONE | {"sites": ONE["sites"] | {"c": {"balanced_accuracy": 0.1, "held_out": True}}}
+    (row,) = table_rows([run])
+    assert (row.mean.mean, row.worst, row.sites["c"].mean) == (pytest.approx(0.7), 0.6, 0.1)
+    assert "c never trained" in render_table([run])
+
+
+def test_too_many_sites_for_a_page_are_left_to_csv():
+    many = summary("local", 0, {f"s{i:02d}": 0.5 for i in range(13)})
+    assert "s00" not in render_table([many]) and "0.500 ± 0.000" in render_table([many])
+    assert "s00" in render_table([many], "csv")
+
+
+def test_machine_and_commit_are_said_once():
+    here = {"commit": "a" * 40, "machine": {"processor": "CPU, 2 cores", "cuda": None}}
+    there = {"commit": None, "machine": {"processor": "CPU, 2 cores", "cuda": "GPU"}}
+    assert origin([here, here, there]) == f"CPU, 2 cores, GPU; commit {'a' * 12}, not recorded"
+    assert origin([{}]) == "machine not recorded; commit not recorded"

@@ -2,7 +2,8 @@
 
 Guarantees: the same summaries give the same text; nothing is rounded in ``csv`` and ``json``; the caption says over
 what the spread runs. Runs that differ in nothing but their seed share a row. Spread is the sample standard deviation
-(ddof=1): over seeds where a row has several, else over sites (docs/methods.md, "evaluation").
+(ddof=1): over seeds where a row has several, else over sites (docs/methods.md, "evaluation"). Mean, spread and worst
+run over the sites that trained; those that never did have a column too.
 """
 
 import csv
@@ -18,6 +19,7 @@ Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``reported_rows`` (val, test)."""
 
 FORMATS = ("md", "csv", "json", "latex")
+MAX_SITES = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
 UNDEFINED = "–"
 LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     letter: "\\" + letter for letter in "_%&#${}"
@@ -40,7 +42,7 @@ class TableRow:
     preset: str | None
     rounds: int | None
     seeds: tuple[int, ...]
-    sites: dict[str, Figure]  # balanced accuracy; the spread of a site is over seeds
+    sites: dict[str, Figure]  # the spread of a site is over seeds
     mean: Figure  # over sites
     spread_over: str  # "seeds" or "sites": what the spread of ``mean`` runs over
     worst: float | None
@@ -48,13 +50,14 @@ class TableRow:
     bytes_down_per_round: float | None
 
 
-def table_rows(summaries: Sequence[Summary]) -> list[TableRow]:
+def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") -> list[TableRow]:
     """Gather summaries into rows, in the order in which a setting first appears.
 
     Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``.
 
     Args:
         summaries: Of the runs to compare.
+        metric: Figure of a site.
 
     Raises:
         ValueError: There is no run, or the runs are of different tasks.
@@ -75,7 +78,7 @@ def table_rows(summaries: Sequence[Summary]) -> list[TableRow]:
                 break
         else:
             groups.append((key, [summary]))
-    return _numbered([_row(runs) for _, runs in groups])
+    return _numbered([_row(runs, metric) for _, runs in groups])
 
 
 def _numbered(rows: list[TableRow]) -> list[TableRow]:
@@ -88,24 +91,30 @@ def _numbered(rows: list[TableRow]) -> list[TableRow]:
     return numbered
 
 
-def _row(runs: Sequence[Summary]) -> TableRow:
+def _row(runs: Sequence[Summary], metric: str) -> TableRow:
     first = runs[0]
     several = len(runs) > 1
-    means = [run["mean_balanced_accuracy"] for run in runs]
     names = sorted({name for run in runs for name in run["sites"]})
-    per_site = {name: [run["sites"].get(name, {}).get("balanced_accuracy") for run in runs] for name in names}
+    per_site = {name: _figure([run["sites"].get(name, {}).get(metric) for run in runs]) for name in names}
+    over_sites = [_over_sites(run, metric) for run in runs]
     return TableRow(
         method=str(first.get("label") or first["method"]),
         preset=first.get("preset"),
         rounds=first.get("rounds"),
         seeds=tuple(sorted(int(run["seed"]) for run in runs if run.get("seed") is not None)),
-        sites={name: _figure(values) for name, values in per_site.items()},
-        mean=_figure(means) if several else Figure(mean=_figure(means).mean, std=first.get("std_balanced_accuracy")),
+        sites=per_site,
+        mean=_figure([found.mean for found, _ in over_sites]) if several else over_sites[0][0],
         spread_over="seeds" if several else "sites",
-        worst=_figure([run.get("worst_balanced_accuracy") for run in runs]).mean,
+        worst=_figure([worst for _, worst in over_sites]).mean,
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
     )
+
+
+def _over_sites(run: Summary, metric: str) -> tuple[Figure, float | None]:
+    """Mean and spread over the sites that trained, and the worst of them."""
+    found = [site.get(metric) for site in run["sites"].values() if not site.get("held_out")]
+    return _figure(found), min((float(value) for value in found if value is not None), default=None)
 
 
 def _figure(values: Sequence[int | float | None]) -> Figure:
@@ -115,58 +124,84 @@ def _figure(values: Sequence[int | float | None]) -> Figure:
     return Figure(mean=float(np.mean(known)), std=float(np.std(known, ddof=1)) if len(known) > 1 else None)
 
 
-def caption(summaries: Sequence[Summary], machine: str | None = None) -> str:
+def caption(summaries: Sequence[Summary], machine: str | None = None, metric: str = "balanced_accuracy") -> str:
     """Return what a reader must know to judge the figures: rows reported, presets, seeds, spread, machine.
 
     Args:
         summaries: Of the runs shown.
         machine: What they ran on, in words; left out when unknown.
+        metric: Figure of a site.
     """
-    rows = table_rows(summaries)
+    rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
     seeds = sorted({seed for row in rows for seed in row.seeds})
     kinds = sorted({row.spread_over for row in rows})
     over = kinds[0] if len(kinds) == 1 else "seeds where a row has several, else over sites"
+    held_out = sorted({name for run in summaries for name, site in run["sites"].items() if site.get("held_out")})
     parts = [
-        "Balanced accuracy per site" + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
+        f"{metric.replace('_', ' ').capitalize().replace('roc', 'ROC')} per site"
+        + (f" on `{'`, `'.join(reported)}` rows" if reported else ""),
         f"task {summaries[0].get('task')}",
         f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
         f"± is the sample standard deviation (ddof=1) over {over}",
+        *([f"{_named(held_out)} never trained and do not count in mean and worst"] if held_out else []),
     ]
     return "; ".join(parts + ([machine] if machine else [])) + "."
 
 
-def render_table(summaries: Sequence[Summary], style: str = "md", *, machine: str | None = None) -> str:
+def _named(sites: Sequence[str]) -> str:
+    return ", ".join(sites) if len(sites) <= MAX_SITES else f"{len(sites)} sites"
+
+
+def origin(environments: Sequence[Mapping[str, Any]]) -> str:
+    """Return on which machines and at which commits runs were made, in words.
+
+    Args:
+        environments: Contents of ``environment.json`` of each; empty where there is none.
+    """
+    machines, commits = set(), set()
+    for found in environments:
+        machine = found.get("machine", {})
+        machines.add(machine.get("cuda") or machine.get("processor") or "machine not recorded")
+        commits.add(str(found.get("commit") or "not recorded")[:12])
+    return f"{', '.join(sorted(machines))}; commit {', '.join(sorted(commits))}"
+
+
+def render_table(
+    summaries: Sequence[Summary], style: str = "md", *, machine: str | None = None, metric: str = "balanced_accuracy"
+) -> str:
     """Return the table as text.
 
     Args:
         summaries: Of the runs to compare.
         style: One of ``FORMATS``.
         machine: For the caption; see ``caption``.
+        metric: Figure of a site.
 
     Raises:
         ValueError: The style is unknown, there is no run, or the runs are of different tasks.
     """
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; {', '.join(FORMATS)} are known")
-    rows = table_rows(summaries)
-    text = caption(summaries, machine)
+    rows = table_rows(summaries, metric)
+    text = caption(summaries, machine, metric)
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
     names = sorted({name for row in rows for name in row.sites})
     if style == "csv":
         return _csv(rows, names)
+    names = names if len(names) <= MAX_SITES else []
     head = ["method", *names, "mean ± std", "worst", "up / round", "down / round"]
     alike = len({(row.preset, row.rounds) for row in rows}) == 1
     body = [_cells(row, names, alike) for row in rows]
-    return _markdown(head, body, text) if style == "md" else _latex(head, body, text)
+    return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
 def _cells(row: TableRow, names: Sequence[str], alike: bool) -> list[str]:
     name = row.method if alike else f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)"
     sites = [_shown(row.sites.get(site, Figure(mean=None))) for site in names]
-    traffic = [_bytes(row.bytes_up_per_round), _bytes(row.bytes_down_per_round)]
+    traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)]
     return [name, *sites, _shown(row.mean), _shown(Figure(mean=row.worst)), *traffic]
 
 
@@ -176,7 +211,8 @@ def _shown(figure: Figure) -> str:
     return f"{figure.mean:.3f}" + ("" if figure.std is None else f" ± {figure.std:.3f}")
 
 
-def _bytes(count: float | None) -> str:
+def bytes_text(count: float | None) -> str:
+    """Return a number of bytes with a unit a person reads."""
     if count is None:
         return UNDEFINED
     for unit, size in (("MiB", 2**20), ("KiB", 2**10)):
@@ -200,7 +236,8 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
     return out.getvalue()
 
 
-def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+    """Return a Markdown table with its caption below."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *body]
     return (
         "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
@@ -208,7 +245,9 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> 
     )
 
 
-def _latex(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+def latex(head: Sequence[str], body: Sequence[Sequence[str]], text: str) -> str:
+    """Return a LaTeX table (package booktabs) with its caption."""
+
     def escaped(cell: str) -> str:
         return "".join(LATEX.get(letter, letter) for letter in cell)
 

@@ -1,0 +1,184 @@
+"""Our runs beside the paper's numbers: one table for each part of an experiment.
+
+Guarantees: a number of the paper is shown as it was printed; ours are in per cent with two decimals, and unrounded in
+`csv` and `json`; a cell without a run is empty; the caption says what was measured, on what, and what cannot be
+compared.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.evaluate.table import UNDEFINED, bytes_text, latex, markdown, origin
+from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
+from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A finished run and where it stands in an experiment."""
+
+    part: str
+    row: str  # folder name of the row
+    measured: Measurement
+    settings: RunSettings
+    environment: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A row of one part: ours and the paper's, column by column."""
+
+    label: str
+    seeds: tuple[int, ...]
+    ours: tuple[Cell, ...]
+    paper: tuple[str, ...]  # empty texts where the paper has no number
+    bytes_up_per_round: float | None
+    bytes_down_per_round: float | None
+
+
+def lines_of(experiment: Experiment, part: Part, found: Sequence[Found]) -> list[Line]:
+    """Every row of a part, run or not."""
+    return [
+        _line(experiment, part, row, [one.measured for one in found if (one.part, one.row) == (part.name, row.folder)])
+        for where, row in experiment.pairs()
+        if where is part
+    ]
+
+
+def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measurement]) -> Line:
+    return Line(
+        label=row.label,
+        seeds=tuple(sorted(run.seed for run in runs)),
+        ours=tuple(cell_of(column, experiment.metric, experiment.spread, runs) for column in part.columns),
+        paper=row.paper.get(part.name, ("",) * len(part.columns)),
+        bytes_up_per_round=_mean([run.summary["bytes_up_per_round"] for run in runs]),
+        bytes_down_per_round=_mean([run.summary["bytes_down_per_round"] for run in runs]),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
+
+
+def render_comparison(experiment: Experiment, found: Sequence[Found], style: str = "md") -> str:
+    """Return the tables of all parts of which there is a run, or of every part where there is none.
+
+    Args:
+        experiment: The file.
+        found: Finished runs.
+        style: md, csv, json or latex.
+    """
+    parts = [part for part in experiment.parts if any(one.part == part.name for one in found)] or experiment.parts
+    tables = [(part, lines_of(experiment, part, found)) for part in parts]
+    if style == "csv":
+        return _csv(tables)
+    texts = {part.name: caption(experiment, part, [one for one in found if one.part == part.name]) for part in parts}
+    if style == "json":
+        content = [
+            {
+                "part": part.name,
+                "caption": texts[part.name],
+                "columns": [column.name for column in part.columns],
+                "rows": [asdict(line) for line in lines],
+            }
+            for part, lines in tables
+        ]
+        return json.dumps({"title": experiment.title, "tables": content}, indent=2, allow_nan=False) + "\n"
+    write = markdown if style == "md" else latex
+    return "\n".join(write(*_page(part, lines), texts[part.name]) for part, lines in tables)
+
+
+def caption(experiment: Experiment, part: Part, found: Sequence[Found]) -> str:
+    """Return what a reader must know: source, figure, rows, data, network, schedule, seeds, spread, machine, commit.
+
+    Args:
+        experiment: The file.
+        part: Which of its tables.
+        found: The runs of that part.
+    """
+    source = experiment.source
+    parts = [f"{experiment.title}, {part.name}. Paper: {source.paper}, {source.place}, numbers as printed"]
+    if not found:
+        return "; ".join([*parts, "nothing was run yet"]) + "." + _notes(experiment)
+    seeds = sorted({one.measured.seed for one in found})
+    reported = sorted({str(one.measured.summary.get("reported_rows")) for one in found})
+    parts += [
+        f"ours: {experiment.metric.replace('_', ' ')} in per cent on `{'`, `'.join(reported)}` rows",
+        f"data {_all(_short(text) for one in found for text in one.settings.data)}",
+        f"network {_all(_short(one.settings.backbone) for one in found)}",
+        f"preset {_all(_schedule(one.settings) for one in found)}",
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
+    ]
+    if experiment.spread == "sites" or len(seeds) > 1:
+        parts.append(f"± is the sample standard deviation (ddof=1) over {experiment.spread}")
+    parts.append(origin([one.environment for one in found]))
+    if any(one.settings.preset == "tiny" for one in found):
+        trial = " A trial on small data with an untrained network: nothing here can be compared with the paper."
+        return "; ".join(parts) + "." + trial
+    return "; ".join(parts) + "." + _notes(experiment)
+
+
+def _notes(experiment: Experiment) -> str:
+    return "".join(f" {note}" for note in experiment.notes)
+
+
+def _all(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
+
+
+def _short(name: str) -> str:
+    """A SPEC or backbone without the folders before it: those are of one machine."""
+    kind, colon, where = name.partition(":")
+    return name if kind in ("timm", "vit") else f"{kind}{colon}{where.rpartition('/')[2]}"
+
+
+def _schedule(settings: RunSettings) -> str:
+    share = "" if settings.participation == 1 else f", {settings.participation:.1%} of the sites in each"
+    return f"{settings.preset}, {settings.rounds} rounds of {settings.epochs} epochs{share}"
+
+
+def _page(part: Part, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+    """Heads and cells: ours, then the paper's, under each heading that has them."""
+    head, columns = ["method"], []
+    for i, column in enumerate(part.columns):
+        printed = any(line.paper[i] for line in lines)
+        if column.figure != "none":
+            head.append(f"{column.name}, ours" if printed else column.name)
+            columns.append([_shown(line.ours[i], column) for line in lines])
+        if printed:
+            head.append(f"{column.name}, paper")
+            columns.append([line.paper[i] or UNDEFINED for line in lines])
+    if any(line.seeds for line in lines):
+        head += ["up / round", "down / round"]
+        columns.append([bytes_text(line.bytes_up_per_round) for line in lines])
+        columns.append([bytes_text(line.bytes_down_per_round) for line in lines])
+    return head, [[line.label, *(cells[i] for cells in columns)] for i, line in enumerate(lines)]
+
+
+def _shown(cell: Cell, column: Column) -> str:
+    if cell.value is None:
+        return UNDEFINED
+    if column.figure == "bytes":
+        return bytes_text(cell.value)
+    scale, digits = (1, 0) if column.figure in ("rounds", "seconds") else (100, 2)
+    shown = f"{scale * cell.value:.{digits}f}"
+    return shown if cell.std is None else f"{shown} ± {scale * cell.std:.{digits}f}"
+
+
+def _csv(tables: Sequence[tuple[Part, Sequence[Line]]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down"])
+    for part, lines in tables:
+        for line in lines:
+            for column, ours, printed in zip(part.columns, line.ours, line.paper, strict=True):
+                start = [part.name, line.label, column.name, ours.value, ours.std, " ".join(map(str, line.seeds))]
+                writer.writerow([*start, printed, line.bytes_up_per_round, line.bytes_down_per_round])
+    return out.getvalue()

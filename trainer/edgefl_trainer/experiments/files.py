@@ -1,0 +1,246 @@
+"""An experiment file: a table or figure of a paper, what to run for it, and the numbers that were printed.
+
+Guarantees: a file that was read holds only known keys, of the right types; every number of the paper belongs to a row
+and a column; what a run is given are plain settings, which `engine.settings` checks in turn. See docs/experiments.md.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from edgefl_protocol.durable import read_bounded
+from edgefl_trainer.data import DataError
+from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.engine.settings import RunSettings, check_type, nearest
+from edgefl_trainer.errors import SettingError
+
+MAX_FILE_BYTES = 1 << 20
+NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a folder
+PRINTED = re.compile(r"[>~]?\d+(\.\d+)?( ?± ?\d+(\.\d+)?)?( M)?|NA|")  # one cell of a paper's table; empty: no cell
+GIVEN_ELSEWHERE = ("method", "data", "hyper", "partition", "seed")  # settings that have a place of their own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where the numbers stand."""
+
+    paper: str
+    place: str  # table or figure, page or section
+    caption: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command that runs the experiment, and how long that takes."""
+
+    run: str
+    minutes: float  # of one row and one seed
+    machine: str
+    basis: Literal["measured", "estimated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A figure of a run that stands under a heading.
+
+    `mean`, `worst`, `p5`, `p10` and `p15` run over sites, each counting once; `rounds`, `seconds` and `bytes` are what
+    it took until the mean over sites on `tune` rows reached `target`; `none` is a column that only the paper has.
+    """
+
+    name: str
+    figure: Literal["mean", "worst", "p5", "p10", "p15", "rounds", "seconds", "bytes", "none"]
+    sites: str = "*"  # pattern of the sites that count
+    held_out: bool = False  # the sites that never train instead of those that do
+    target: float = 0.0  # share, for rounds, seconds and bytes
+    metric: Literal["", "balanced_accuracy", "accuracy"] = ""  # empty: the file's
+
+    def __post_init__(self) -> None:
+        if (self.figure in ("rounds", "seconds", "bytes")) != (self.target > 0):
+            raise SettingError(f"column {self.name!r}: rounds, seconds and bytes need a target, other figures none.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One data set with one partition: a group of columns."""
+
+    name: str
+    data: tuple[str, ...]
+    columns: tuple[Column, ...]
+    partition: Mapping[str, Any] = field(default_factory=dict)  # numbers of a `Plan` and seed; empty: the data's sites
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A method with its settings: a line of the table."""
+
+    label: str
+    method: str
+    run: str = ""  # folder name, so that tables share runs; empty: made of the label
+    parts: tuple[str, ...] = ()  # empty: all
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    paper: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # part → cells as printed, column by column
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its runs."""
+        return self.run or re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """The same rows in seconds: other data, other sizes; partitions by scheme."""
+
+    data: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    partition: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # scheme → numbers that replace the part's
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A file, read."""
+
+    title: str
+    source: Source
+    metric: Literal["balanced_accuracy", "accuracy"]
+    spread: Literal["sites", "seeds"]  # what the printed ± runs over
+    commands: tuple[Command, ...]
+    parts: tuple[Part, ...]
+    rows: tuple[Row, ...]
+    tiny: Tiny
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    hyper: Mapping[str, Any] = field(default_factory=dict)  # of every row whose method has it
+    notes: tuple[str, ...] = ()
+
+    def part(self, name: str) -> Part:
+        """The part of that name."""
+        return next(part for part in self.parts if part.name == name)
+
+    def pairs(self) -> Iterator[tuple[Part, Row]]:
+        """Every part with every row that stands in it."""
+        for part in self.parts:
+            for row in self.rows:
+                if not row.parts or part.name in row.parts:
+                    yield part, row
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Read and check a file.
+
+    Raises:
+        SettingError: it is not TOML, or a key, type, name or number in it is wrong; one sentence that names the place.
+        StorageError: it cannot be read.
+    """
+    try:
+        found = tomllib.loads(read_bounded(path, MAX_FILE_BYTES).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path} is not valid TOML: {error}.") from error
+    try:
+        experiment: Experiment = _built(Experiment, found, "the file")
+        _check(experiment)
+    except (SettingError, DataError) as error:
+        raise SettingError(f"{path}: {error}") from error
+    return experiment
+
+
+def _built(kind: type[Any], found: Any, where: str) -> Any:
+    """A dataclass from a TOML table: every key known, every type right."""
+    if not isinstance(found, dict):
+        raise SettingError(f"{where} is {found!r}; allowed: a table.")
+    types = get_type_hints(kind)
+    entries = {entry.name: entry for entry in fields(kind)}
+    for name in found:
+        if name not in entries:
+            raise SettingError(f"{where} has the key {name!r}; did you mean {nearest(name, entries)}?")
+    for name, entry in entries.items():
+        if name not in found and entry.default is MISSING and entry.default_factory is MISSING:
+            raise SettingError(f"{where} has no {name!r}: add it.")
+    return kind(**{name: _value(types[name], value, f"{name} of {where}") for name, value in found.items()})
+
+
+def _value(wanted: Any, value: Any, where: str) -> Any:
+    inner = get_args(wanted)
+    if isinstance(wanted, type) and is_dataclass(wanted):
+        return _built(wanted, value, where)
+    if get_origin(wanted) is tuple:
+        if not isinstance(value, list):
+            raise SettingError(f"{where} is {value!r}; allowed: a list.")
+        return tuple(_value(inner[0], part, f"{where}, entry {i + 1}") for i, part in enumerate(value))
+    if get_origin(wanted) is Mapping:
+        if not isinstance(value, dict):
+            raise SettingError(f"{where} is {value!r}; allowed: a table.")
+        if inner[1] is Any:
+            return {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
+        return {name: _value(inner[1], part, f"{name} in {where}") for name, part in value.items()}
+    return check_type(where, value, wanted)
+
+
+def _check(experiment: Experiment) -> None:
+    """What the types cannot say."""
+    names = [part.name for part in experiment.parts]
+    _check_unique("part", names)
+    for text in (*names, *(row.folder for row in experiment.rows)):
+        if not NAME.fullmatch(text):
+            raise SettingError(f"{text!r} is to be the name of a folder: use small letters, digits, - and dots.")
+    for row in experiment.rows:
+        for name in (*row.parts, *row.paper):
+            if name not in names:
+                raise SettingError(f"row {row.label!r} names the part {name!r}; the parts are {', '.join(names)}.")
+        for name, cells in row.paper.items():
+            _check_cells(experiment.part(name), row, cells)
+    for part in experiment.parts:
+        _check_unique(f"row of part {part.name}", [row.folder for where, row in experiment.pairs() if where is part])
+        plan_of(part.partition)
+    for settings in (experiment.settings, experiment.tiny.settings, *(p.settings for p in experiment.parts)):
+        _check_settings(settings)
+    for row in experiment.rows:
+        _check_settings(row.settings)
+
+
+def _check_unique(what: str, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"there is more than one {what} called {name!r}.")
+
+
+def _check_cells(part: Part, row: Row, cells: tuple[str, ...]) -> None:
+    if row.parts and part.name not in row.parts:
+        raise SettingError(f"row {row.label!r} has numbers of part {part.name!r}, where it does not stand.")
+    if len(cells) != len(part.columns):
+        raise SettingError(
+            f"row {row.label!r} has {len(cells)} numbers in part {part.name!r}, which has {len(part.columns)} columns."
+        )
+    for cell in cells:
+        if not PRINTED.fullmatch(cell):
+            raise SettingError(f"row {row.label!r}: {cell!r} is not a number as a paper prints it.")
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
+    known = {entry.name for entry in fields(RunSettings)} - set(GIVEN_ELSEWHERE)
+    for name in settings:
+        if name not in known:
+            raise SettingError(f"there is no setting {name!r} to give here; did you mean {nearest(name, known)}?")
+
+
+def plan_of(partition: Mapping[str, Any]) -> tuple[Plan, int] | None:
+    """The plan and the seed of a part's partition; None where the data's own sites are taken.
+
+    Raises:
+        SettingError: a key that a plan does not have.
+        EdgeflError: numbers that do not fit one another.
+    """
+    if not partition:
+        return None
+    known = {entry.name for entry in fields(Plan)} | {"seed"}
+    for name in partition:
+        if name not in known:
+            raise SettingError(f"a partition has no {name!r}; did you mean {nearest(name, known)}?")
+    numbers = dict(partition)
+    seed = check_type("seed of a partition", numbers.pop("seed", 0), int)
+    if "scheme" not in numbers:
+        raise SettingError("a partition needs a scheme: add it.")
+    return Plan(**numbers), seed

@@ -1,0 +1,104 @@
+"""Finds the finished runs of an experiment: by where they lie, else by their settings."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from edgefl_trainer.engine.federation import read_metrics
+from edgefl_trainer.engine.folder import CONFIG, finished_summary
+from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.experiments.comparison import Found
+from edgefl_trainer.experiments.files import Experiment, Part, Row
+from edgefl_trainer.experiments.measured import Measurement
+from edgefl_trainer.experiments.planning import place_of
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The run itself, or the finished runs anywhere below a folder, in name order.
+
+    Raises:
+        RunError: there is none.
+    """
+    if (folder / CONFIG).exists():
+        return [folder]
+    below = sorted(path.parent for path in folder.rglob(CONFIG))
+    finished = [path for path in below if finished_summary(path) is not None]
+    if not finished:
+        what = "holds no finished run" if below else "is not a run directory, and holds none"
+        raise RunError(f"{folder} {what}: name one that `edgefl-train run … --out` made.")
+    return finished
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """What `environment.json` of a run says; empty where it cannot be read, since a table can do without."""
+    try:
+        found = json.loads((folder / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
+    """The runs of an experiment among folders.
+
+    Args:
+        experiment: the file.
+        folders: runs, or folders of runs; below a folder of runs those of other experiments are passed over.
+
+    Raises:
+        RunError: a run that was named is none of this experiment's rows, or stands for a row and seed twice.
+    """
+    found: list[Found] = []
+    for folder in folders:
+        for path in run_folders(folder):
+            place = _place(experiment, open_run(path), path)
+            if place is not None:
+                found.append(_found(path, *place))
+            elif path == folder:
+                rows = ", ".join(row.label for row in experiment.rows)
+                raise RunError(f"the run in {folder} is none of the experiment's rows ({rows}): leave it out.")
+    names = [f"{one.part}/{one.row} with seed {one.measured.seed}" for one in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise RunError(f"{name} is there twice: leave one run out.")
+    return found
+
+
+def _found(path: Path, part: Part, row: Row) -> Found:
+    run = open_run(path)
+    measured = Measurement(seed=run.settings.seed, summary=run.summary, lines=read_metrics(path))
+    environment = environment_of(path)
+    return Found(part=part.name, row=row.folder, measured=measured, settings=run.settings, environment=environment)
+
+
+def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, Row] | None:
+    """Where a run lies says which row it is; a run made by hand is the one row whose method and settings it has."""
+    lies = place_of(path)
+    candidates = []
+    for part, row in experiment.pairs():
+        if row.method != run.settings.method:
+            continue
+        if lies is not None and lies[:2] == (part.name, row.folder):
+            return part, row
+        if _has(run, row):
+            candidates.append((part, row))
+    most = max((len(row.hyper) for _, row in candidates), default=0)
+    closest = [(part, row) for part, row in candidates if len(row.hyper) == most]
+    return closest[0] if len(closest) == 1 else None
+
+
+def _has(run: FinishedRun, row: Row) -> bool:
+    """Whether a run has every hyper-parameter that a row names."""
+    values: dict[str, Any] = {}
+    for name, value in asdict(run.settings.build_method()).items():  # type: ignore[call-overload]
+        values.update(_flat(name, value))
+    return all(values.get(name) == value for name, value in row.hyper.items())
+
+
+def _flat(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {name: value}
+    return {inner: v for key, part in value.items() for inner, v in _flat(key, part).items()}

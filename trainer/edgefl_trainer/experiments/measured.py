@@ -1,0 +1,102 @@
+"""What finished runs measured, in the columns of an experiment: a figure of each run, then mean and spread over seeds.
+
+Figures over sites count each site once; sites without the figure are left out (docs/methods.md, "evaluation").
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from edgefl_trainer.engine.federation import JUDGED
+from edgefl_trainer.experiments.files import Column
+
+PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """One run, as far as a table needs it."""
+
+    seed: int
+    summary: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]  # of metrics.jsonl
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """Ours in one cell; None where there is nothing."""
+
+    value: float | None = None
+    std: float | None = None  # sample standard deviation (ddof=1)
+
+
+def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement]) -> Cell:
+    """Ours under a heading.
+
+    Args:
+        column: which figure.
+        metric: of a site.
+        spread: `seeds`: ± over runs; `sites`: of a mean over sites ± runs over the sites, each its mean over runs.
+        runs: of one row, one for each seed.
+    """
+    values = [value for run in runs if (value := figure_of(column, metric, run)) is not None]
+    if not values:
+        return Cell()
+    mean = float(np.mean(values))
+    if spread == "sites":
+        per_site = list(_site_means(column, metric, runs).values())
+        is_mean = column.figure == "mean" and len(per_site) > 1
+        return Cell(value=mean, std=float(np.std(per_site, ddof=1)) if is_mean else None)
+    return Cell(value=mean, std=float(np.std(values, ddof=1)) if len(values) > 1 else None)
+
+
+def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
+    """A column's figure of one run; None where it is undefined or was never reached."""
+    if column.figure == "none":
+        return None
+    if column.figure in ("rounds", "seconds", "bytes"):
+        reached = _reached(run.lines, column.target)
+        return None if reached is None else reached[column.figure]
+    found = list(site_figures(column, metric, run.summary).values())
+    if not found:
+        return None
+    if column.figure == "mean":
+        return float(np.mean(found))
+    if column.figure == "worst":
+        return min(found)
+    return float(np.percentile(found, PERCENTILES[column.figure]))
+
+
+def site_figures(column: Column, metric: str, summary: Mapping[str, Any]) -> dict[str, float]:
+    """The metric of every site that counts in a column."""
+    return {
+        name: float(figures[column.metric or metric])
+        for name, figures in summary["sites"].items()
+        if fnmatchcase(name, column.sites)
+        and bool(figures.get("held_out")) == column.held_out
+        and figures.get(column.metric or metric) is not None
+    }
+
+
+def _site_means(column: Column, metric: str, runs: Sequence[Measurement]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for name, value in site_figures(column, metric, run.summary).items():
+            found.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _reached(lines: Sequence[Mapping[str, Any]], target: float) -> dict[str, float] | None:
+    """Rounds, seconds of all sites' work, and bytes up of one site, until the mean on tune rows is at the target."""
+    seconds = sent = 0.0
+    for index in sorted({int(line["phase_index"]) for line in lines}):
+        phase = [line for line in lines if int(line["phase_index"]) == index]
+        seconds += sum(float(line["seconds"]) for line in phase)
+        sent += float(np.mean([int(line["bytes_up"]) for line in phase]))
+        judged = [float(line[JUDGED]) for line in phase if line.get(JUDGED) is not None]
+        if judged and float(np.mean(judged)) >= target:
+            return {"rounds": float(phase[0]["round"]), "seconds": seconds, "bytes": sent}
+    return None

@@ -1,0 +1,66 @@
+"""Runs what was planned, one after the other, and goes on where a run was stopped.
+
+Guarantees: nothing is computed twice: a partition that is there is used if it is the same one, a finished run is
+skipped, a stopped one resumed. A run that fails does not keep the others from being tried.
+"""
+
+from collections.abc import Callable, Sequence
+
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.errors import EdgeflError
+from edgefl_trainer.data.partition import make_partition, read_partition
+from edgefl_trainer.engine.folder import check_claim, finished_summary, make_folder
+from edgefl_trainer.engine.run import check_backbone, run
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.experiments.planning import PlannedPartition, PlannedRun, partitions_of
+
+Say = Callable[[str], None]
+
+
+def run_planned(runs: Sequence[PlannedRun], say: Say) -> list[str]:
+    """Make what is not there yet.
+
+    Args:
+        runs: what to run, in order.
+        say: told of each run and each failure, a line at a time.
+
+    Returns:
+        The names of the runs that failed.
+
+    Raises:
+        EdgeflError: nothing can be begun: a partition cannot be made, or a run's folder or backbone cannot be used.
+    """
+    for planned in runs:
+        check_claim(planned.folder, planned.settings, resume=True)
+        check_backbone(planned.settings, planned.settings.build_method())
+    for partition in partitions_of(runs):
+        _ensure_partition(partition, say)
+    failed = []
+    for number, planned in enumerate(runs, 1):
+        head = f"{number}/{len(runs)} {planned.name}: {planned.row.label}"
+        if finished_summary(planned.folder) is not None:
+            say(f"{head}: finished before")
+            continue
+        say(head)
+        try:
+            summary = run(planned.settings, planned.folder, resume=True)
+        except EdgeflError as error:
+            say(f"{head}: failed: {error}")
+            failed.append(planned.name)
+        else:
+            mean = summary["mean_balanced_accuracy"]
+            shown = "no figure" if mean is None else f"mean balanced accuracy {mean:.1%}"
+            say(f"{head}: {shown}, {summary['seconds']:.0f} s")
+    return failed
+
+
+def _ensure_partition(wanted: PlannedPartition, say: Say) -> None:
+    if wanted.path.exists():
+        found = read_partition(wanted.path)
+        if (found.plan, found.seed) != (wanted.plan, wanted.seed):
+            raise RunError(f"{wanted.path} is another partition than this experiment's: name another --out.")
+        return
+    made = make_partition(wanted.data, wanted.plan, wanted.seed)
+    make_folder(wanted.path.parent)
+    write_atomic(wanted.path, made.to_bytes())
+    say(f"made {wanted.path}: {len(made.sites)} sites")
