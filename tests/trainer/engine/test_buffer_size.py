@@ -1,0 +1,47 @@
+"""`benchmarks/buffer_size.py`: a training step against a large and a small buffer of maps (docs/methods.md 1.5)."""
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "buffer_size.py"
+QUICK = ("--backbone", "tiny", "--image-px", "36", "--batch", "4", "--steps", "1", "--repeats", "1")
+
+
+def test_the_figures_belong_together():
+    """Ratios are those of the two sizes; exit status 1 says that the target was missed."""
+    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], [*QUICK, "--large", "400", "--json"])
+    found = json.loads(run.stdout)
+    for name, ratio in (("seconds_of_a_step", "ratio"), ("cpu_seconds_of_a_step", "cpu_ratio")):
+        assert list(found[name]) == ["10", "400"]
+        assert all(value > 0 for value in found[name].values())
+        assert found[ratio] == found[name]["400"] / found[name]["10"]
+    assert set(found["folding_seconds"]) == {"10", "400"}
+    assert (found["tokens"], found["batch"], found["target"]) == (9, 4, 1.1)
+    assert run.exit_code == (0 if found["ratio"] <= 1.1 else 1)
+
+
+def test_the_buffers_have_the_sizes_they_are_named_by():
+    drawn = runpy.run_path(str(SCRIPT))["drawn_maps"]
+    for size in (10, 400, 10_000):
+        assert sum(len(maps) for maps in drawn(size, 9).values()) == size
+
+
+def test_an_unknown_backbone_is_one_sentence():
+    run = CliRunner().invoke(runpy.run_path(str(SCRIPT))["main"], ["--backbone", "vit:nothing"])
+    assert run.exit_code == 1 and run.stdout == "" and "Traceback" not in run.stderr
+
+
+def test_help_comes_without_heavy_imports(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(SCRIPT), "--help"],
+        cwd=tmp_path, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.startswith("Usage:")
+    loaded = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "click" in loaded and not loaded & {"numpy", "torch", "timm"}
