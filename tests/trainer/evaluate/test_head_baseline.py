@@ -17,6 +17,7 @@ SCRIPT = ROOT / "benchmarks" / "head_baseline.py"
 STARTED = (
     "benchmarks/head_baseline.py",
     "benchmarks/colour_baseline.py",
+    "benchmarks/distillation_gradient.py",
     "benchmarks/score_startup.py",
     "examples/demo.py",
     "examples/learn_demo_backbone.py",
