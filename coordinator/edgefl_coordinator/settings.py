@@ -20,7 +20,7 @@ Scalar = int | float | str
 Settled = TypeVar("Settled")
 
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-_METHOD = re.compile(r"[a-z][a-z0-9_]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
+_METHOD = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
 _MAX_CONFIG_BYTES = 256 * 2**10
 
 

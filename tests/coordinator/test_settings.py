@@ -7,6 +7,7 @@ import tomli_w
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import Home, load_settings, settings_from_table, settings_to_table
+from edgefl_trainer.methods import METHODS
 
 
 def test_there_and_back(tools) -> None:
@@ -44,6 +45,12 @@ WRONG = [
 def test_wrong_settings(tools, change, sentence) -> None:
     with pytest.raises(ValueError, match=sentence):
         settings_from_table(tools.settings_table(**change))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_of_the_table_can_be_named(tools, method) -> None:
+    """Names have hyphens, too: p-pt, fedvpt-deep."""
+    assert settings_from_table(tools.settings_table(task={"method": method})).task.method == method
 
 
 def test_missing_parts(tools) -> None:
