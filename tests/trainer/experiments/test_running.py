@@ -1,0 +1,225 @@
+"""`edgefl-train experiment`, `edgefl-train table --experiment`: rows really run, are kept, and stand beside the paper.
+
+The tiny variant of every file runs one row here; test_files.py checks that the other rows resolve.
+"""
+
+import csv
+import io
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+from tests.trainer.conftest import edgefl_train
+
+from edgefl_trainer.experiments.comparison import render_comparison
+from edgefl_trainer.experiments.files import Column, read_experiment
+from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of
+
+ROOT = Path(__file__).parents[3]
+FILES = sorted((ROOT / "experiments").glob("*.toml"))
+DEAREST = {"sgpt", "fedevprompt", "fedavgpers", "pep-fedpt"}  # rows that take longest
+
+
+def cheap_row(path: Path, place: int) -> str:
+    """One row of a file; other files take other methods, so that together they try most."""
+    rows = read_experiment(path).rows
+    cheap = [row for row in rows if row.method not in DEAREST] or rows
+    return cheap[place % len(cheap)].folder
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory, cached: None) -> Path:
+    return tmp_path_factory.mktemp("experiments")
+
+
+@pytest.mark.parametrize("place", range(len(FILES)), ids=[path.stem for path in FILES])
+def test_a_tiny_row_of_every_file_runs(place, out, monkeypatch):
+    """Without the papers' data: `--tiny` draws its own."""
+    monkeypatch.delenv("EDGEFL_DATA", raising=False)
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    path, row = FILES[place], cheap_row(FILES[place], place)
+    part = next(part.name for part, one in read_experiment(path).pairs() if one.folder == row)
+    found = edgefl_train(
+        "experiment", path, "--tiny", "--rows", row, "--parts", part, "--out", out / path.stem, "--device", "cpu",
+        "--rounds", 1, "--format", "json",
+    )  # fmt: skip
+    (table,) = found.json()["tables"]
+    assert table["part"] == part
+    (ran,) = [line for line in table["rows"] if line["seeds"]]
+    assert ran["seeds"] == [0] and ran["bytes_up_per_round"] >= 0
+    assert "nothing here can be compared with the paper" in table["caption"]
+
+
+FILE = ROOT / "experiments/fedevprompt-table-1.toml"
+CHOICE = ("--tiny", "--rows", "local-bt,fedavg-bt", "--device", "cpu", "--rounds", "1")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory, cached):
+    folder = tmp_path_factory.mktemp("again")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDGEFL_DATA", "/nowhere")
+        found = edgefl_train("experiment", FILE, *CHOICE, "--out", folder, "--seeds", "0,1")
+    assert found.code == 0, found.err
+    return folder, found
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_is_finished_is_not_run_again(ran, monkeypatch):
+    folder, first = ran
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    before = times(folder)
+    again = edgefl_train("experiment", FILE, *CHOICE, "--out", folder, "--seeds", "0,1")
+    assert again.code == 0 and again.out == first.out
+    assert again.err.count("finished before") == 4
+    assert times(folder) == before
+
+
+def test_other_settings_in_the_same_folder_are_refused(ran, monkeypatch):
+    folder, _ = ran
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    before = times(folder)
+    found = edgefl_train("experiment", FILE, *CHOICE, "--out", folder, "--epochs", "3")
+    assert found.code == 2 and "name another --out" in found.sentence()
+    assert times(folder) == before
+
+
+def test_the_table_shows_ours_beside_the_papers_numbers(ran):
+    folder, first = ran
+    by_folder = edgefl_train("table", folder, "--experiment", FILE)
+    assert by_folder.out == first.out
+    rows = list(csv.DictReader(io.StringIO(edgefl_train("table", folder, "--experiment", FILE, "--format", "csv").out)))
+    (cell,) = [row for row in rows if (row["row"], row["column"]) == ("FedAvg", "Avg")]
+    summaries = [json.loads((folder / f"centres/fedavg-bt/seed-{s}/summary.json").read_text()) for s in (0, 1)]
+    means = [summary["mean_balanced_accuracy"] for summary in summaries]
+    assert (cell["paper"], cell["seeds"]) == ("73.31±3.64", "0 1")
+    assert float(cell["ours"]) == pytest.approx(statistics.mean(means))
+    (c5,) = [row for row in rows if (row["row"], row["column"]) == ("FedProto", "C5")]
+    assert (c5["paper"], c5["ours"], c5["seeds"]) == ("58.52", "", "")
+    lines = first.out.splitlines()
+    assert sum(line.startswith("| ") for line in lines) == 2 + 8
+    for words in ("seeds 0, 1", "preset tiny", "over sites", "commit ", "Table 1, page 7"):
+        assert words in first.out.rstrip().splitlines()[-1], words
+
+
+def test_runs_made_by_hand_find_their_row(ran, tmp_path):
+    """A run's method and the hyper-parameters of the row decide where it does not lie in PART/ROW/seed-N."""
+    folder, _ = ran
+    (tmp_path / "mine").symlink_to(folder / "centres/fedavg-bt/seed-0")
+    tables = json.loads(edgefl_train("table", tmp_path / "mine", "--experiment", FILE, "--format", "json").out)
+    assert [line["label"] for line in tables["tables"][0]["rows"] if line["seeds"]] == ["FedAvg"]
+    stranger = ROOT / "experiments/pep-fedpt-table-1.toml"
+    found = edgefl_train("table", tmp_path / "mine", "--experiment", stranger)
+    assert found.code == 2 and "none of the experiment's rows" in found.sentence()
+
+
+def test_a_run_twice_is_told(ran):
+    folder, _ = ran
+    found = edgefl_train("table", folder, folder, "--experiment", FILE)
+    assert found.code == 2 and "is there twice" in found.sentence()
+
+
+def test_rounds_and_bytes_are_drawn(ran, tmp_path):
+    folder, _ = ran
+    found = edgefl_train("table", folder, "--experiment", FILE, "--plot", tmp_path / "a.png")
+    assert found.code == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_dry_run_prints_commands_and_leaves_nothing(tmp_path):
+    file = ROOT / "experiments/pep-fedpt-table-13.toml"
+    found = edgefl_train("experiment", file, "--tiny", "--out", tmp_path / "o", "--dry-run")
+    lines = found.out.splitlines()
+    assert found.code == 0 and not (tmp_path / "o").exists()
+    assert [line.split()[1] for line in lines] == ["partition", "run", "run", "run"]
+    assert re.search(r"--scheme pathological --sites 4 --classes-per-site 2 .*-o ", lines[0])
+    assert [re.search(r"--set ccmp_blocks=([\d,]+)", line)[1] for line in lines[1:]] == ["1,2,3", "5,6,7", "8,9,10"]
+
+
+def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDGEFL_DATA", "/nowhere")
+    from edgefl_trainer.errors import TrainingError
+    from edgefl_trainer.experiments import running
+
+    plain = running.run
+
+    def diverge(settings, folder, *, resume):
+        if settings.method == "local":
+            raise TrainingError("site a diverged.")
+        return plain(settings, folder, resume=resume)
+
+    monkeypatch.setattr(running, "run", diverge)
+    found = edgefl_train("experiment", FILE, *CHOICE, "--out", tmp_path / "o")
+    assert found.code == 1 and "failed: site a diverged." in found.err and "1 runs failed" in found.err
+    assert "Traceback" not in found.err and "FedAvg |" in found.out
+
+
+# ---------------------------------------------------------------------------------------------- figures, by hand
+
+
+SITES = {
+    "clipart-1": {"accuracy": 0.8, "balanced_accuracy": 0.7, "held_out": False},
+    "clipart-2": {"accuracy": 0.6, "balanced_accuracy": 0.5, "held_out": False},
+    "real-1": {"accuracy": 0.1, "balanced_accuracy": None, "held_out": False},
+    "real-2": {"accuracy": 0.9, "balanced_accuracy": 0.9, "held_out": True},
+}
+
+
+def measured(sites=SITES, lines=(), seed=0):
+    return Measurement(seed=seed, summary={"sites": sites}, lines=lines)
+
+
+@pytest.mark.parametrize(
+    ("column", "wanted"),
+    [
+        ({"figure": "mean"}, 0.5),
+        ({"figure": "worst"}, 0.1),
+        ({"figure": "mean", "sites": "clipart*"}, 0.7),
+        ({"figure": "mean", "held_out": True}, 0.9),
+        ({"figure": "mean", "metric": "balanced_accuracy"}, 0.6),
+        ({"figure": "p10"}, 0.1 + 0.2 * (0.6 - 0.1)),  # linear between the ranks: 10 % of 0 … 2 is 0.2
+        ({"figure": "none"}, None),
+        ({"figure": "mean", "sites": "sketch*"}, None),
+    ],
+)
+def test_figures_over_sites(column, wanted):
+    """docs/methods.md 8.4: each site counts once; sites that never trained stand apart; percentiles are linear."""
+    found = figure_of(Column(name="x", **column), "accuracy", measured())
+    assert found == (None if wanted is None else pytest.approx(wanted))
+
+
+def test_what_it_took_to_get_there():
+    """PEP-FedPT Table 6: rounds, time of all sites, bytes that one site sent, all phases counted."""
+    lines = [
+        {"phase_index": i, "round": i, "site": site, "seconds": 2.0, "bytes_up": 100 * (i + 1)}
+        | ({"tune_balanced_accuracy": 0.6 + 0.1 * i} if i else {})
+        for i in range(4)
+        for site in ("a", "b")
+    ]
+    run = measured(lines=lines)
+    took = {
+        f: figure_of(Column(name="x", figure=f, target=0.79), "accuracy", run) for f in ("rounds", "seconds", "bytes")
+    }
+    assert took == {"rounds": 2, "seconds": 12.0, "bytes": 600.0}
+    assert figure_of(Column(name="x", figure="rounds", target=0.95), "accuracy", run) is None
+
+
+def test_spread_runs_over_what_the_paper_says():
+    column = Column(name="x", figure="mean")
+    runs = [measured({"a": {"accuracy": a}, "b": {"accuracy": b}}) for a, b in ((0.2, 0.4), (0.4, 0.8))]
+    over_seeds = cell_of(column, "accuracy", "seeds", runs)
+    assert (over_seeds.value, over_seeds.std) == pytest.approx((0.45, statistics.stdev([0.3, 0.6])))
+    over_sites = cell_of(column, "accuracy", "sites", runs)
+    assert (over_sites.value, over_sites.std) == pytest.approx((0.45, statistics.stdev([0.3, 0.6])))
+    assert cell_of(column, "accuracy", "seeds", runs[:1]).std is None
+    assert cell_of(column, "accuracy", "sites", runs[:1]).std == pytest.approx(statistics.stdev([0.2, 0.4]))
+
+
+@pytest.mark.parametrize("style", ["md", "csv", "json", "latex"])
+def test_a_file_without_runs_still_shows_the_paper(style):
+    text = render_comparison(read_experiment(FILE), [], style)
+    assert "77.26" in text and "68.34" in text
