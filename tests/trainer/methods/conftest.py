@@ -1,11 +1,13 @@
 """Small federations in memory: nine tokens, four blocks, a handful of random images whose brightness is the label."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
+from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.models.backbones import load_backbone
@@ -46,22 +48,56 @@ def make_site(backbone) -> Callable[..., Site]:
     return make
 
 
-def play(method: Method, task: Task, sites: Mapping[str, Site]) -> tuple[State, dict[str, State]]:
-    """A plain loop over the contract: the reference that the engine is compared with."""
+@dataclass(frozen=True)
+class Exchange:
+    """What crossed between server and sites in one phase."""
+
+    phase: Phase
+    broadcasts: Mapping[str, Payload]
+    replies: Mapping[str, Payload]
+
+
+def play(
+    method: Method,
+    task: Task,
+    sites: Mapping[str, Site],
+    *,
+    absent: Mapping[int, str] | None = None,
+    carry: Callable[[Payload], Payload] = lambda payload: payload,
+    watch: Callable[[Exchange], object] = lambda exchange: None,
+) -> tuple[State, dict[str, State]]:
+    """A plain loop over the contract: the reference that the engine is compared with.
+
+    Args:
+        method: what is played.
+        task: with its number of rounds.
+        sites: all members.
+        absent: for a train round, the names of those that do not take part in it.
+        carry: what the way between sites and server does to a payload.
+        watch: is told of every exchange.
+    """
     server, states = method.start(task, sorted(sites)), {name: State() for name in sites}
     for phase in method.phases(task.rounds):
-        broadcasts = method.broadcast(server, phase, sorted(sites))
+        away = (absent or {}).get(phase.round, "") if phase.kind == "train" else ""
+        present = [name for name in sites if name not in away]
+        made = method.broadcast(server, phase, sorted(present))
+        broadcasts = {name: carry(stamped(made[name], phase, task.rounds)) for name in present}
         replies = {}
-        for name, site in sites.items():
-            states[name], replies[name] = method.local_round(
-                site, states[name], stamped(broadcasts[name], phase, task.rounds)
-            )
+        for name in present:
+            states[name], reply = method.local_round(sites[name], states[name], broadcasts[name])
+            replies[name] = carry(reply)
         server = method.aggregate(server, phase, replies)
+        watch(Exchange(phase, broadcasts, replies))
     return server, states
 
 
 def after(task: Task) -> Phase:
     return Phase("final", task.rounds + 1)
+
+
+def told(method: Method, server: State, task: Task, name: str) -> Payload:
+    """What a site is sent after the last round, to score with."""
+    return stamped(method.broadcast(server, after(task), [name])[name], after(task), task.rounds)
 
 
 @pytest.fixture(autouse=True)

@@ -1,19 +1,32 @@
 """One suite for every method of the table: a new line there is tested here without new code."""
 
 import dataclasses
+import sys
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from tests.trainer.methods.conftest import after, play
+from tests.trainer.methods.conftest import Exchange, after, play, told
 
 from edgefl_protocol import Payload, digest
 from edgefl_trainer.contract import LearnsBackbone, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
+from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build, hyper_types
 from edgefl_trainer.methods import METHODS
 
 SMALL = {"fedmae": {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3}}
 FRESH = {"batch": 4, "lr_head": 2e-3}
+
+# What `travels` calls the arrays of a reply, by the first part of their names.
+KINDS = {
+    "maps": "maps", "prompts": "prompts", "prototypes": "prototypes", "outputs": "logits", "moments": "features",
+    "head": "weights", "backbone": "weights", "decoder": "weights", "mask_token": "weights",
+    "keys": "prompts", "selections": "prompts",  # of prompts in groups: what a group answers to, how often it was taken
+}  # fmt: skip
+SENT_WITH = dict.fromkeys(("fedavg", "fedavgpers", "fedprox"), ({"kd": True},))  # what only travels when asked for
+MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
 
 
 def small(name: str, **more: object):
@@ -38,13 +51,20 @@ def name(request) -> str:
     return request.param
 
 
-def test_travels_is_declared_and_known(name):
-    known = {"maps", "features", "prompts", "prototypes", "logits", "weights"}
-    assert set(METHODS[name].travels) <= known
-    assert (
-        METHODS[name].__module__
-        and "Differs from the paper" in __import__(METHODS[name].__module__, fromlist=["x"]).__doc__
-    )
+def test_the_file_says_how_it_differs_from_its_paper(name):
+    assert "Differs from the paper" in sys.modules[METHODS[name].__module__].__doc__
+
+
+def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_site):
+    """docs/methods.md, what travels: every array of a reply is of a declared kind, and every declared kind is sent."""
+    task = make_task(rounds=2)
+    sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
+    sent: list[Exchange] = []
+    play(small(name), task, sites, watch=sent.append)
+    for more in SENT_WITH.get(name, ()):
+        play(small(name, **more), task, sites, watch=sent.append)
+    arrays = {array for exchange in sent for reply in exchange.replies.values() for array in reply.arrays}
+    assert {KINDS[array.split(".")[0]] for array in arrays} == set(METHODS[name].travels)
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site):
@@ -72,6 +92,111 @@ def test_the_frozen_network_stays_as_it_was(name, make_task, make_site, backbone
     play(small(name), task, {"a": make_site(task)})
     for key, value in backbone.state_dict().items():
         assert value.equal(before[key]), key
+
+
+def over_the_wire(payload: Payload) -> Payload:
+    return Payload.from_bytes(payload.to_bytes())
+
+
+def test_sites_may_miss_rounds_and_bytes_are_all_that_crosses(name, make_task, make_site):
+    """Site c joins in round 2, a stays away from it: c is sent what it needs, and payloads lose nothing as bytes."""
+    task = make_task(rounds=2)
+    sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("abc")}
+    seen: list[Exchange] = []
+    absent = {1: "c", 2: "a"}
+    server, states = play(small(name), task, sites, absent=absent)
+    wired, of_sites = play(small(name), task, sites, absent=absent, carry=over_the_wire, watch=seen.append)
+    assert wired.digest() == server.digest()
+    assert dict(wired.values) == dict(server.values)
+    assert {s: state.digest() for s, state in of_sites.items()} == {s: state.digest() for s, state in states.items()}
+    assert [sorted(e.replies) for e in seen if e.phase.kind == "train"] == [["a", "b"], ["b", "c"]]
+    for state in (server, *states.values()):
+        again = over_the_wire(Payload(state.arrays, state.values))
+        assert State(again.arrays).digest() == state.digest()
+        assert dict(again.scalars) == dict(state.values)
+
+
+def form(payload: Payload) -> tuple[object, ...]:
+    arrays = sorted((name, value.dtype.name, value.shape) for name, value in payload.arrays.items())
+    return (*arrays, *sorted(payload.scalars))
+
+
+def test_a_reply_is_as_large_in_every_round_and_with_any_number_of_images(name, make_task, make_site):
+    """What leaves a site is bounded by classes and network, never by its images: none of it grows with them."""
+    task = make_task(rounds=2)
+    sites = {"a": make_site(task, "a", count=10), "b": make_site(task, "b", count=20, seed=2)}
+    seen: list[Exchange] = []
+    play(small(name), task, sites, watch=seen.append)
+    forms = {(exchange.phase.kind, form(reply)) for exchange in seen for reply in exchange.replies.values()}
+    kinds = [exchange.phase for exchange in seen]
+    if isinstance(small(name), LearnsBackbone):  # its two final phases ask for different things
+        forms, kinds = {f for f in forms if f[0] == "train"}, [p for p in kinds if p.kind == "train"]
+    assert len(forms) == len({phase.kind for phase in kinds})
+    largest = max(len(reply.to_bytes()) for exchange in seen for reply in exchange.replies.values())
+    network = sum(value.numel() * 4 for value in sites["a"].backbone.state_dict().values())
+    assert largest < 2 * network
+
+
+def test_a_site_that_took_no_part_gets_a_model_or_none(name, make_task, make_site):
+    """A member that joined after the last round: its predictor works on an empty state, or the method has none."""
+    task = make_task(classes=("x", "y", "z"))
+    method = small(name)
+    server, _ = play(method, task, {s: make_site(task, s, seed=i) for i, s in enumerate("ab")})
+    unlabelled = make_site(task, "new", seed=9)
+    unlabelled = dataclasses.replace(unlabelled, train=dataclasses.replace(unlabelled.train, rows=np.zeros(0, int)))
+    for site in (make_site(task, "new", seed=9), unlabelled):
+        predictor = method.predictor(site, State(), told(method, server, task, "new"))
+        if predictor is None:
+            assert isinstance(method, LearnsBackbone) or name in MADE_FOR_MEMBERS
+            continue
+        scores = predict(predictor, site.tune.images)
+        assert np.isfinite(scores.probabilities).all()
+        np.testing.assert_allclose(scores.probabilities.sum(axis=1), 1, atol=1e-5)
+        assert predictor.seen == (True, True, True)
+        if "prior" in predictor.tensors:  # docs/methods.md 1.3: without labels W = 1; here the classes are equally many
+            np.testing.assert_allclose(predictor.tensors["prior"], 1.0, rtol=1e-6)
+
+
+class Stopped(Exception):
+    """The run ends here."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A site whose run ends when its turn comes in one round."""
+
+    site: InProcessSite
+    round: int
+
+    def local_round(self, state, broadcast, report):
+        if broadcast.scalars["round"] == self.round:
+            raise Stopped
+        return self.site.local_round(state, broadcast, report)
+
+
+class Silent:
+    """Watches nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_: None
+
+
+def test_a_stopped_run_goes_on_to_the_same_digest(name, make_task, make_site, tmp_path):
+    """docs/design.md 4: stopped in round 2 after its first site and resumed, it ends as the undisturbed one."""
+    task = make_task(rounds=2)
+    method = small(name)
+    sites = {s: InProcessSite(method, make_site(task, s, count=8, seed=i)) for i, s in enumerate("ab")}
+
+    def run(folder, **others) -> str:
+        folder = tmp_path / folder
+        folder.mkdir(exist_ok=True)
+        engine = LocalEngine(method=method, task=task, sites={**sites, **others}, folder=folder, observer=Silent())
+        return engine.run().digest()
+
+    undisturbed = run("one")
+    with pytest.raises(Stopped):
+        run("two", b=Stopping(sites["b"], 2))
+    assert run("two") == undisturbed
 
 
 def test_states_survive_the_disk(name, make_task, make_site, tmp_path):
