@@ -1,12 +1,29 @@
-"""Two parties, a clock and a request, for the tests of the envelope."""
+"""For the tests of the envelope: two parties, a clock and a request; for those of pictures: drawn files."""
 
 import hashlib
+import io
+import struct
+import zlib
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from PIL import Image
 
-from edgefl_protocol import Expected, ReplayWindow, SealingKey, SigningKey, open_envelope, seal
+from edgefl_protocol import (
+    Expected,
+    ReplayWindow,
+    SealingKey,
+    SigningKey,
+    expected_reply,
+    open_envelope,
+    reply_fields,
+    seal,
+    unverified_header,
+)
+from edgefl_protocol.header import encode_header
+from edgefl_protocol.pae import pae
 
 # A busy machine is no fault of the code under test: no deadline, no complaint about slow generation.
 settings.register_profile("protocol", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -88,3 +105,72 @@ def world1():
 def worlds():
     """Both suites' worlds."""
     return make_world(1), make_world(2)
+
+
+def photograph(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
+    """A smooth picture with noise: like skin, and with every quadrant different."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    base = np.stack([120 + 2 * x, 60 + 3 * y, 200 - x - y], axis=-1)
+    return np.clip(base + rng.normal(0, 4, base.shape), 0, 255).astype(np.uint8)
+
+
+def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
+    stream = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+def exif(orientation: int, order: str = "<", kind: int = 3) -> bytes:
+    start = b"II*\x00" if order == "<" else b"MM\x00*"
+    entry = struct.pack(order + "HHIHH", 0x0112, kind, 1, orientation, 0)
+    return b"Exif\x00\x00" + start + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
+
+
+def chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png(header: bytes, *chunks: bytes) -> bytes:
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
+
+
+def split(data):
+    """Return the fixed bytes, header bytes and sealed part of an envelope."""
+    (length,) = struct.unpack_from("<H", data, 5)
+    return data[:5], data[7 : 7 + length], data[7 + length :]
+
+
+def header_of(data):
+    """Return an envelope's header as a plain dict."""
+    found = {name: value for name, value in vars(unverified_header(data)).items() if value is not None}
+    return {"v": 1, **found}
+
+
+def inside(data, box):
+    """Return signature and payload as the recipient, or a thief of its key, sees them."""
+    fixed, header, sealed = split(data)
+    return box.open(sealed, pae(b"efl1/seal", fixed, header))
+
+
+def reseal(plaintext, header, recipient):
+    """Seal a known plaintext again under another header, without the sender's key."""
+    encoded = header if isinstance(header, bytes) else encode_header(header)
+    fixed = b"EFL1" + bytes([recipient.suite])
+    sealed = recipient.seal(plaintext, pae(b"efl1/seal", fixed, encoded))
+    return fixed + struct.pack("<H", len(encoded)) + encoded + sealed
+
+
+def answer(world, data, text=b"answer"):
+    """Return the coordinator's reply to a request, and the opened request."""
+    opened = world.open(data)
+    fields = reply_fields(opened, sts=200, now_ms=world.now_ms)
+    return seal(text, fields, world.coordinator, world.site_box.public_key), opened
+
+
+def read(world, reply, request, **changes):
+    """Open a reply as the site does."""
+    senders = {world.coordinator.key_id: world.coordinator.public}
+    return open_envelope(
+        reply, world.site_box, senders, replace(expected_reply(request), **changes), world.now_ms, None
+    )

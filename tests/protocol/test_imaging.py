@@ -2,52 +2,23 @@
 
 import io
 import json
-import random
 import struct
-import subprocess
-import sys
 import time
-import warnings
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from os import environ
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
+from tests.protocol.conftest import chunk, encoded, exif, photograph, png
 
-from edgefl_protocol import imaging
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
-
-CODES = {"too_large", "unsupported_format", "truncated", "unreadable", "animated"}
-
-
-def photograph(height: int = 48, width: int = 64, seed: int = 0) -> np.ndarray:
-    """A smooth picture with noise: like skin, and with every quadrant different."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[0:height, 0:width]
-    base = np.stack([120 + 2 * x, 60 + 3 * y, 200 - x - y], axis=-1)
-    return np.clip(base + rng.normal(0, 4, base.shape), 0, 255).astype(np.uint8)
-
-
-def encoded(image: Image.Image | np.ndarray, kind: str = "PNG", **options: object) -> bytes:
-    stream = io.BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, kind, **options)
-    return stream.getvalue()
-
-
-def chunk(kind: bytes, body: bytes) -> bytes:
-    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-
-
-def png(header: bytes, *chunks: bytes) -> bytes:
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
 
 
 def bicubic_antialias(image: np.ndarray, size: int) -> np.ndarray:
@@ -120,12 +91,6 @@ ORIENTED = {  # EXIF 2.32, 4.6.5.1.6: where row 0 and column 0 of the stored pic
     7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
     8: lambda a: a[:, ::-1].transpose(1, 0, 2),
 }
-
-
-def exif(orientation: int, order: str = "<", kind: int = 3) -> bytes:
-    start = b"II*\x00" if order == "<" else b"MM\x00*"
-    entry = struct.pack(order + "HHIHH", 0x0112, kind, 1, orientation, 0)
-    return b"Exif\x00\x00" + start + struct.pack(order + "IH", 8, 1) + entry + bytes(4)
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -307,180 +272,10 @@ def test_preprocess_refuses(change: dict[str, object]) -> None:
         Preprocess.from_json({**RECORD, **change})
 
 
-def apng(frames: int) -> bytes:
-    header = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
-    pixel = chunk(b"IDAT", zlib.compress(b"\x00\x00"))
-    control = b"".join(chunk(b"fcTL", bytes(26)) for _ in range(frames))
-    return png(header, chunk(b"acTL", struct.pack(">II", frames, 0)), pixel, control)
-
-
-def one_bit_png(side: int) -> bytes:
-    packer = zlib.compressobj(9)
-    row = bytes(side // 8 + 1)
-    body = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
-    return png(struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0), chunk(b"IDAT", body))
-
-
-def pixel_png(*before: bytes) -> bytes:
-    return png(struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0), *before, chunk(b"IDAT", zlib.compress(b"\x00\x00")))
-
-
-def bombs() -> dict[str, tuple[bytes, str]]:
-    """Each hostile file with the code it must be refused with."""
-    spectral = encoded(np.full((1_000, 1_000, 3), 255, np.uint8), "JPEG", progressive=True)
-    scan = spectral[spectral.rindex(b"\xff\xda") : -2]
-    return {
-        "30,000 x 30,000 one-bit PNG": (one_bit_png(30_000), "too_large"),
-        "compressed text of 200 MB": (
-            pixel_png(chunk(b"zTXt", b"k\x00\x00" + zlib.compress(bytes(200_000_000), 9))),
-            "too_large",
-        ),
-        "private chunk of 8 MB": (pixel_png(chunk(b"prIv", bytes(8_000_000))), "too_large"),
-        "compressed profile of 200 MB": (
-            pixel_png(chunk(b"iCCP", b"k\x00\x00" + zlib.compress(bytes(200_000_000), 9))),
-            "too_large",
-        ),
-        "100,000-frame APNG": (apng(100_000), "animated"),
-        "1,000,000 empty chunks": (pixel_png(chunk(b"teXt", b"") * 1_000_000), "too_large"),
-        "20 MB and one byte": (encoded(photograph()).ljust(imaging.MAX_FILE_BYTES + 1, b"\x00"), "too_large"),
-        "700 progressive scans": (spectral[:-2] + scan * 700 + b"\xff\xd9", "too_large"),
-        "JPEG of 65,500 x 65,500": (
-            encoded(photograph(), "JPEG").replace(struct.pack(">HH", 48, 64), struct.pack(">HH", 65_500, 65_500)),
-            "too_large",
-        ),
-        "FITS as .jpg": (b"SIMPLE  =                    T".ljust(2_880), "unsupported_format"),
-        "EPS as .jpg": (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "unsupported_format"),
-        "PSD as .jpg": (b"8BPS\x00\x01" + bytes(64), "unsupported_format"),
-        "GIF as .jpg": (encoded(photograph(), "GIF"), "unsupported_format"),
-        "TIFF as .jpg": (encoded(photograph(), "TIFF"), "unsupported_format"),
-        "WebP as .jpg": (encoded(photograph(), "WEBP"), "unsupported_format"),
-        "nothing": (b"", "unsupported_format"),
-    }
-
-
-def test_bombs_are_refused_without_memory(tmp_path: Path) -> None:
-    """docs/security.md check 35: each refused with its code in under 1 s of CPU, memory growth under 100 MB in all.
-
-    Run in a process of its own, so that the peak of other tests does not hide growth here.
-    """
-    hostile = bombs()
-    for index, (data, _) in enumerate(hostile.values()):
-        (tmp_path / f"{index:03}").write_bytes(data)
-    script = """
-import json, resource, sys, time
-from pathlib import Path
-from edgefl_protocol.errors import ImageError
-from edgefl_protocol.imaging import decode
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # MB
-files = [p.read_bytes() for p in sorted(Path(sys.argv[1]).iterdir())]
-before, rows = peak(), []
-for data in files:
-    started = time.process_time()
-    try:
-        decode(data)
-        code = "accepted"
-    except ImageError as error:
-        code = error.code
-    rows.append([code, time.process_time() - started, peak() - before])
-print(json.dumps(rows))
-"""
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
-    assert len(rows) == len(hostile)
-    for (name, (_, expected)), (code, seconds, growth) in zip(hostile.items(), rows, strict=True):
-        assert (name, code) == (name, expected)
-        assert seconds < 1.0, name
-        assert growth < 100, f"{name}: {growth} MB"
-
-
-def mutated(data: bytes, rng: random.Random) -> bytes:
-    changed = bytearray(data)
-    kind = rng.randrange(5)
-    place = rng.randrange(len(changed))
-    if kind == 0:
-        for _ in range(rng.randrange(1, 6)):
-            changed[rng.randrange(len(changed))] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        changed[place] = rng.randrange(256)
-    elif kind == 2:
-        del changed[place:]
-    elif kind == 3:
-        del changed[place : place + rng.randrange(1, 40)]
-    else:
-        changed[place:place] = rng.randbytes(rng.randrange(1, 40))
-    return bytes(changed)
-
-
-def test_mutated_images() -> None:
-    """docs/security.md check 34: 1,000 damaged JPEG and PNG files, each an array or one ImageError of a known code."""
-    rng = random.Random(20_260_734)
-    image = photograph()
-    alpha = np.dstack([image, image[:, :, 0]])
-    seeds = [
-        encoded(image, "JPEG", exif=exif(6)),
-        encoded(image, "JPEG", progressive=True),
-        encoded(Image.fromarray(image).convert("CMYK"), "JPEG"),
-        encoded(image, exif=exif(3)),
-        encoded(alpha),
-        encoded(Image.fromarray(image).quantize(32)),
-        encoded(image[:, :, 0].astype(np.uint16) * 256),
-    ]
-    codes: dict[str, int] = {}
-    for index in range(1_000):
-        try:
-            got = decode(mutated(seeds[index % len(seeds)], rng))
-            assert got.dtype == np.uint8
-            assert got.ndim == 3
-            assert got.shape[2] == 3
-            codes["array"] = codes.get("array", 0) + 1
-        except ImageError as error:
-            codes[error.code] = codes.get(error.code, 0) + 1
-    assert set(codes) <= CODES | {"array"}, codes
-    assert codes["array"] > 50, codes  # the test would be blind if everything were refused
-    assert codes["truncated"] > 50, codes
-    assert codes["unreadable"] > 50, codes
-
-
-@settings(max_examples=200)
-@given(st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), st.binary(max_size=200))
-def test_arbitrary_bytes(start: bytes, rest: bytes) -> None:
-    """docs/security.md check 34: bytes that only begin like an image end in one ImageError."""
-    with pytest.raises(ImageError) as caught:
-        decode(start + rest)
-    assert caught.value.code in CODES
-
-
-def test_threads_share_the_decoder() -> None:
-    """Check (4) changes process-wide warning filters for a moment: in threads too, results and filters stay right."""
-    files = [encoded(photograph(seed=seed), "JPEG") for seed in range(4)]
-    expected = [decode(data) for data in files]
-    filters = list(warnings.filters)
-    with ThreadPoolExecutor(8) as pool:
-        results = list(pool.map(decode, files * 50))
-    assert all(np.array_equal(got, expected[index % 4]) for index, got in enumerate(results))
-    assert list(warnings.filters) == filters
-
-
-def test_png_damage_is_seen() -> None:
-    """Check (3): every single flipped byte of the picture's own chunks is refused by the checksum, none scored."""
-    data = encoded(photograph(6, 6))
-    for place in range(8, len(data) - 12):
-        with pytest.raises(ImageError):
-            decode(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
-
-
 @pytest.mark.parametrize("wrong", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)])
 def test_arrays_of_other_forms_are_refused(wrong: np.ndarray) -> None:
     with pytest.raises(ImageError, match="uint8 of"):
         prepare(wrong, Preprocess(size=8))
-
-
-def test_too_many_pixels_from_pillow() -> None:
-    """Check (5) holds for an opened image too."""
-    with pytest.raises(ImageError) as caught:
-        from_pillow(Image.new("1", (8_000, 5_001)))
-    assert caught.value.code == "too_large"
 
 
 @pytest.mark.data

@@ -1,7 +1,7 @@
 """The committed bundle, opened up so that a test can change one thing and sign it again."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import pytest
 
 from edgefl_protocol.archive import read_archive, write_archive
 from edgefl_protocol.bundle import Bundle, BundleFields, load_bundle
+from edgefl_protocol.errors import BundleError
 from edgefl_protocol.keys import SigningKey
 from edgefl_protocol.manifest import (
     SIGNING_LABEL,
@@ -20,6 +21,15 @@ from edgefl_protocol.manifest import (
 )
 
 VECTOR = Path(__file__).parents[2] / "vectors" / "bundles" / "format1.edgefl"
+OTHER = SigningKey(bytes(range(1, 33)))
+THIRD = SigningKey(bytes(range(2, 34)))
+
+
+def code_of(action: Callable[[], object]) -> str:
+    with pytest.raises(BundleError) as caught:
+        action()
+    assert str(caught.value)
+    return caught.value.code
 
 
 def _manifest(fields: BundleFields, members: Mapping[str, bytes]) -> Manifest:

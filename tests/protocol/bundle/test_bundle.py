@@ -5,36 +5,21 @@ import io
 import json
 import random
 import struct
-import subprocess
-import sys
 import zipfile
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.protocol.bundle.conftest import OTHER, code_of
 
 from edgefl_protocol.archive import read_archive, write_archive
-from edgefl_protocol.bundle import build_bundle, check_update, load_bundle, unverified_manifest
-from edgefl_protocol.errors import BundleError, KeyMaterialError
-from edgefl_protocol.keys import SigningKey
+from edgefl_protocol.bundle import build_bundle, load_bundle, unverified_manifest
 from edgefl_protocol.manifest import CLIENT_VERSION, Signature, parse_manifest, write_signatures
 from edgefl_protocol.model_card import Card, Labels
 from edgefl_protocol.tensors import read_tensors, write_tensors
-
-OTHER = SigningKey(bytes(range(1, 33)))
-THIRD = SigningKey(bytes(range(2, 34)))
-
-
-def code_of(action: Callable[[], object]) -> str:
-    with pytest.raises(BundleError) as caught:
-        action()
-    assert str(caught.value)
-    return caught.value.code
 
 
 def test_committed_bundle_verifies(good: Any) -> None:
@@ -247,74 +232,6 @@ def test_way_to_be_wrong(good: Any, way: str) -> None:
     assert code_of(lambda: good.load(data)) == expected
 
 
-def test_expiry_is_exact(good: Any) -> None:
-    """docs/security.md check 26, freeze: accepted in the last millisecond, refused in the next."""
-    expires = good.manifest.expires_ms
-    assert load_bundle(good.data, [good.key.public], expires - 1)
-    assert code_of(lambda: load_bundle(good.data, [good.key.public], expires)) == "expired"
-
-
-def test_rollback(good: Any) -> None:
-    """docs/security.md check 26, rollback: not below the last seen of the same line; other lines count apart."""
-    line = ("demo", "skin", "all")
-
-    def load(seen: dict[tuple[str | None, str, str], int]) -> object:
-        return load_bundle(good.data, [good.key.public], good.now_ms, seen)
-
-    assert load({line: 3})
-    assert load({(None, "skin", "all"): 9, ("demo", "skin", "nevus"): 9})
-    assert code_of(lambda: load({line: 4})) == "rolled_back"
-
-
-def test_update_rules(good: Any) -> None:
-    """The bundle format: an update stays in its (federation, line, task), version strictly above."""
-    current = good.manifest
-    check_update(current, replace(current, version=4))
-    for change, code in (
-        ({}, "rolled_back"),
-        ({"version": 2}, "rolled_back"),
-        ({"version": 4, "federation": None}, "other_line"),
-        ({"version": 4, "line": "nail"}, "other_line"),
-        ({"version": 4, "task": "nevus"}, "other_line"),
-    ):
-        changed = replace(current, **change)
-        assert code_of(lambda changed=changed: check_update(current, changed)) == code
-
-
-def test_threshold(good: Any) -> None:
-    """docs/security.md check 26, threshold k-1: two of three must have signed, and one key counts once."""
-    three = [good.key.public, OTHER.public, THIRD.public]
-    two = build_bundle(good.members, good.fields, [good.key, OTHER])
-    assert load_bundle(two, three, good.now_ms, threshold=2).signers == tuple(sorted((good.key.key_id, OTHER.key_id)))
-    assert code_of(lambda: load_bundle(two, three, good.now_ms, threshold=3)) == "untrusted_key"
-    assert code_of(lambda: load_bundle(good.data, three, good.now_ms, threshold=2)) == "untrusted_key"
-    assert code_of(lambda: load_bundle(good.data, three[:1] * 2, good.now_ms, threshold=2)) == "untrusted_key"
-    with pytest.raises(ValueError, match="threshold"):
-        load_bundle(good.data, three, good.now_ms, threshold=0)
-
-
-def test_signature_of_a_stranger_is_ignored(good: Any) -> None:
-    """k of n: an additional signer whom this device does not know changes nothing."""
-    two = build_bundle(good.members, good.fields, [good.key, OTHER])
-    assert good.load(two).signers == (good.key.key_id,)
-
-
-def test_no_trusted_key(good: Any) -> None:
-    """Never trust on first use: the refusal names the key that signed, and the command that would trust it."""
-    with pytest.raises(BundleError, match="edgefl trust add") as caught:
-        load_bundle(good.data, [], good.now_ms)
-    assert caught.value.code == "no_trusted_key"
-    assert good.key.key_id in str(caught.value)
-    with pytest.raises(BundleError, match=good.key.key_id):
-        load_bundle(good.data, [OTHER.public], good.now_ms)
-
-
-def test_low_order_signer_is_refused(good: Any) -> None:
-    """docs/security.md check 9: a trusted key under which anybody can sign does not get in."""
-    with pytest.raises(KeyMaterialError):
-        load_bundle(good.data, [bytes(32)], good.now_ms)
-
-
 def test_build_refuses_what_would_not_load(good: Any) -> None:
     """The publisher sees the refusal, not the device."""
     assert code_of(lambda: build_bundle({"card.json": b"{}"}, good.fields, [good.key])) == "wrong_members"
@@ -391,118 +308,3 @@ def test_mutated_bundles(good: Any) -> None:
         codes[code] = codes.get(code, 0) + 1
     for expected in ("bad_archive", "truncated", "wrong_hash", "bad_signature", "bad_signatures", "untrusted_key"):
         assert codes.get(expected, 0) > 10, codes  # every layer was reached
-
-
-def zipped(entries: list[tuple[zipfile.ZipInfo, bytes]], method: int = zipfile.ZIP_STORED) -> bytes:
-    stream = io.BytesIO()
-    with zipfile.ZipFile(stream, "w", method) as archive:
-        for info, content in entries:
-            info.compress_type = method
-            archive.writestr(info, content)
-    return stream.getvalue()
-
-
-def info(name: str, mode: int = 0o100644, system: int = 3) -> zipfile.ZipInfo:
-    made = zipfile.ZipInfo(name)
-    made.external_attr = mode << 16
-    made.create_system = system
-    return made
-
-
-def hostile_archives(good: Any) -> dict[str, bytes]:
-    members = read_archive(good.data)
-    plain = [(info(name), content) for name, content in members.items()]
-
-    def renamed(name: str, mode: int = 0o100644) -> bytes:
-        return zipped([*plain[:-1], (info(name, mode), plain[-1][1])])
-
-    end = struct.unpack_from("<I", good.data, len(good.data) - 6)[0]
-    second = good.data.index(b"PK\x03\x04", 4)
-    entry = good.data.index(b"PK\x01\x02", good.data.index(b"PK\x01\x02") + 4)
-    overlap = bytearray(good.data)
-    struct.pack_into("<I", overlap, entry + 42, 0)  # the second entry points at the first member
-    hidden = bytearray(good.data)
-    hidden[end:end] = b"hidden"
-    struct.pack_into("<I", hidden, len(hidden) - 6, end + 6)
-    encrypted = bytearray(good.data)
-    encrypted[second + 6] |= 1
-    bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
-    deflated = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(1_000)) + bomb.flush()
-    stored_bomb = bytearray(zipped([*plain, (info("tokenizer.json"), deflated)]))
-    for mark, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
-        struct.pack_into("<H", stored_bomb, stored_bomb.rindex(mark) + at, zipfile.ZIP_DEFLATED)
-    many = zipped([(info(f"m{i}.json"), b"") for i in range(65_535)])
-    return {
-        "parent folder": renamed("../../evil.json"),
-        "absolute": renamed("/tmp/evil.json"),
-        "drive letter": renamed("C:\\evil.json"),
-        "backslash": renamed("a\\..\\..\\evil.json"),
-        "folder": renamed("sub/evil.json"),
-        "NUL in the name": renamed("evil.json_.txt").replace(b"evil.json_", b"evil.json\x00"),
-        "symbolic link": renamed("weights.safetensors", 0o120777),
-        "device": renamed("weights.safetensors", 0o020666),
-        "named pipe": renamed("weights.safetensors", 0o010666),
-        "folder entry": renamed("evil/", 0o040755),
-        "deflated": zipped(plain, zipfile.ZIP_DEFLATED),
-        "deflated bomb": bytes(stored_bomb),
-        "65,535 members": many,
-        "overlap": bytes(overlap),
-        "hidden bytes": bytes(hidden),
-        "leading bytes": b"#!/bin/sh\n" + good.data,
-        "encrypted flag": bytes(encrypted),
-        "comment": good.data[:-2] + b"\x04\x00evil",
-        "other date": zipped(
-            [*plain[:-1], (zipfile.ZipInfo("weights.safetensors", (2026, 1, 1, 0, 0, 0)), plain[-1][1])]
-        ),
-    }
-
-
-def test_zip_slip_set(good: Any, tmp_path: Path) -> None:
-    """docs/security.md check 28: none loads, no file appears anywhere near, memory growth under 100 MB in all.
-
-    A hard link cannot be said in a zip; a name that stands twice has its own test below.
-    """
-    archives = hostile_archives(good)
-    assert good.data not in archives.values()
-    inputs, inside = tmp_path / "in", tmp_path / "a" / "b"
-    inputs.mkdir()
-    inside.mkdir(parents=True)
-    for index, data in enumerate(archives.values()):
-        (inputs / f"{index:03}").write_bytes(data)
-    script = """
-import json, resource, sys
-from pathlib import Path
-from edgefl_protocol.bundle import load_bundle
-from edgefl_protocol.errors import BundleError
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # MB
-files = [p.read_bytes() for p in sorted(Path(sys.argv[1]).iterdir())]
-before, codes = peak(), []
-for data in files:
-    try:
-        load_bundle(data, [bytes.fromhex(sys.argv[2])], int(sys.argv[3]))
-        codes.append("loaded")
-    except BundleError as error:
-        codes.append(error.code)
-print(json.dumps([codes, peak() - before]))
-"""
-    arguments = [sys.executable, "-c", script, str(inputs), good.key.public.hex(), str(good.now_ms)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, cwd=inside)
-    assert done.returncode == 0, done.stderr
-    codes, growth = json.loads(done.stdout)
-    for name, code in zip(archives, codes, strict=True):
-        assert code in ("bad_archive", "truncated"), name
-    assert growth < 100, f"{growth} MB"
-    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_file()) == sorted(p.name for p in inputs.iterdir())
-
-
-def test_duplicate_member(good: Any) -> None:
-    """docs/security.md check 28: a name that stands twice, in an archive that is canonical in all else."""
-    data = write_archive({"card.json": b"{}", "cord.json": b"{}"}).replace(b"cord.json", b"card.json")
-    assert code_of(lambda: read_archive(data)) == "bad_archive"
-
-
-def test_write_archive_refuses(good: Any) -> None:
-    """The writer makes no archive that the reader would refuse."""
-    for name in ("../a.json", "a/b.json", "A.json", "a", ".json", ""):
-        assert code_of(lambda name=name: write_archive({name: b""})) == "bad_archive"
-    assert code_of(lambda: write_archive({f"m{i}.json": b"" for i in range(17)})) == "bad_archive"
