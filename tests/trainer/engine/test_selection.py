@@ -70,6 +70,18 @@ def test_fedavgs_selected_model_is_the_average_of_that_round(tmp_path, large, ma
     assert not np.array_equal(models[0]["head.weight"], server["head.weight"])
 
 
+def test_a_fine_tuned_model_stands_for_selection_too(tmp_path, large, mae, monkeypatch):
+    """docs/methods.md 4.1: `fedavgpers` is judged after its last phase as round R + 1; east keeps that one."""
+    script(monkeypatch, east=(0.5, 0.6, 0.6, 0.9), west=(0.9, 0.5, 0.5, 0.6))
+    found = edgefl_train(*command("fedavgpers", tmp_path / "a", large, mae, "--select", "tune", "--json")).json()
+    assert {name: one["selected_round"] for name, one in found["sites"].items()} == {"east": ROUNDS + 1, "west": 1}
+    latest = json.loads((tmp_path / "a" / "checkpoints" / "latest.json").read_text())
+    for name, fine_tuned in (("east", True), ("west", False)):
+        state = load_file(tmp_path / "a" / "checkpoints" / latest["sites"][name])
+        model = load_file(tmp_path / "a" / "models" / f"{name}.safetensors")
+        assert np.array_equal(model["prompts.t"], state["prompts.t"]) == fine_tuned
+
+
 @pytest.mark.parametrize(
     "moment",
     [
