@@ -294,13 +294,23 @@ def test_what_is_sent_is_laplace_distributed():
     assert stats.kstest((sent - clean).ravel(), stats.laplace(scale=2 * 3.0 / 5 / 0.5).cdf).pvalue > 0.01
 
 
-def test_a_class_of_one_image_and_one_of_equal_images_are_not_sent():
-    """docs/methods.md 9: with the site's own mean their noise would be zero, and the embedding itself would go out."""
-    tokens, targets = tokens_of({0: 1, 1: 2, 2: 3})
-    tokens[targets == 2] = 1.0
-    sent = LaplaceNoise(0.2, 0.0).prototypes(tokens, targets, np.zeros((2, 3, 6), np.float32), np.random.default_rng(0))
-    assert not sent[:, 0].any() and sent[:, 1].any() and not sent[:, 2].any()
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("radius", [0.0, 2.0])
+def test_a_class_of_one_image_is_not_sent(known, radius):
+    """docs/methods.md 9: whatever the centre, and with a bound too."""
+    tokens, targets = tokens_of({0: 1, 1: 2})
+    centres = np.full((2, 3, 6), 0.5 if known else 0.0, dtype=np.float32)
+    sent = LaplaceNoise(0.2, radius).prototypes(tokens, targets, centres, np.random.default_rng(0))
+    assert not sent[:, 0].any() and sent[:, 1].any()
     assert contributions({"a": Payload({"prototypes": sent}, {})})[1].tolist() == [[0, 1, 0], [0, 1, 0]]
+
+
+def test_equal_images_are_not_sent_without_noise():
+    """docs/methods.md 9: around their own mean S is 0, and the embedding itself would go out."""
+    tokens, targets = tokens_of({0: 3, 1: 3})
+    tokens[targets == 0] = 1.0
+    sent = LaplaceNoise(0.2, 0.0).prototypes(tokens, targets, np.zeros((2, 2, 6), np.float32), np.random.default_rng(0))
+    assert not sent[:, 0].any() and sent[:, 1].any()
 
 
 @settings(deadline=None, max_examples=60)
