@@ -314,7 +314,12 @@ def table(runs: tuple[Path, ...], file: Path | None, metric: str | None, style: 
 @click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision.  [default: auto]")
 @click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
 @click.option(
-    "--format", "style", type=click.Choice(["md", "csv", "json", "latex"]), default="md", help="Of the table."
+    "--format",
+    "style",
+    type=click.Choice(["md", "csv", "json", "latex"]),
+    default="md",
+    show_default=True,
+    help="Form of the table.",
 )
 @needs_trainer
 def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any) -> None:

@@ -49,6 +49,8 @@ def test_every_row_resolves_and_its_commands_parse(name, tiny, read, tmp_path):
     (tmp_path / "partitions").mkdir(exist_ok=True)
     for line in commands(planned):
         words = shlex.split(line)
+        if words[0] == "mkdir":
+            continue
         if "--partition" in words:
             Path(words[words.index("--partition") + 1]).touch()  # the option asks for a file that is there
         cli.commands[words[1]].make_context(words[1], words[2:])

@@ -135,9 +135,9 @@ def test_a_dry_run_prints_commands_and_leaves_nothing(tmp_path):
     found = edgefl_train("experiment", file, "--tiny", "--out", tmp_path / "o", "--dry-run")
     lines = found.out.splitlines()
     assert found.code == 0 and not (tmp_path / "o").exists()
-    assert [line.split()[1] for line in lines] == ["partition", "run", "run", "run"]
-    assert re.search(r"--scheme pathological --sites 4 --classes-per-site 2 .*-o ", lines[0])
-    assert [re.search(r"--set ccmp_blocks=([\d,]+)", line)[1] for line in lines[1:]] == ["1,2,3", "5,6,7", "8,9,10"]
+    assert [line.split()[1] for line in lines] == ["-p", "partition", "run", "run", "run"]
+    assert re.search(r"--scheme pathological --sites 4 --classes-per-site 2 .*-o ", lines[1])
+    assert [re.search(r"--set ccmp_blocks=([\d,]+)", line)[1] for line in lines[2:]] == ["1,2,3", "5,6,7", "8,9,10"]
 
 
 def test_a_row_that_fails_does_not_stop_the_others(tmp_path, monkeypatch):

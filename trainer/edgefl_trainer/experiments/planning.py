@@ -159,8 +159,11 @@ def partitions_of(runs: Sequence[PlannedRun]) -> list[PlannedPartition]:
 
 
 def commands(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """The command lines that make the same partitions and runs."""
-    for partition in partitions_of(runs):
+    """The command lines that make the same folders, partitions and runs."""
+    partitions = partitions_of(runs)
+    if partitions:
+        yield shlex.join(["mkdir", "-p", str(partitions[0].path.parent)])
+    for partition in partitions:
         numbers = {"dirichlet_by" if n == "by" else n: v for n, v in partition.plan.to_json().items()}
         words = ["edgefl-train", "partition", *_options({"data": partition.data, **numbers, "seed": partition.seed})]
         yield shlex.join([*words, "-o", str(partition.path)])

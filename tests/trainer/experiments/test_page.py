@@ -1,0 +1,55 @@
+"""docs/experiments.md: its commands run, in order, as a reader would type them; its example is a file that is read."""
+
+import re
+import shlex
+from pathlib import Path
+
+from tests.trainer.conftest import edgefl_train
+
+from edgefl_trainer.experiments.files import read_experiment
+from edgefl_trainer.experiments.planning import Choice, plan_runs
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.M | re.S)
+
+
+def test_the_commands_run(cached, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
+    (tmp_path / "experiments").symlink_to(ROOT / "experiments")
+    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+    assert len(lines) == 4
+    for line in lines:
+        words = shlex.split(line)
+        assert words[0] == "edgefl-train"
+        more = ("--device", "cpu") if words[1] == "experiment" else ()
+        found = edgefl_train(*words[1:], *more)
+        assert found.code == 0, (line, found.err)
+        assert found.out
+    assert (tmp_path / "runs/try.png").exists()
+    assert not (tmp_path / "runs/positions").exists()
+
+
+def test_the_commands_for_real_data_plan(tmp_path, monkeypatch):
+    """Files, parts and options are there; nothing is run."""
+    text = "\n".join(blocks("sh")).replace("\\\n", " ").replace("$EDGEFL_DATA", "/data")
+    monkeypatch.setenv("EDGEFL_DATA", "/data")
+    monkeypatch.chdir(ROOT)
+    ours = [line for line in text.splitlines() if "experiment " in line]
+    assert len(ours) == 3
+    for line in ours:
+        found = edgefl_train(*shlex.split(line)[1:], "--dry-run")
+        assert found.code == 0 and "edgefl-train run " in found.out, found.err
+
+
+def test_the_example_is_a_file(tmp_path):
+    (example,) = blocks("toml")
+    (tmp_path / "mine.toml").write_text(example, encoding="utf-8")
+    experiment = read_experiment(tmp_path / "mine.toml")
+    for tiny in (False, True):
+        runs = plan_runs(experiment, Choice(out=tmp_path, tiny=tiny), {})
+        assert [run.settings.method for run in runs] == ["fedavg", "fedevprompt"]
