@@ -136,3 +136,23 @@ def finished(tmp_path_factory: pytest.TempPathFactory, ward: str, mae: Path) -> 
         )
         assert outcome.code == 0, outcome.err
     return {method: root / method for method in ("local", "fedavg", "fedevprompt")}
+
+
+def records(**changes: str) -> list[dict[str, str]]:
+    """Twelve rows at two sites; `changes` replaces values of row 5."""
+    rows = [
+        {
+            "image": f"i{i}",
+            "file": f"pictures/i{i}.png",
+            "label": ("NV", "MEL")[i % 2],
+            "center": ("east", "west")[i // 6],
+            "split": "train" if i % 6 < 4 else "test",
+        }
+        for i in range(12)
+    ]
+    rows[5] = {**rows[5], **changes}
+    return rows
+
+
+def run(method: str, data: str, out: Path, backbone: str, *more: object):
+    return edgefl_train("run", method, "--data", data, "--out", out, "--backbone", backbone, *TINY, *more)

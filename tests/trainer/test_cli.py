@@ -1,10 +1,8 @@
-"""`edgefl-train` as a person meets it: help, exit status, and one sentence for everything that can be wrong.
+"""`edgefl-train` as a person meets it: help, exit status, one sentence for everything that can be wrong with a run.
 
 docs/design.md 5: 0 done; 1 failed; 2 usage or missing extra; 3 refused. A known failure is one sentence, no traceback.
 """
 
-import csv
-import io
 import json
 import os
 import subprocess
@@ -12,12 +10,9 @@ import sys
 from pathlib import Path
 
 import click
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from tests.trainer.conftest import MAE, TINY, edgefl_train, make_ward, write_index, write_picture
-from tests.trainer.engine.conftest import files_of
+from tests.trainer.conftest import MAE, edgefl_train, records, run, write_index
 
 from edgefl_protocol.errors import BundleError, EdgeflError, SignatureError, StorageError
 from edgefl_trainer import cli
@@ -26,26 +21,6 @@ from edgefl_trainer.errors import BackboneError, RunError, SettingError, Trainin
 from edgefl_trainer.methods import METHODS
 
 COMMANDS = ("methods", "run", "evaluate", "predict", "table", "experiment")
-
-
-def records(**changes: str) -> list[dict[str, str]]:
-    """Twelve rows at two sites; `changes` replaces values of row 5."""
-    rows = [
-        {
-            "image": f"i{i}",
-            "file": f"pictures/i{i}.png",
-            "label": ("NV", "MEL")[i % 2],
-            "center": ("east", "west")[i // 6],
-            "split": "train" if i % 6 < 4 else "test",
-        }
-        for i in range(12)
-    ]
-    rows[5] = {**rows[5], **changes}
-    return rows
-
-
-def run(method: str, data: str, out: Path, backbone: str, *more: object):
-    return edgefl_train("run", method, "--data", data, "--out", out, "--backbone", backbone, *TINY, *more)
 
 
 # ---------------------------------------------------------------------------------------------- help and listing
@@ -331,163 +306,3 @@ def test_any_other_fault_of_the_disk_is_a_sentence(ward, mae, tmp_path, monkeypa
     monkeypatch.setattr("edgefl_trainer.engine.run.load_data", broken)
     outcome = run("local", ward, tmp_path / "run", f"run:{mae}")
     assert outcome.code == 1 and outcome.sentence() == f"/somewhere/backbone cannot be used: {os.strerror(5)}."
-
-
-# ---------------------------------------------------------------------------------------------- evaluate
-
-
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedevprompt"])
-def test_evaluate_on_the_same_data_gives_the_summarys_figures(method, ward, finished):
-    """docs/design.md 5: the keys of summary.json less bytes and seconds."""
-    summary = json.loads((finished[method] / "summary.json").read_text())
-    found = edgefl_train("evaluate", finished[method], "--data", ward, "--device", "cpu", "--json").json()
-    assert found["reported_rows"] == "test"
-    wanted = {name: value for name, value in summary.items() if not name.startswith("bytes_") and name != "seconds"}
-    assert {name: found[name] for name in wanted} == wanted
-
-
-def test_evaluate_takes_val_rows_where_there_is_no_test_row(finished, tmp_path):
-    counts = [{**row, "label": ("nevus", "other")[i % 2]} for i, row in enumerate(records())]
-    rows = [{**row, "split": "val" if row["split"] == "test" else "train"} for row in counts]
-    outcome = edgefl_train("evaluate", finished["local"], "--data", f"manifest:{write_index(tmp_path, rows)}", "--json")
-    assert outcome.json()["reported_rows"] == "val"
-    assert {name: site["n_test"] for name, site in outcome.json()["sites"].items()} == {"east": 2, "west": 2}
-    assert "val rows" in outcome.err
-
-
-def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached):
-    counts = {"east": {"nevus": 4, "other": 4}, "north": {"nevus": 4, "other": 4}}
-    data = f"folder:{make_ward(tmp_path / 'ward', counts)}"
-    assert set(edgefl_train("evaluate", finished["local"], "--data", data, "--json").json()["sites"]) == {"east"}
-    outcome = edgefl_train("evaluate", finished["local"], "--data", f"{data}@site=north")
-    assert outcome.code == 2 and "it has east, west" in outcome.sentence()
-
-
-def test_evaluate_refuses_classes_the_run_has_not_learned(finished, tmp_path, cached):
-    data = f"folder:{make_ward(tmp_path / 'ward', {'east': {'nevus': 4, 'mole': 4}})}"
-    outcome = edgefl_train("evaluate", finished["local"], "--data", data)
-    assert outcome.code == 1
-    assert "'mole'" in outcome.sentence() and "nevus, other" in outcome.sentence()
-
-
-def test_evaluate_says_what_is_no_run_with_models(mae, ward, tmp_path, finished):
-    for folder, words in ((tmp_path, "is not a run directory"), (mae, "learned a backbone and has no model")):
-        outcome = edgefl_train("evaluate", folder, "--data", ward)
-        assert outcome.code == 2 and words in outcome.sentence()
-    (tmp_path / "config.toml").write_bytes((finished["local"] / "config.toml").read_bytes())
-    outcome = edgefl_train("evaluate", tmp_path, "--data", ward)
-    assert outcome.code == 2 and "is not finished: go on with it with --resume" in outcome.sentence()
-
-
-@pytest.mark.parametrize(
-    "name", ["config.toml", "summary.json", "calibration.json", "models/east.safetensors", "backbone.safetensors"]
-)
-def test_evaluate_names_the_damaged_file(name, ward, finished, tmp_path):
-    import shutil
-
-    folder = tmp_path / "run"
-    shutil.copytree(finished["local"], folder, ignore=shutil.ignore_patterns("checkpoints"))
-    (folder / name).write_bytes(b"{")
-    outcome = edgefl_train("evaluate", folder, "--data", ward)
-    assert outcome.code == 1
-    assert str(folder) in outcome.sentence()
-
-
-# ---------------------------------------------------------------------------------------------- predict
-
-
-def test_predict_scores_what_it_can_and_counts_the_rest(finished, tmp_path):
-    write_picture(tmp_path / "a.png", 80, 1, px=50)
-    (tmp_path / "b.png").write_text("no picture")
-    outcome = edgefl_train(
-        "predict", finished["local"], tmp_path / "a.png", tmp_path / "b.png", "--site", "east", "--json"
-    )
-    assert outcome.code == 1
-    scored, failed = (json.loads(line) for line in outcome.out.splitlines())
-    assert scored["probabilities"].keys() == {"nevus", "other"}
-    np.testing.assert_allclose(sum(scored["probabilities"].values()), 1, atol=1e-6)
-    assert failed["image"].endswith("b.png") and failed["error"].keys() == {"code", "message"}
-    assert "1 of 2 images" in outcome.err
-
-
-def test_predict_knows_its_sites(finished, tmp_path):
-    write_picture(tmp_path / "a.png", 80, 1)
-    outcome = edgefl_train("predict", finished["local"], tmp_path / "a.png", "--site", "north")
-    assert outcome.code == 2 and "it has east, west" in outcome.sentence()
-
-
-# ---------------------------------------------------------------------------------------------- table
-
-
-@pytest.fixture
-def summaries(finished):
-    return {name: json.loads((folder / "summary.json").read_text()) for name, folder in finished.items()}
-
-
-def test_table_as_csv_and_json_holds_the_summaries_figures(finished, summaries):
-    rows = list(csv.DictReader(io.StringIO(edgefl_train("table", *finished.values(), "--format", "csv").out)))
-    objects = json.loads(edgefl_train("table", *finished.values(), "--format", "json").out)["rows"]
-    assert [row["method"] for row in rows] == list(finished) == [row["method"] for row in objects]
-    for row, entry, found in zip(rows, objects, summaries.values(), strict=True):
-        assert float(row["east"]) == found["sites"]["east"]["balanced_accuracy"] == entry["sites"]["east"]["mean"]
-        assert float(row["mean"]) == found["mean_balanced_accuracy"]
-        assert float(row["std"]) == found["std_balanced_accuracy"]
-        assert float(row["bytes_up_per_round"]) == found["bytes_up_per_round"]
-
-
-def test_table_as_markdown_and_latex_has_a_line_for_each_run(finished, summaries):
-    text = edgefl_train("table", *finished.values()).out
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    assert [line.split("|")[1].strip() for line in lines if "---" not in line] == ["method", *finished]
-    latex = edgefl_train("table", *finished.values(), "--format", "latex").out
-    assert latex.startswith("\\begin{table}") and "\\end{table}" in latex
-    for name, found in summaries.items():
-        mean = f"{found['mean_balanced_accuracy']:.3f}"
-        assert any(line.startswith(f"{name} &") and mean in line for line in latex.splitlines())
-        assert any(f" {name} " in line and mean in line for line in lines)
-
-
-def test_table_draws_accuracy_over_rounds(finished, tmp_path):
-    outcome = edgefl_train("table", *finished.values(), "--plot", tmp_path / "a.png")
-    assert outcome.code == 0, outcome.err
-    with Image.open(tmp_path / "a.png") as picture:
-        assert picture.format == "PNG" and min(picture.size) > 300
-        assert (
-            len(np.unique(np.asarray(picture.convert("RGB")).reshape(-1, 3), axis=0)) > 20
-        )  # lines in several colours
-
-
-def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, monkeypatch):
-    import shutil
-
-    from edgefl_trainer import experiment_command
-
-    for place in ("a", "b"):
-        shutil.copytree(finished["local"], tmp_path / place / "run")
-    drawn = []
-    plain = experiment_command.plot_progress
-
-    def draw(runs, **more):
-        drawn.append(set(runs))
-        return plain(runs, **more)
-
-    monkeypatch.setattr(experiment_command, "plot_progress", draw)
-    assert edgefl_train("table", tmp_path / "a/run", tmp_path / "b/run", "--plot", tmp_path / "a.png").code == 0
-    assert drawn == [{str(tmp_path / "a/run"), str(tmp_path / "b/run")}]
-
-
-def test_table_refuses_what_cannot_be_compared(finished, mae, tmp_path, ward):
-    nothing = edgefl_train("table", mae, "--plot", tmp_path / "a.png")
-    assert nothing.code == 2 and "nothing to draw" in nothing.err and "Traceback" not in nothing.err
-    outcome = run("local", ward, tmp_path / "nevus", f"run:{mae}", "--task", "nevus", "--rounds", "1")
-    assert outcome.code == 0, outcome.err
-    mixed = edgefl_train("table", finished["local"], tmp_path / "nevus")
-    assert mixed.code == 2 and "task" in mixed.sentence()
-    missing = edgefl_train("table", tmp_path / "nowhere")
-    assert missing.code == 2 and "is not a run directory" in missing.sentence()
-
-
-def test_what_table_reads_it_does_not_change(finished):
-    before = files_of(finished["local"])
-    edgefl_train("table", finished["local"])
-    assert files_of(finished["local"]) == before
