@@ -27,10 +27,14 @@ Progress = Callable[[Mapping[str, Scalar]], None]
 
 @dataclass(frozen=True)
 class Phase:
-    """One exchange of the federation. `round` counts the `train` phases from 1; `warm` is 0, `final` comes after."""
+    """One exchange of the federation. `round` counts the `train` phases from 1; `warm` is 0, `final` comes after.
+
+    `train` phases take a share of the sites where a run asks for one; others take all, unless they are `sampled`.
+    """
 
     kind: PhaseKind
     round: int
+    sampled: bool = False
 
 
 @dataclass(frozen=True)

@@ -284,10 +284,18 @@ def test_participants_are_a_seeded_share(count, share, seed, round_):
     names = [f"s{i:02d}" for i in range(count)]
     chosen = participants(names[::-1], share, seed, Phase("train", round_))
     assert chosen == sorted(set(chosen)) and set(chosen) <= set(names)
-    assert len(chosen) == max(1, round(share * count))
+    assert len(chosen) == max(1, int(share * count + 0.5))
     assert chosen == participants(names, share, seed, Phase("train", round_))
     assert participants(names, share, seed, Phase("warm", 0)) == names
     assert participants(names, share, seed, Phase("final", round_)) == names
+    assert len(participants(names, share, seed, Phase("warm", 0, sampled=True))) == len(chosen)
+
+
+@pytest.mark.parametrize(("share", "sites", "expected"), [(0.05, 100, 5), (0.025, 200, 5), (0.1, 60, 6), (0.05, 90, 5)])
+def test_shares_of_the_papers_are_their_numbers_of_sites(share, sites, expected):
+    """PEP-FedPT (arXiv 2510.25372) section 5: five or six sites a round; 5 % of 90 trained sites with ten held out."""
+    names = [f"s{i:03d}" for i in range(sites)]
+    assert len(participants(names, share, 0, Phase("train", 1))) == expected
 
 
 def test_over_rounds_every_site_has_its_turn():

@@ -6,6 +6,7 @@ round only and every finished site is on disk before the next begins.
 """
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -243,9 +244,9 @@ def stamped(payload: Payload, phase: Phase, rounds: int) -> Payload:
 
 
 def participants(names: Sequence[str], share: float, seed: int, phase: Phase) -> list[str]:
-    """The sites of one phase: all of them in `warm` and `final`, else a seeded share, at least one; in name order."""
-    if phase.kind != "train" or share >= 1:
+    """The sites of one phase, in name order: a seeded share in `train` and sampled phases, at least one; else all."""
+    if share >= 1 or not (phase.kind == "train" or phase.sampled):
         return sorted(names)
-    count = max(1, round(share * len(names)))
+    count = max(1, math.floor(share * len(names) + 0.5))  # a half counts up: 5 % of 90 sites are 5
     rng = np.random.default_rng([seed, phase.round])
     return sorted(rng.choice(sorted(names), size=count, replace=False).tolist())

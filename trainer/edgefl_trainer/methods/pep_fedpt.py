@@ -87,8 +87,8 @@ class PepFedPT:
         return Mixed(blocks=blocks, tau=self.tau, slot=self.slot)
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """The warm start, then R rounds."""
-        return [Phase("warm", 0), *(Phase("train", r) for r in range(1, rounds + 1))]
+        """The warm start of one round's sample of sites (S_0), then R rounds."""
+        return [Phase("warm", 0, sampled=True), *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Fresh prompts and head; no prototype yet."""
