@@ -129,22 +129,15 @@ def load_federation(
     Raises:
         DataError: One sentence about what in the data cannot be used.
     """
-    if not specs:
-        raise DataError("No data was named; give at least one data SPEC.")
-    if image_px < 1:
-        raise DataError(f"The image size is {image_px} pixels; allowed is 1 or more.")
-    if limit is not None and limit < 1:
-        raise DataError(f"The limit is {limit} training images a site; allowed is 1 or more.")
-    parsed = [parse_spec(text) for text in specs]
+    parsed = _checked(specs, image_px, limit)
     seed = seed if partition is None else partition.seed
     held_out = () if partition is None else partition.held_out
     tables = [read_spec(spec, seed) for spec in parsed]
-    if partition is None:
-        rows = [row for spec, table in zip(parsed, tables, strict=True) for row in _dealt(spec, table, seed)]
-    else:
+    dealt = _dealt if partition is None else own_rows
+    rows = [row for spec, table in zip(parsed, tables, strict=True) for row in dealt(spec, table, seed)]
+    if partition is not None:
         classes = _classes_of(partition, classes)
-        own = [row for spec, table in zip(parsed, tables, strict=True) for row in own_rows(spec, table, seed)]
-        rows = place_rows(own, partition)
+        rows = place_rows(rows, partition)
     names, labels = label_rows(rows, task, classes)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     if partition is None:
@@ -164,6 +157,16 @@ def load_federation(
         masks=pictures.masks,
         held_out=held_out,
     )
+
+
+def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spec]:
+    if not specs:
+        raise DataError("No data was named; give at least one data SPEC.")
+    if image_px < 1:
+        raise DataError(f"The image size is {image_px} pixels; allowed is 1 or more.")
+    if limit is not None and limit < 1:
+        raise DataError(f"The limit is {limit} training images a site; allowed is 1 or more.")
+    return [parse_spec(text) for text in specs]
 
 
 def label_rows(
