@@ -133,11 +133,8 @@ def load_federation(
     seed = seed if partition is None else partition.seed
     held_out = () if partition is None else partition.held_out
     tables = [read_spec(spec, seed) for spec in parsed]
-    dealt = _dealt if partition is None else own_rows
-    rows = [row for spec, table in zip(parsed, tables, strict=True) for row in dealt(spec, table, seed)]
-    if partition is not None:
-        classes = _classes_of(partition, classes)
-        rows = place_rows(rows, partition)
+    rows = _read_rows(parsed, tables, partition, seed)
+    classes = classes if partition is None else _classes_of(partition, classes)
     names, labels = label_rows(rows, task, classes)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     if partition is None:
@@ -157,6 +154,13 @@ def load_federation(
         masks=pictures.masks,
         held_out=held_out,
     )
+
+
+def _read_rows(specs: Sequence[Spec], tables: Sequence[Table], partition: Partition | None, seed: int) -> list[Row]:
+    """All rows of the tables: dealt by their SPECs, or placed by the partition."""
+    dealt = _dealt if partition is None else own_rows
+    rows = [row for spec, table in zip(specs, tables, strict=True) for row in dealt(spec, table, seed)]
+    return rows if partition is None else place_rows(rows, partition)
 
 
 def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spec]:
