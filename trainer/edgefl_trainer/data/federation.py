@@ -130,8 +130,7 @@ def load_federation(
         DataError: One sentence about what in the data cannot be used.
     """
     parsed = _checked(specs, image_px, limit)
-    seed = seed if partition is None else partition.seed
-    held_out = () if partition is None else partition.held_out
+    seed, held_out = (seed, ()) if partition is None else (partition.seed, partition.held_out)
     tables = [read_spec(spec, seed) for spec in parsed]
     rows = _read_rows(parsed, tables, partition, seed)
     classes = classes if partition is None else _classes_of(partition, classes)
@@ -139,7 +138,6 @@ def load_federation(
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     if partition is None:
         rows = _select(rows, [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)])
-    _check_names(rows)
     tune = partial(choose_tune, seed=seed) if partition is None else partition.tune_lesions
     sites = _deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
     pictures = cached_pictures(tables, image_px, fit, cache_dir or default_cache_dir())
@@ -262,6 +260,7 @@ def _deal_sites(
     limit: int | None,
     tune: ChooseTune,
 ) -> dict[str, SiteRows]:
+    _check_names(rows)
     groups: dict[str, dict[str, list[int]]] = {}
     for i, row in enumerate(rows):
         if row.site is None:
