@@ -86,6 +86,16 @@ def test_the_rate_decays_with_the_rounds(model):
     np.testing.assert_allclose(moves[1], moves[0] / 4, rtol=1e-3, atol=1e-7)
 
 
+def test_the_head_may_have_a_rate_of_its_own(model):
+    """A tenth of the rate for the head is a tenth of its first step, and the prompts do not notice."""
+    arrays, *_ = model
+    plain = {**PAPER, "batch": 12, "momentum": 0, "clip": 0}
+    same, _ = learned(model, SoftmaxRecipe(**plain, lr=0.1), epochs=[0])
+    own, _ = learned(model, SoftmaxRecipe(**plain, lr=0.1, lr_head=0.01), epochs=[0])
+    np.testing.assert_array_equal(own[PROMPTS], same[PROMPTS])
+    np.testing.assert_allclose(own[HEAD] - arrays[HEAD], (same[HEAD] - arrays[HEAD]) / 10, rtol=1e-2, atol=1e-7)
+
+
 def test_what_a_method_adds_to_the_loss_counts(model):
     """A penalty on the prompts alone reaches the prompts."""
     arrays, site, module = model

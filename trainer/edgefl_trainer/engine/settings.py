@@ -322,8 +322,8 @@ _BACKBONE_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
 }
 # The schedule of PEP-FedPT and of what it compares with (CIFAR-100); which share of the sites takes part is the data's.
 _TOKEN_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120},
-    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200},
+    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120, "hyper": {"lr_head": 0.03}},
+    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200, "hyper": {"lr_head": 0.01}},
     "paper": {
         "rounds": 100,
         "epochs": 5,

@@ -37,6 +37,7 @@ class SoftmaxRecipe:
     """Hyper-parameters of local learning."""
 
     lr: float = 0.1
+    lr_head: float = 0.0  # of the head, where standardised features ask for smaller steps; 0: as lr
     lr_decay: float = 0.998  # of each round
     momentum: float = 0.9
     weight_decay: float = 0.0
@@ -47,11 +48,22 @@ class SoftmaxRecipe:
     augment: Literal["none", "dihedral"] = "dihedral"
 
     def __post_init__(self) -> None:
-        for name, most in (("lr", 10), ("lr_decay", 1), ("momentum", 1), ("weight_decay", 1), ("clip", 1e6)):
+        for name, most in (
+            ("lr", 10),
+            ("lr_head", 10),
+            ("lr_decay", 1),
+            ("momentum", 1),
+            ("weight_decay", 1),
+            ("clip", 1e6),
+        ):
             if not 0 <= getattr(self, name) <= most:
                 raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to {most:g}.")
         if self.batch < 1:
             raise SettingError(f"batch is {self.batch}; allowed: 1 or more.")
+
+    def rate(self, name: str, round_: int) -> float:
+        """Learning rate of a tensor in a round, counted from 1."""
+        return (self.lr_head or self.lr if name == HEAD else self.lr) * self.lr_decay ** (round_ - 1)
 
     @property
     def asks_features(self) -> bool:
@@ -150,7 +162,7 @@ def learn(
         module: what scores.
         tensors: see `trainable`.
         names: which of them learn.
-        round_: train round, from 1; the rate is lr · lr_decay^(round − 1).
+        round_: train round, from 1; for the rates, see `SoftmaxRecipe.rate`.
         epochs: numbers of the epochs, for their draws; 0 to E − 1 by default.
         forward: another way from images to logits, see `Forward`.
         project: for some of `names`, the matrix T that every update Δ is multiplied with: Δ·T.
@@ -159,9 +171,9 @@ def learn(
     Returns:
         The velocity after the last step, by name; empty without momentum.
     """
-    rate = recipe.lr * recipe.lr_decay ** (round_ - 1)
     learned = [tensors[name] for name in names]
-    optimizer = torch.optim.SGD(learned, lr=rate, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    groups = [{"params": [tensors[name]], "lr": recipe.rate(name, round_)} for name in names]
+    optimizer = torch.optim.SGD(groups, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
     for name, begun in (velocity or {}).items():
         optimizer.state[tensors[name]]["momentum_buffer"] = torch.from_numpy(np.array(begun)).to(site.device)
     score = forward or plain_forward(site, module, tensors)
