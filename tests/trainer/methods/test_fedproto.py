@@ -224,3 +224,9 @@ def test_a_reply_of_no_class_or_no_count_is_refused(arrays, scalars, said):
 def test_lambda_has_a_range():
     with pytest.raises(SettingError, match="allowed: 0 to 1000"):
         proto(proto_weight=-1.0)
+
+
+def test_a_mean_of_no_image_says_nothing():
+    sent = {"prototypes.0": np.ones(4, np.float32), "prototypes.1": np.ones(4, np.float32)}
+    after = proto().aggregate(knows(2), ROUND, {"a": Payload(sent, {"n.0": 0, "n.1": 2})})
+    assert set(after.arrays) == {"prototypes.1"}
