@@ -141,26 +141,7 @@ def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
 
 
 def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:
-    """The site's figures, with an interval where the number of images gives one, and the federation's means."""
+    """The site's figures with their intervals by lesion, and the federation's means."""
     figures = dict(summary.get("sites", {}).get(site, {}))
-    accuracy, rows = figures.get("accuracy"), figures.get("n_test")
-    if accuracy is not None and rows:
-        figures["accuracy_interval_95"] = wilson_interval(accuracy, rows)
     federation = ("mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "reported_rows")
     return {"site": figures, "federation": {name: summary[name] for name in federation if name in summary}}
-
-
-def wilson_interval(share: float, trials: int, z: float = 1.959964) -> list[float]:
-    """Wilson's score interval of a share (J. Am. Stat. Assoc. 22, 1927); sensible for few trials, unlike ± z·sd.
-
-    Args:
-        share: observed, in [0, 1].
-        trials: n, at least 1.
-        z: quantile of the normal distribution; the default covers 95 %.
-
-    Returns:
-        Lower and upper end, in [0, 1].
-    """
-    centre = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    reach = z / (1 + z**2 / trials) * (share * (1 - share) / trials + z**2 / (4 * trials**2)) ** 0.5
-    return [max(0.0, centre - reach), min(1.0, centre + reach)]
