@@ -339,7 +339,7 @@ def _operate(home: Path, passphrase_file: Path | None, name: str, arguments: dic
 
 def _passphrase(path: Path | None) -> bytes | None:
     """Return the passphrase from its file, else from the environment, else None."""
-    from edgefl_protocol.key_files import read_passphrase
+    from edgefl_protocol.durable import read_passphrase
 
     return read_passphrase(path)
 

@@ -347,7 +347,7 @@ def _home_of(context: click.Context, home_dir: str | None) -> "Home":
 
 def _device(context: click.Context, home_dir: str | None, passphrase_file: Path | None) -> "Device":
     from edgefl_client.federate import Device
-    from edgefl_protocol.key_files import read_passphrase
+    from edgefl_protocol.durable import read_passphrase
 
     return Device(home=_home_of(context, home_dir), passphrase=read_passphrase(passphrase_file))
 

@@ -72,7 +72,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     Devices trust bundles by the public key: `edgefl trust add DIR/signing.pub`.
     """
     from edgefl_export import key_store
-    from edgefl_protocol.key_files import read_passphrase
+    from edgefl_protocol.durable import read_passphrase
 
     passphrase = read_passphrase(passphrase_file)
     key = key_store.create_key(folder, passphrase)
@@ -128,8 +128,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     from edgefl_export.assemble import build_members, site_model
     from edgefl_export.errors import ExportError
     from edgefl_protocol.bundle import BundleFields, build_bundle
-    from edgefl_protocol.durable import write_atomic
-    from edgefl_protocol.key_files import read_passphrase
+    from edgefl_protocol.durable import read_passphrase, write_atomic
     from edgefl_trainer.engine.models import open_run
 
     passphrase = read_passphrase(options["passphrase_file"])

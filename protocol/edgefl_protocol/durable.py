@@ -2,6 +2,8 @@
 
 `write_atomic` writes a temporary file in the same folder, flushes it to the disk, renames it over the target and
 flushes the folder: after a crash at any moment the target holds the old bytes or the new bytes, never a mixture.
+A passphrase comes from a file that only its owner can read or from the environment, never from the command line and
+never by asking; every command reads it with `read_passphrase`, so the same file opens the same key everywhere.
 Readers are bounded. Every `OSError` becomes a `StorageError` of one sentence.
 """
 
@@ -12,11 +14,14 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
-from edgefl_protocol.errors import StorageError
+from edgefl_protocol.errors import KeyMaterialError, StorageError
+
+MAX_PASSPHRASE_BYTES: Final = 4096
+PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable, not a secret
 
 
 def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
@@ -130,3 +135,28 @@ def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     if isinstance(error, PermissionError):
         return StorageError(f"cannot {verb} {path}: no permission", "permissions")
     return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}", "storage")
+
+
+def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:
+    """Return the passphrase that opens or seals keys.
+
+    Args:
+        file: holds it and nothing else but at most one line end; read in place of the environment.
+        environment: may hold `EDGEFL_KEY_PASSPHRASE`.
+
+    Returns:
+        The passphrase, or None where neither names one.
+
+    Raises:
+        KeyMaterialError: the file holds none (`no_passphrase`).
+        StorageError: the file cannot be read, or others can read it (`permissions`).
+    """
+    if file is None:
+        return environment.get(PASSPHRASE_VARIABLE, "").encode() or None
+    content = read_private(file, MAX_PASSPHRASE_BYTES)
+    passphrase = content.removesuffix(b"\n")
+    if passphrase != content:
+        passphrase = passphrase.removesuffix(b"\r")
+    if not passphrase:
+        raise KeyMaterialError(f"{file} is empty; it must hold the passphrase", "no_passphrase")
+    return passphrase

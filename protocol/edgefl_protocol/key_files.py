@@ -1,4 +1,4 @@
-"""Keys as bytes at rest, with or without a passphrase, and where a passphrase comes from.
+"""Keys as bytes at rest, with or without a passphrase.
 
 Signing keys: PKCS#8 PEM (RFC 5958, RFC 8410), readable by other tools. Sealing keys: a record of our own, because no
 standard file holds a hybrid key: base64 between PEM-like lines of
@@ -7,9 +7,8 @@ standard file holds a hybrid key: base64 between PEM-like lines of
     "EFLK" | version 1 | suite | 1 | salt (16) | nonce (12) | sealed secret   with one
 
 The second form seals with ChaCha20-Poly1305 under scrypt(passphrase, salt, n=2^15, r=8, p=1), the first seven bytes as
-associated data. Where the bytes lie, and with which file mode, is the caller's business (`durable.read_private`).
-A passphrase comes from a file that only its owner can read or from the environment, never from the command line and
-never by asking; every command reads it with `read_passphrase`, so the same file opens the same key everywhere.
+associated data. Where the bytes lie, and with which file mode, is the caller's business (`durable.read_private`),
+as is where the passphrase comes from (`durable.read_passphrase`).
 Source: docs/security.md 2.6, keys at rest.
 """
 
@@ -17,10 +16,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import secrets
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
@@ -29,44 +25,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from edgefl_protocol.durable import read_private
 from edgefl_protocol.errors import KeyMaterialError
 from edgefl_protocol.keys import SECRET_BYTES, SealingKey, SigningKey
 
 MAX_KEY_FILE_BYTES: Final = 16 << 10
-MAX_PASSPHRASE_BYTES: Final = 4096
-PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable, not a secret
 
 _BEGIN: Final = "-----BEGIN EDGEFL SEALING KEY-----"
 _END: Final = "-----END EDGEFL SEALING KEY-----"
 _MAGIC: Final = b"EFLK\x01"
 _SALT_BYTES: Final = 16
 _NONCE_BYTES: Final = 12
-
-
-def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:
-    """Return the passphrase that opens or seals keys.
-
-    Args:
-        file: holds it and nothing else but at most one line end; read in place of the environment.
-        environment: may hold `EDGEFL_KEY_PASSPHRASE`.
-
-    Returns:
-        The passphrase, or None where neither names one.
-
-    Raises:
-        KeyMaterialError: the file holds none (`no_passphrase`).
-        StorageError: the file cannot be read, or others can read it (`permissions`).
-    """
-    if file is None:
-        return environment.get(PASSPHRASE_VARIABLE, "").encode() or None
-    content = read_private(file, MAX_PASSPHRASE_BYTES)
-    passphrase = content.removesuffix(b"\n")
-    if passphrase != content:
-        passphrase = passphrase.removesuffix(b"\r")
-    if not passphrase:
-        raise KeyMaterialError(f"{file} is empty; it must hold the passphrase", "no_passphrase")
-    return passphrase
 
 
 def signing_key_to_pem(key: SigningKey, passphrase: bytes | None = None) -> bytes:

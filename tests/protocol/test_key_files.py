@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol import KeyMaterialError, SealingKey, SigningKey
+from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.key_files import (
-    read_passphrase,
     sealing_key_from_pem,
     sealing_key_to_pem,
     signing_key_from_pem,

@@ -110,7 +110,7 @@ class Site:
 
     @property
     def seen(self) -> tuple[bool, ...]:
-        """Which classes its training rows show; all of them where it has no labelled row, as nothing tells them apart."""
+        """Which classes its training rows show; where it has no labelled row, all of them."""
         counts = self.train.counts(len(self.task.classes))
         return tuple(bool(count) or not counts.any() for count in counts)
 
