@@ -61,7 +61,19 @@ def _guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
     return run
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Ends with one sentence where the disk fails, that of the help text included."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:  # most often the disk behind standard output, which is full
+            what = error.filename or "standard output or a file"
+            click.echo(f"edgefl-coordinator: {what} cannot be used: {error.strerror or error}", err=True)
+            sys.exit(1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="edgefl", message="%(version)s")
 def main() -> None:
     """Run a federation's coordinator: the meeting point of sites and devices.

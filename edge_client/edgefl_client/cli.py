@@ -328,6 +328,10 @@ def main(arguments: list[str] | None = None) -> None:
     except click.Abort:
         click.echo("stopped", err=True)
         sys.exit(1)
+    except OSError as error:  # most often the disk behind standard output, which is full
+        what = error.filename or "standard output or a file"
+        click.echo(f"edgefl: {what} cannot be used: {error.strerror or error}", err=True)
+        sys.exit(1)
     except Exception as error:
         from edgefl_client.failures import exit_code
         from edgefl_protocol.errors import EdgeflError

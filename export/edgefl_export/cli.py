@@ -6,6 +6,7 @@ sentence, never a traceback, and nothing that reads like success is printed befo
 
 import hashlib
 import json
+import sys
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -31,6 +32,14 @@ class _Commands(click.Group):
         except EdgeflError as error:
             click.echo(f"edgefl-export: {error}", err=True)
             ctx.exit(3 if isinstance(error, BundleError | KeyMaterialError) else 1)
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:  # most often the disk behind standard output, which is full
+            what = error.filename or "standard output or a file"
+            click.echo(f"edgefl-export: {what} cannot be used: {error.strerror or error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

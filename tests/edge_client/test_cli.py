@@ -156,6 +156,20 @@ def test_a_reader_that_leaves_is_no_crash(files):
     assert process.returncode == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_scores_that_cannot_be_printed_are_one_sentence(files):
+    command = "from edgefl_client.cli import main; main()"
+    arguments = ["score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub", "--json"]
+    with Path("/dev/full").open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", command, *arguments],
+            cwd=files, stdout=out, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("edgefl: standard output")
+
+
 def test_expired_bundle_and_missing_files(run, files, lab):
     (files / "old.edgefl").write_bytes(lab.bundle_bytes(expires_ms=lab.NOW_MS + 1))
     assert run("score", "good.png", "--model", "old.edgefl", "--trust", "signing.pub")[0] == 3

@@ -1,0 +1,58 @@
+"""A disk that is full behind standard output: one sentence and exit 1, whichever command it is."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgefl_coordinator.settings import Home
+from edgefl_coordinator.setup import make_home
+
+FULL = Path("/dev/full")
+PROGRAMS = {
+    "edgefl": "edgefl_client.cli",
+    "edgefl-train": "edgefl_trainer.cli",
+    "edgefl-export": "edgefl_export.cli",
+    "edgefl-coordinator": "edgefl_coordinator.cli",
+}
+SETTINGS = {
+    "federation": "skin",
+    "public_url": "https://127.0.0.1:8443",
+    "suite": 1,
+    "task": {
+        "method": "fedevprompt",
+        "name": "nevus",
+        "classes": ["nevus", "other"],
+        "maps_per_class": 2,
+        "backbone": {"image_px": 24, "patch": 12},
+    },
+    "rounds": {"count": 2, "quorum_min": 2, "quorum_target": 4, "deadline_s": 60, "start": "manual"},
+}
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("what", ["help", "result"])
+def test_a_full_disk_behind_standard_output_is_one_sentence(program, what, tmp_path):
+    """docs/design.md, section 5: a known failure is one sentence, exit 1, never a traceback."""
+    make_home(Home(tmp_path / "coordinator"), SETTINGS)
+    results = {
+        "edgefl": ["trust", "list", "--home", str(tmp_path / "device")],
+        "edgefl-train": ["methods"],
+        "edgefl-export": ["keygen", str(tmp_path / "keys")],
+        "edgefl-coordinator": ["status", "--home", str(tmp_path / "coordinator")],
+    }
+    arguments = ["--help"] if what == "help" else results[program]
+    script = f"from {PROGRAMS[program]} import main; main()"
+    environment = {**os.environ, "EDGEFL_KEY_PASSPHRASE": "a passphrase, so that nothing warns of its want"}
+    if program == "edgefl-coordinator":
+        del environment["EDGEFL_KEY_PASSPHRASE"]
+    with FULL.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-c", script, *arguments],
+            stdout=out, stderr=subprocess.PIPE, text=True, check=False, env=environment,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("\n") == 1 and "No space left on device" in done.stderr, done.stderr
