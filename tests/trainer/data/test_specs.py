@@ -1,5 +1,6 @@
 """docs/design.md 5: `KIND:BODY,option=value@site=NAME`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -92,3 +93,22 @@ def test_folder_faults(tmp_path: Path, names: list[str], words: list[str]) -> No
     with pytest.raises(DataError) as caught:
         load_federation([clinic(tmp_path / "d", *names)], image_px=8)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_site_without_a_picture_is_named(tmp_path: Path, packed: bool) -> None:
+    """docs/data.md, `folder:DIR`: no site is dropped in silence; folders of the system are no sites."""
+    root = tmp_path / "d"
+    spec = clinic(root, *(f"{site}/{label}/{i}.png" for site in ("a", "b") for label in ("x", "y") for i in range(6)))
+    for folder in (".git", "__MACOSX"):
+        (root / folder).mkdir()
+
+    def load() -> list[str]:
+        archive = shutil.make_archive(str(tmp_path / "packed"), "zip", root) if packed else None
+        source = f"folder:{archive}" if archive else spec
+        return list(load_federation([source], image_px=8, cache_dir=tmp_path / "c").sites)
+
+    assert load() == ["a", "b"]
+    (root / "north" / "x").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"folder north in .* holds no"):
+        load()

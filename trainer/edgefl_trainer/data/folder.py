@@ -24,12 +24,19 @@ def read_folder(path: Path) -> Table:
         One row for each picture, in name order; the split is dealt later.
 
     Raises:
-        DataError: There are no pictures, or they do not lie two (or all one) folders deep.
+        DataError: There are no pictures, one of the outermost folders has none, or they do not lie two (or all one)
+            folders deep.
     """
     store = open_store(path)
     names = [name for name in store.names() if is_image_name(name)]
     if not names:
         raise DataError(f"{path} holds no .jpg, .jpeg or .png files; put them at SITE/CLASS/NAME.jpg.")
+    used = {name.partition("/")[0] for name in names}
+    empty = [name for name in store.top_folders() if name not in used]
+    if empty:
+        raise DataError(
+            f"The folder {empty[0]} in {path} holds no .jpg, .jpeg or .png file; add its pictures or take it away."
+        )
     depth = 2 if any(name.count("/") == 2 for name in names) else 1
     odd = next((name for name in names if name.count("/") != depth), None)
     if odd is not None:

@@ -27,6 +27,10 @@ class FileStore(Protocol):
         """All file names, relative, with `/`, in name order."""
         ...
 
+    def top_folders(self) -> Sequence[str]:
+        """Names of the outermost folders, empty ones too, in name order; without hidden ones."""
+        ...
+
     def has(self, name: str) -> bool:
         """Whether a file of this name is there; cheaper than `names` where a set has many files.
 
@@ -67,6 +71,11 @@ def is_image_name(name: str) -> bool:
     return pure.suffix.lower() in IMAGE_SUFFIXES and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
 
 
+def _is_hidden(folder: str) -> bool:
+    """Whether a folder is the system's rather than a person's."""
+    return folder.startswith(".") or folder == "__MACOSX"
+
+
 def check_relative(name: str, where: str) -> None:
     """Refuse a name that could point outside its folder or zip.
 
@@ -89,6 +98,10 @@ class FolderStore:
     def names(self) -> list[str]:
         """All file names below the folder."""
         return sorted(p.relative_to(self._root).as_posix() for p in self._root.rglob("*") if p.is_file())
+
+    def top_folders(self) -> list[str]:
+        """Names of the outermost folders (see `FileStore.top_folders`)."""
+        return sorted(p.name for p in self._root.iterdir() if p.is_dir() and not _is_hidden(p.name))
 
     def has(self, name: str) -> bool:
         """Whether a file of this name is there (see `FileStore.has`)."""
@@ -139,6 +152,11 @@ class ZipStore:
     def names(self) -> list[str]:
         """All member names."""
         return sorted(self._members)
+
+    def top_folders(self) -> list[str]:
+        """Names of the outermost folders (see `FileStore.top_folders`); empty ones where the zip lists them."""
+        outermost = {name.partition("/")[0] for name in self._zip.namelist() if "/" in name}
+        return sorted(name for name in outermost if not _is_hidden(name))
 
     def has(self, name: str) -> bool:
         """Whether a member of this name is there (see `FileStore.has`)."""
