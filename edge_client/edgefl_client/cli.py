@@ -114,7 +114,7 @@ def score(
     if not files:
         raise click.UsageError("the folders given hold no .jpg, .jpeg or .png file")
     if heatmaps is not None:
-        _make_folder(heatmaps)
+        heatmaps.mkdir(parents=True, exist_ok=True)
     table = scoring.CsvLines(bundle.labels.classes)
     if as_csv:
         click.echo(table.head())
@@ -122,13 +122,15 @@ def score(
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
     if heatmaps is not None and "map" not in bundle.outputs:
         click.echo("This model has no attention map, so no heat maps are drawn.", err=True)
-    failed = 0
-    for result in scoring.score_files(scorer, files, heatmaps, batch):
+    failed, troubles = 0, list[str]()
+    for result in scoring.score_files(scorer, files, heatmaps, batch, troubles.append):
         failed += isinstance(result, scoring.Failure)
         line = scoring.json_line(result) if as_json else table.row(result) if as_csv else scoring.human_line(result)
         click.echo(line)
     if failed:
-        click.echo(f"{failed} of {len(files)} pictures could not be scored.", err=True)
+        troubles.append(f"{failed} of {len(files)} pictures could not be scored.")
+    if troubles:
+        click.echo("\n".join(troubles), err=True)
         context.exit(1)
 
 
@@ -378,13 +380,6 @@ def _scorer(
         archive = reading.result()
     bundle = models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
     return Scorer(bundle, threads, refer_above), bundle
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise click.ClickException(f"cannot make the folder {path}: {error.strerror}") from error
 
 
 def _report(value: dict[str, Any], as_json: bool, text: str) -> None:

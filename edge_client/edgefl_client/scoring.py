@@ -1,6 +1,7 @@
 """`edgefl score`: from files to scores, heat maps and lines of output.
 
-Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched.
+Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
+map that cannot be written costs no score.
 """
 
 import csv
@@ -8,7 +9,7 @@ import dataclasses
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,9 @@ def expand(given: Sequence[str]) -> list[str]:
     return files
 
 
-def score_files(scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, batch: int) -> Iterator[Result]:
+def score_files(
+    scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, batch: int, not_drawn: Callable[[str], None]
+) -> Iterator[Result]:
     """Score files in batches, yielding results in order.
 
     Args:
@@ -70,6 +73,7 @@ def score_files(scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, b
         files: names of JPEG or PNG files.
         heatmaps: folder for heat maps; None for none.
         batch: pictures in one run of the network.
+        not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
     """
     taken: set[str] = set()
     for start in range(0, len(files), batch):
@@ -79,7 +83,10 @@ def score_files(scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, b
         for one in loaded:
             result = one if isinstance(one, Failure) else next(scores)
             if heatmaps is not None and isinstance(result, Score) and isinstance(one, _Photo):
-                result = _drawn(result, one, heatmaps, scorer, taken)
+                try:
+                    result = _drawn(result, one, heatmaps, scorer, taken)
+                except StorageError as error:  # the score is made: a full disk must not cost it
+                    not_drawn(f"{one.name}: no heat map: {error}")
             yield result
 
 
@@ -117,8 +124,12 @@ def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
     ]
 
 
-def _drawn(score: Score, photo: _Photo, folder: Path, scorer: "Scorer", taken: set[str]) -> Result:
-    """The score with its heat map on the disk; networks without attention have none."""
+def _drawn(score: Score, photo: _Photo, folder: Path, scorer: "Scorer", taken: set[str]) -> Score:
+    """The score with its heat map on the disk; networks without attention have none.
+
+    Raises:
+        StorageError: the heat map cannot be written.
+    """
     if score.attention is None:
         return score
     stem = Path(photo.name).stem
@@ -130,10 +141,7 @@ def _drawn(score: Score, photo: _Photo, folder: Path, scorer: "Scorer", taken: s
     from edgefl_client.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
     picture = draw_heatmap(photo.pixels, score, scorer.fit, rule_set=scorer.refers_uncertain)
-    try:
-        write_atomic(path, png_bytes(picture))
-    except StorageError as error:
-        return Failure(image=photo.name, code=error.code, message=str(error))
+    write_atomic(path, png_bytes(picture))
     return dataclasses.replace(score, heatmap=str(path))
 
 

@@ -297,7 +297,7 @@ def test_mutated_pictures_give_a_score_or_one_error(lab, files, run):
 
 
 def test_a_disk_that_is_full_is_one_sentence(run, files, monkeypatch):
-    """A heat map that cannot be written is that picture's error; a trust list that cannot is the command's."""
+    """A heat map that cannot be written costs no score; a trust list that cannot is the command's error."""
     import errno
 
     from edgefl_protocol import durable
@@ -307,9 +307,16 @@ def test_a_disk_that_is_full_is_one_sentence(run, files, monkeypatch):
 
     monkeypatch.setattr(durable.os, "fsync", full)
     options = ("--model", "model.edgefl", "--trust", "signing.pub", "--json")
-    code, out, _ = run("score", "good.png", "--heatmap", "maps", *options)
+    code, out, err = run("score", "good.png", "photo.JPG", "--heatmap", "maps", *options)
+    lines = [json.loads(line) for line in out.splitlines()]
     assert code == 1
-    assert json.loads(out)["error"]["code"] == "disk_full"
+    assert [(set(line), line["heatmap"]) for line in lines] == [(KEYS, None), (KEYS, None)]
+    assert [line["predicted"] for line in lines] == [
+        json.loads(line)["predicted"] for line in run("score", "good.png", "photo.JPG", *options)[1].splitlines()
+    ]
+    assert err.count("disk is full") == 2
+    assert "good.png: no heat map" in err
+    assert "could not be scored" not in err
     assert list((files / "maps").iterdir()) == []
     code, _, err = run("trust", "add", "signing.pub")
     assert code == 1

@@ -194,7 +194,7 @@ def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path,
     """docs/methods.md, 1.8: where the card sets no threshold, silence is not a finding."""
     (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
     scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
-    (score,) = score_files(scorer, [str(tmp_path / "a.png")], tmp_path, 1)
+    (score,) = score_files(scorer, [str(tmp_path / "a.png")], tmp_path, 1, pytest.fail)
     assert not score.refer
     words = " ".join(said)
     assert ("No rule is set" in words) is (refer_above is None)
