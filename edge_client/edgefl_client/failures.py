@@ -6,7 +6,7 @@ and shows its traceback.
 """
 
 from edgefl_client.exchange.enrolment import EnrolmentError
-from edgefl_client.exchange.errors import Refused, TlsRefused
+from edgefl_client.exchange.errors import NotEnrolled, Refused, TlsRefused
 from edgefl_protocol.errors import (
     BundleError,
     EdgeflError,
@@ -25,7 +25,7 @@ _POLICY = frozenset(
     }
 )  # fmt: skip
 _REFUSALS = (BundleError, EnvelopeError, RecordError, TlsRefused)
-_MIXED = (Refused, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
+_MIXED = (Refused, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
 
 

@@ -100,6 +100,18 @@ def test_the_whole_way(run, device, live, lab, capsys):
     assert status["membership"]["state"] == "approved"
 
 
+def test_before_the_approval_every_command_is_refused(run, live, invite):
+    """docs/design.md, section 5: 3 for what policy refuses; without any enrolment nothing was refused: 1."""
+    assert run("pull")[0] == 1
+    assert run("enrol", invite)[0] == 0
+    for command in ("pull", "sync"):
+        code, out, err = run(command)
+        assert (code, out) == (3, "")
+        assert "not approved" in err
+    live.approve()
+    assert run("sync")[0] == 0
+
+
 def test_dry_run_keeps_nothing(run, device):
     """docs/security.md, exchange policy: the device shows what leaves it."""
     run("pull")
