@@ -21,7 +21,7 @@ from edgefl_client.contribution import (
 )
 from edgefl_client.exchange.coordinator import wall_clock_ms
 from edgefl_client.exchange.enrolment import enrol, trust_certificate
-from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused
+from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused, TlsRefused, Unavailable
 from edgefl_client.exchange.https import HttpsTransport
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.member import Member
@@ -250,7 +250,10 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
             report["round"] = {"number": task.round, "state": task.state, "replied": task.replied}
             report["coordinator"] = {"reachable": True, "error": None}
         except ExchangeError as error:
-            report["coordinator"] = {"reachable": False, "error": {"code": error.code, "message": str(error)}}
+            report["coordinator"] = {
+                "reachable": not isinstance(error, Unavailable | TlsRefused),  # a refusal is an answer
+                "error": {"code": error.code, "message": str(error)},
+            }
     report["membership"] = {
         "url": membership.url,
         "federation": membership.federation,

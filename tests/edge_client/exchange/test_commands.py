@@ -13,8 +13,10 @@ import pytest
 from edgefl_client import federate
 from edgefl_client.cli import main
 from edgefl_client.exchange import Unavailable
+from edgefl_client.exchange.errors import TlsRefused
 from edgefl_protocol import Payload
 from edgefl_protocol.invite import encode_invite
+from edgefl_protocol.messages import Refusal
 
 
 @pytest.fixture
@@ -208,6 +210,29 @@ def test_coordinator_down_is_one_sentence_and_loses_nothing(run, device, live, m
     assert status["waiting"] == 1
     assert run("score", device / "0.png")[0] == 0  # offline scoring goes on
     monkeypatch.undo()
+
+
+def test_a_coordinator_that_refuses_was_reached(run, live, invite, monkeypatch):
+    """docs/security.md, order of checks: a signed refusal is an answer; a certificate that does not fit is none."""
+    assert run("enrol", invite)[0] == 0
+
+    def asked():
+        code, out, _ = run("status", "--json")
+        assert code == 0
+        value = json.loads(out)["coordinator"]
+        return value["reachable"], value["error"] and value["error"]["code"]
+
+    assert asked() == (True, "pending")
+    live.approve()
+    assert asked() == (True, None)
+    live.refuse["task"] = Refusal(code="revoked", message="the operator shut this member out")
+    assert asked() == (True, "revoked")
+
+    def other_certificate(_):
+        raise TlsRefused("the certificate of coordinator.example does not fit; nothing was sent")
+
+    monkeypatch.setattr(live, "send", other_certificate)
+    assert asked() == (False, "tls_refused")
 
 
 def test_what_waits_is_sent_before_it_can_expire(run, device, live, monkeypatch):
