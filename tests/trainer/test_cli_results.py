@@ -29,7 +29,17 @@ def test_evaluate_takes_val_rows_where_there_is_no_test_row(finished, tmp_path):
     outcome = edgefl_train("evaluate", finished["local"], "--data", f"manifest:{write_index(tmp_path, rows)}", "--json")
     assert outcome.json()["reported_rows"] == "val"
     assert {name: site["n_test"] for name, site in outcome.json()["sites"].items()} == {"east": 2, "west": 2}
+    assert "warning" not in outcome.err
     assert "val rows" in outcome.err
+
+
+def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, cached):
+    """docs/train.md: figures over fewer classes than the run has are said to be so."""
+    counts = {"east": {"nevus": 4, "other": 4}, "west": {"nevus": 4}}
+    data = f"folder:{make_ward(tmp_path / 'ward', counts)}"
+    outcome = edgefl_train("evaluate", finished["local"], "--data", data, "--json")
+    assert outcome.json()["sites"]["west"]["classes_tested"] == 1
+    assert "warning: site west has no test row of class other: its figures are over the 1 of 2 classes" in outcome.err
 
 
 def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached):

@@ -259,11 +259,16 @@ def test_a_site_of_one_class_and_a_class_missing_from_test_rows(tmp_path, cached
         outcome = edgefl_train(
             "run", method, "--data", ward, "--out", tmp_path / method, "--backbone", f"run:{mae}", *TINY, "--json"
         )
-        west = json.loads(outcome.out, parse_constant=lambda text: pytest.fail(f"{text} in the summary"))["sites"][
-            "west"
-        ]
+        sites = json.loads(outcome.out, parse_constant=lambda text: pytest.fail(f"{text} in the summary"))["sites"]
+        west = sites["west"]
         assert west["auroc"] is None  # one class only: no area
         assert west["specificity"] is None
         assert west["balanced_accuracy"] == 1.0  # the one class is the only one that can be predicted
+        assert {name: site["classes_tested"] for name, site in sites.items()} == {"east": 2, "west": 1}
+        lines = [line for line in outcome.err.splitlines() if "class" in line]
+        assert lines == [
+            "warning: site west has one class in its training rows, nevus: "
+            "it can only name that one, and its figures say nothing"
+        ]
         for file in (tmp_path / method / "checkpoints").rglob("west.state.safetensors"):
             assert all(np.isfinite(value).all() for value in load_file(file).values())

@@ -7,7 +7,7 @@ from scipy.stats import bootstrap
 
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample, weighted_figures
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
-from edgefl_trainer.evaluate.report import sites_report
+from edgefl_trainer.evaluate.report import sites_report, thin_sites
 
 
 def draw(seed, rows=60, classes=3, lesions=None, ties=False, softmax=False) -> Scored:
@@ -136,3 +136,26 @@ def test_no_rows_give_nulls():
     found = report({"a": empty})
     assert found["pooled"]["n_test"] == 0
     assert found["pooled"]["balanced_accuracy_interval"] is found["mean_balanced_accuracy_interval"] is None
+
+
+def test_a_site_judged_on_fewer_classes_is_named():
+    """docs/train.md: whose figures are over one class, over some classes, or over nothing."""
+
+    def rows(*labels: int) -> Scored:
+        n = len(labels)
+        target = np.array(labels, np.int64)
+        return Scored(np.full((n, 3), 1 / 3), target, target, None, tuple(map(str, range(n))))
+
+    all_seen = (True, True, True)
+    scored = {"a": rows(0, 1, 2), "b": rows(0, 0), "c": rows(0, 1), "d": rows()}
+    seen = {"a": all_seen, "b": (True, False, False), "c": all_seen, "d": all_seen}
+    b, c, d = thin_sites(scored, seen, ("mel", "nv", "bcc"), "val")
+    assert b.startswith("site b has one class in its training rows, mel: it can only name that one")
+    assert c == "site c has no val row of class bcc: its figures are over the 2 of 3 classes it has"
+    assert d == "site d has no val row: it has no figures"
+    assert {name: site["classes_tested"] for name, site in report(scored)["sites"].items()} == {
+        "a": 3, "b": 1, "c": 2, "d": 0,
+    }  # fmt: skip
+    many = {f"s{i:02d}": rows(0) for i in range(100)}
+    lines = thin_sites(many, dict.fromkeys(many, all_seen), ("mel", "nv", "bcc"), "test")
+    assert len(lines) == 10 and lines[-1].startswith("91 more sites")

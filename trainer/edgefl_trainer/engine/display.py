@@ -4,10 +4,16 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from edgefl_trainer.contract import Phase, Scalar
+
+
+def warn(text: str) -> None:
+    """Print what a person should know where no bar moves."""
+    click.echo(f"warning: {text}", err=True)
 
 
 class Display:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.foreign import foreign_figures
 from edgefl_trainer.engine.held_out import summary_of
 from edgefl_trainer.engine.models import FinishedRun
@@ -16,7 +17,7 @@ from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
-from edgefl_trainer.evaluate.report import sites_report
+from edgefl_trainer.evaluate.report import sites_report, thin_sites
 
 KEPT_FIGURES = ("n_train", "held_out", "readout", "selected_round")  # what of a run's site rows do not change
 
@@ -57,12 +58,17 @@ def evaluate(
     if not known:
         raise RunError(f"no site of the data has a model in {run.folder}: it has {', '.join(run.sites)}.")
     scored: dict[str, Scored] = {}
+    seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     for name in known:
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
         own = run.summary["sites"][name]
         facts[name] = {key: own[key] for key in KEPT_FIGURES if key in own}
-        scored[name] = score(run.predictor(name), Examples(federation.images, labels, rows), federation.lesions, where)
+        predictor = run.predictor(name)
+        seen[name] = predictor.seen
+        scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, where)
+    for line in thin_sites(scored, seen, run.classes, federation.report_split):
+        warn(line)
     report = sites_report(scored, facts)
     kept = ("method", "task", "seed", "rounds", "preset", "select", "settings_sha256", "backbone_sha256")
     return {

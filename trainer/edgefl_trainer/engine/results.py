@@ -23,6 +23,7 @@ from edgefl_trainer.contract import (
     Task,
 )
 from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedRound, stamped
 from edgefl_trainer.engine.held_out import newcomers, summary_of
 from edgefl_trainer.engine.models import predict, save_predictor
@@ -37,7 +38,7 @@ from edgefl_trainer.evaluate.calibration import (
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
-from edgefl_trainer.evaluate.report import sites_report
+from edgefl_trainer.evaluate.report import sites_report, thin_sites
 from edgefl_trainer.learning.features import READOUTS, frozen_features
 from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, architecture_of, backbone_bytes, load_backbone
 from edgefl_trainer.models.vit import FrozenViT
@@ -65,6 +66,7 @@ def predictor_results(
     """
     broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
     scored: dict[str, Scored] = {}
+    seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
     for name in sorted(sites):
@@ -82,6 +84,7 @@ def predictor_results(
             "readout": readout,
             "selected_round": kept.round,
         }
+        seen[name] = predictor.seen
         scored[name] = score(predictor, report_rows(federation, name), federation.lesions, site.device)
     means = _means(calibration)
     models = _held_out_models(folder, method, task, final.server, held_out, means["temperature"])
@@ -90,9 +93,13 @@ def predictor_results(
     for name in sorted(held_out):
         rows, model = report_rows(federation, name), models.get(name)
         facts[name] = {"n_train": 0, "held_out": True, "readout": None, "n_test": len(rows)}
+        facts[name]["classes_tested"] = len(np.unique(rows.targets))
         if model is not None:
             facts[name]["readout"] = model.module.options.readout
+            seen[name] = model.seen
             scored[name] = score(model, rows, federation.lesions, held_out[name].device)
+    for line in thin_sites(scored, seen, federation.classes, federation.report_split):
+        warn(line)
     report = sites_report(scored, facts)
     return {
         "classes": list(federation.classes),

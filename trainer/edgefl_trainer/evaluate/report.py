@@ -3,7 +3,7 @@
 Definitions: docs/methods.md, "evaluation". Each site counts once in the means over sites, each row once in `pooled`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
 
 Draws = dict[str, Float[np.ndarray, " R"]]
+MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
 NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METRIC_NAMES)])
 
 
@@ -48,7 +49,44 @@ def figures_of(scored: Scored, draws: Draws) -> dict[str, Any]:
         f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
         for name in METRIC_NAMES
     }
-    return {**figures, **intervals}
+    return {**figures, **intervals, "classes_tested": len(np.unique(scored.target))}
+
+
+def thin_sites(
+    scored: Mapping[str, Scored], seen: Mapping[str, Sequence[bool]], classes: Sequence[str], rows: str
+) -> list[str]:
+    """A sentence for each site whose figures flatter it, since they are over fewer classes than the run has.
+
+    Args:
+        scored: scored rows by site.
+        seen: of each site, the classes it can name.
+        classes: of the run, K names.
+        rows: kind of the scored rows, `test` or `val`.
+
+    Returns:
+        Sentences in name order; from the tenth site on one for all that are left.
+    """
+    found = []
+    for name in sorted(scored):
+        known = [label for label, can in zip(classes, seen[name], strict=True) if can]
+        missing = [label for i, label in enumerate(classes) if i not in scored[name].target]
+        if not len(scored[name].target):
+            found.append(f"site {name} has no {rows} row: it has no figures")
+        elif len(known) == 1 < len(classes):
+            found.append(
+                f"site {name} has one class in its training rows, {known[0]}: "
+                "it can only name that one, and its figures say nothing"
+            )
+        elif missing:
+            some = ", ".join(missing[:MOST_NAMED]) + (" and others" if len(missing) > MOST_NAMED else "")
+            found.append(
+                f"site {name} has no {rows} row of class {some}: "
+                f"its figures are over the {len(classes) - len(missing)} of {len(classes)} classes it has"
+            )
+    if len(found) > MOST_LINES:
+        left = len(found) - MOST_LINES + 1
+        found[MOST_LINES - 1 :] = [f"{left} more sites are judged on fewer classes, see classes_tested of each site"]
+    return found
 
 
 def _draws_of(scored: Scored) -> Draws:
