@@ -75,7 +75,8 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     type=click.FloatRange(0.0),
     callback=_finite,
     metavar="U",
-    help="Refer above this vacuity, 0 to 1 (softmax models: entropy in nats).  [default: the bundle's]",
+    help="Refer above this vacuity, 0 to 1 (softmax models: entropy in nats, 0 to ln of the number of classes).  "
+    "[default: the bundle's]",
 )
 @click.option(
     "--weights",
@@ -374,11 +375,14 @@ def _scorer(
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(models.read_file, home, model)
         from edgefl_client import trust as signers
-        from edgefl_client.scorer import Scorer
+        from edgefl_client.scorer import Scorer, largest_uncertainty
 
         extra = [signers.read_public_key(pub).public for pub in trusted]
         archive = reading.result()
     bundle = models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
+    most = largest_uncertainty(bundle)
+    if refer_above is not None and refer_above > most:
+        raise click.UsageError(f"--refer-above is {refer_above}; for this model, allowed are 0 to {most:g}")
     return Scorer(bundle, threads, refer_above), bundle
 
 

@@ -7,6 +7,7 @@
 * A photo is prepared by `edgefl_protocol.imaging` alone, the code that prepared the training pictures.
 """
 
+import math
 import os
 import re
 import tempfile
@@ -79,8 +80,9 @@ class Scorer:
     ) -> None:
         if threads is not None and not 1 <= threads <= 1024:
             raise ValueError(f"threads is {threads}; allowed are 1 to 1024")
-        if refer_above is not None and not 0.0 <= refer_above < float("inf"):
-            raise ValueError(f"refer_above is {refer_above}; allowed are numbers from 0")
+        most = largest_uncertainty(bundle)
+        if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
+            raise ValueError(f"refer_above is {refer_above}; for this model, allowed are 0 to {most:g}")
         _check_runtime(bundle.manifest.min_runtime)
         self._bundle = bundle
         self._classes, self._seen = bundle.labels.classes, bundle.labels.seen
@@ -178,6 +180,11 @@ class Scorer:
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,
         )
+
+
+def largest_uncertainty(bundle: Bundle) -> float:
+    """What a bundle's measure of uncertainty is at most: 1 for vacuity, ln K for the entropy of K classes in nats."""
+    return 1.0 if "vacuity" in bundle.outputs else math.log(len(bundle.labels.classes))
 
 
 def _rules(card: Card, refer_above: float | None) -> ReferralRules:

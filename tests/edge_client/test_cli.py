@@ -202,6 +202,18 @@ def test_threshold_changes_the_referral(run, files):
     assert (value["refer"], value["refer_reasons"]) == (True, ["vacuity"])
 
 
+@pytest.mark.parametrize(("softmax", "most"), [(False, 1.0), (True, np.log(3))])
+def test_a_threshold_that_nothing_can_exceed_is_a_usage_error(run, files, lab, softmax, most):
+    """docs/methods.md, 1.8: vacuity K/S is at most 1, the entropy of K classes ln K: above, the rule would be off."""
+    (files / "model.edgefl").write_bytes(lab.bundle_bytes(softmax=softmax))
+    options = ("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub", "--refer-above")
+    for value in (7, most * 1.01):
+        code, out, err = run(*options, value)
+        assert (code, out) == (2, "")
+        assert f"0 to {most:g}" in err
+    assert run(*options, most * 0.99)[0] == 0
+
+
 def test_every_command_helps(run):
     for command in ("score", "trust", "trust add", "enrol", "pull", "contribute", "sync", "status"):
         code, out, _ = run(*command.split(), "--help")
