@@ -209,8 +209,9 @@ def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
     click.echo(
         f"federation {settings.federation}, store in {store.journal_mode} journal mode, synchronous FULL", err=True
     )
-    if settings.rounds.allow_small_cohort:
-        click.echo(f"warning: broadcasts need only {settings.rounds.min_cohort} other contributors", err=True)
+    if settings.rounds.small_cohort:
+        others = _counted(settings.rounds.min_cohort, "other contributor")
+        click.echo(f"warning: broadcasts need only {others}", err=True)
     try:
         service.serve(coordinator, lambda port: click.echo(f"listening on https://{settings.host}:{port}", err=True))
     finally:
@@ -365,6 +366,10 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
         failing = facts["failing"]
         lines.append(f"failing since {_time(failing['at_ms'])}, tried again: {failing['error']}")
     return lines
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _time(unix_ms: int) -> str:

@@ -21,6 +21,7 @@ Settled = TypeVar("Settled")
 
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
+LEAST_COHORT = 3  # others without which a contribution can be told apart: docs/security.md, exchange policy
 _MAX_CONFIG_BYTES = 256 * 2**10
 
 
@@ -90,7 +91,7 @@ class RoundSettings:
     quorum_target: int = 3
     deadline_s: int = 3600
     start: Literal["automatic", "manual"] = "automatic"
-    min_cohort: int = 3
+    min_cohort: int = LEAST_COHORT
     allow_small_cohort: bool = False
 
     def __post_init__(self) -> None:
@@ -99,11 +100,16 @@ class RoundSettings:
             raise ValueError(f"rounds is {self.count}, at least 1 is needed")
         if self.start not in ("automatic", "manual"):
             raise ValueError(f"start is {self.start!r}; automatic and manual are allowed")
-        if self.min_cohort < 1 or (self.min_cohort < 3 and not self.allow_small_cohort):
+        if self.min_cohort < 1 or (self.small_cohort and not self.allow_small_cohort):
             raise ValueError(
-                f"min_cohort {self.min_cohort} lets a site's contribution be told apart; use 3 or more, "
+                f"min_cohort {self.min_cohort} lets a site's contribution be told apart; use {LEAST_COHORT} or more, "
                 "or allow it with allow_small_cohort (init: --allow-small-cohort)"
             )
+
+    @property
+    def small_cohort(self) -> bool:
+        """Whether a broadcast may hold so few others' contributions that they can be told apart."""
+        return self.min_cohort < LEAST_COHORT
 
     @property
     def policy(self) -> RoundPolicy:

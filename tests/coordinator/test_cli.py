@@ -64,6 +64,19 @@ def test_status_and_invite(closed_home) -> None:
     assert "once" not in invited.stdout and "valid until" in invited.stderr
 
 
+@pytest.mark.parametrize(
+    ("least", "warned"), [(1, "only 1 other contributor\n"), (2, "only 2 other contributors\n"), (3, None)]
+)
+def test_serve_warns_of_a_small_cohort_only(make_coordinator, monkeypatch, least, warned) -> None:
+    """docs/security.md, exchange policy: three others are the default; that fewer are permitted is not that few."""
+    coordinator = make_coordinator(rounds={"min_cohort": least, "allow_small_cohort": True})
+    coordinator.store.close()
+    monkeypatch.setattr("edgefl_coordinator.service.serve", lambda *_: None)
+    served = run(coordinator.store.home, "serve")
+    assert served.exit_code == 0
+    assert warned in served.stderr if warned else "warning" not in served.stderr
+
+
 def test_exit_codes(closed_home, tmp_path) -> None:
     """1 failed, 2 usage, 3 refused; always one sentence, never a traceback."""
     failed = run(closed_home, "approve", "nobody", "--fingerprint", "0" * 20)
