@@ -45,7 +45,10 @@ def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, ca
 def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached):
     counts = {"east": {"nevus": 4, "other": 4}, "north": {"nevus": 4, "other": 4}}
     data = f"folder:{make_ward(tmp_path / 'ward', counts)}"
-    assert set(edgefl_train("evaluate", finished["local"], "--data", data, "--json").json()["sites"]) == {"east"}
+    outcome = edgefl_train("evaluate", finished["local"], "--data", data, "--json")
+    assert set(outcome.json()["sites"]) == {"east"}
+    assert outcome.json()["sites_without_model"] == ["north"]
+    assert "warning: the run has no model of north: not judged" in outcome.err
     outcome = edgefl_train("evaluate", finished["local"], "--data", f"{data}@site=north")
     assert outcome.code == 2 and "it has east, west" in outcome.sentence()
 

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from edgefl_trainer.contract import Examples
-from edgefl_trainer.data import DataError, load_federation
+from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.foreign import foreign_figures
@@ -34,7 +35,8 @@ def evaluate(
         foreign: sources of pictures that are not of the task, see `data.foreign`.
 
     Returns:
-        The keys of `summary.json` without bytes and seconds, and `reported_rows`; with foreign pictures `ood`.
+        The keys of `summary.json` without bytes and seconds, `reported_rows`, and `sites_without_model`: sites
+        of the data that are not judged; with foreign pictures `ood`.
 
     Raises:
         DataError: the data cannot be read or names classes the run does not know.
@@ -57,18 +59,10 @@ def evaluate(
     known = [name for name in federation.sites if name in run.sites]
     if not known:
         raise RunError(f"no site of the data has a model in {run.folder}: it has {', '.join(run.sites)}.")
-    scored: dict[str, Scored] = {}
-    seen: dict[str, Sequence[bool]] = {}
-    facts: dict[str, dict[str, Any]] = {}
-    for name in known:
-        rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
-        own = run.summary["sites"][name]
-        facts[name] = {key: own[key] for key in KEPT_FIGURES if key in own}
-        predictor = run.predictor(name)
-        seen[name] = predictor.seen
-        scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, where)
-    for line in thin_sites(scored, seen, run.classes, federation.report_split):
-        warn(line)
+    without = [name for name in federation.sites if name not in run.sites]
+    if without:
+        warn(f"the run has no model of {', '.join(without)}: not judged")
+    scored, facts = _score_sites(run, federation, labels, known, where)
     report = sites_report(scored, facts)
     kept = ("method", "task", "seed", "rounds", "preset", "select", "settings_sha256", "backbone_sha256")
     return {
@@ -78,9 +72,29 @@ def evaluate(
         "classes": list(run.classes),
         **report,
         **summary_of(report["sites"]),
+        "sites_without_model": without,
         **({"ood": foreign_figures(run, foreign, scored, where)} if foreign else {}),
         "state_sha256": run.summary["state_sha256"],
     }
+
+
+def _score_sites(
+    run: FinishedRun, federation: Federation, labels: NDArray[np.int64], names: Sequence[str], device: torch.device
+) -> tuple[dict[str, Scored], dict[str, dict[str, Any]]]:
+    """Scored rows of these sites, and what of the run's site rows stays; says whose figures are over few classes."""
+    scored: dict[str, Scored] = {}
+    seen: dict[str, Sequence[bool]] = {}
+    facts: dict[str, dict[str, Any]] = {}
+    for name in names:
+        rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
+        own = run.summary["sites"][name]
+        facts[name] = {key: own[key] for key in KEPT_FIGURES if key in own}
+        predictor = run.predictor(name)
+        seen[name] = predictor.seen
+        scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, device)
+    for line in thin_sites(scored, seen, run.classes, federation.report_split):
+        warn(line)
+    return scored, facts
 
 
 def _partition_of(run: FinishedRun) -> Partition | None:
