@@ -86,8 +86,15 @@ class Home:
 
 
 def find_home(given: str | None) -> Home:
-    """The home folder of this process: the given one, else EDGEFL_HOME, else `~/.edgefl`."""
-    return Home(Path(given or os.environ.get(ENVIRONMENT) or "~/.edgefl").expanduser())
+    """The home folder of this process: the given one, else EDGEFL_HOME, else `~/.edgefl`.
+
+    Raises:
+        StorageError: something that is no folder lies there; an empty answer would hide the mistake.
+    """
+    root = Path(given or os.environ.get(ENVIRONMENT) or "~/.edgefl").expanduser()
+    if root.exists() and not root.is_dir():
+        raise StorageError(f"the home {root} is no folder; choose another with --home", "home")
+    return Home(root)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any] | None:

@@ -133,6 +133,17 @@ def test_trust_add_list_remove(run, files, lab):
     assert run("trust", "add", "nonsense")[0] == 1
 
 
+@pytest.mark.parametrize("command", [("trust", "list"), ("status",), ("score", "good.png"), ("pull",)])
+def test_a_home_that_is_no_folder_is_refused(run, files, monkeypatch, command):
+    """A mistaken --home must not look like a device that trusts nobody."""
+    code, out, err = run(*command, "--home", "good.png")
+    assert (code, out) == (1, "")
+    assert "good.png is no folder" in err
+    monkeypatch.setenv("EDGEFL_HOME", "good.png")
+    assert run(*command)[0] == 1
+    assert run("trust", "list", "--home", "nothing-yet")[0] == 0
+
+
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
 def test_a_flipped_byte_is_refused(run, files, where):
     """docs/security.md, check 27 at the command line: exit 3 and no score."""
