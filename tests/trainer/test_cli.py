@@ -143,7 +143,14 @@ def test_what_cannot_be_had_ends_with_2_and_leaves_nothing(method, options, word
 
 
 @pytest.mark.parametrize(
-    "arguments", [["run", "local"], ["run", "local", "--out", "x", "--task", "moles"], ["train"], ["table"]]
+    "arguments",
+    [
+        ["run", "local"],
+        ["run", "local", "--out", "x", "--task", "moles"],
+        ["run", "local", "--out", "x", "--engine", "cluster"],
+        ["train"],
+        ["table"],
+    ],
 )
 def test_usage_errors_of_the_command_line_end_with_2(arguments):
     outcome = edgefl_train(*arguments)
@@ -168,8 +175,8 @@ def test_a_wrong_settings_file_is_told(text, words, ward, tmp_path):
 
 
 def test_tiny_allows_an_untrained_backbone_and_says_so(ward, tmp_path):
-    outcome = run("local", ward, tmp_path / "run", "tiny", "--rounds", "1")
-    assert outcome.code == 0
+    outcome = run("local", ward, tmp_path / "run", "tiny", "--rounds", "1", "--engine", "local")
+    assert outcome.code == 0, outcome.err
     warnings = [line for line in outcome.err.splitlines() if line.startswith("warning: ")]
     assert any("backbone tiny is untrained" in line for line in warnings)
     assert "untrained" not in outcome.out

@@ -138,6 +138,13 @@ def methods(as_json: bool) -> None:
     type=click.Choice(["auto", "none", "bf16"]),
     help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["local"]),
+    default="local",
+    show_default=True,
+    help="Where the sites run: local is in this process, one after the other.",
+)
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 @needs_trainer
@@ -148,6 +155,7 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
     from edgefl_trainer.engine.text import summary_text
 
     assignments, config = options.pop("assignments"), options.pop("config")
+    del options["engine"]  # there is one
     if options["classes"] is not None:
         options["classes"] = tuple(name.strip() for name in options["classes"].split(","))
     options["data"] = options["data"] or None
