@@ -138,7 +138,7 @@ def test_a_file_that_is_no_text_is_a_sentence(tmp_path):
     ("method", "assignment", "words"),
     [
         ("local", "lr_had=1", "lr_head"),
-        ("local", "lr_head", "use key=value"),
+        ("local", "lr_head", "write KEY=VALUE"),
         ("local", "lr_head=fast", "lr_head takes a number"),
         ("local", "batch=1.5", "batch takes a whole number"),
         ("local", "evidence=tanh", "evidence is one of softplus, relu, exp"),
@@ -263,3 +263,13 @@ def test_settings_are_read_from_bounded_files(tmp_path: Path):
     file.write_bytes(b"#" * (1 << 21))
     with pytest.raises(Exception, match="longer than"):
         resolve("local", DATA, file, [])
+
+
+@pytest.mark.parametrize("assignment", ["foo=1", "lr_haed=1", "batch"])
+def test_a_set_of_an_unknown_key_lists_every_key(assignment):
+    """No key is kept back for looking unlike what was written; a guess is called one."""
+    with pytest.raises(SettingError) as caught:
+        resolve("local", DATA, None, [assignment])
+    listed = str(caught.value).partition("keys")[2].partition(": " if assignment == "batch" else " are ")[2]
+    assert listed.partition(".")[0].split(", ") == sorted(hyper_types(METHODS["local"]))
+    assert ("Did you mean lr_head" in str(caught.value)) == (assignment == "lr_haed=1")

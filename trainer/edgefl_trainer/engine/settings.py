@@ -263,8 +263,12 @@ def _assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
     """`key=value` with the type of the method's field."""
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
-    if not equals or key not in known:
-        raise SettingError(f"--set {text}: use key=value with one of these keys: {nearest(key, known)}.")
+    if not equals:
+        raise SettingError(f"--set {text}: write KEY=VALUE, with one of these keys: {', '.join(sorted(known))}.")
+    if key not in known:
+        alike = difflib.get_close_matches(key, sorted(known), n=3)
+        meant = f" Did you mean {' or '.join(alike)}?" if alike else ""
+        raise SettingError(f"--set {text}: there is no key {key!r}; the keys are {', '.join(sorted(known))}.{meant}")
     wanted = known[key]
     try:
         if wanted is bool:
