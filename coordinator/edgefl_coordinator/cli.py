@@ -278,7 +278,7 @@ def revoke(name: str, home: Path, passphrase_file: Path | None, as_json: bool) -
 def start(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Open the first round now, with whoever is approved."""
     facts = _operate(home, passphrase_file, "start", {})
-    click.echo(json.dumps(facts) if as_json else f"the first round opens with {facts['approved']} members")
+    click.echo(json.dumps(facts) if as_json else f"the first round opens with {_counted(facts['approved'], 'member')}")
 
 
 @main.command()
@@ -295,7 +295,8 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     deadline = f", closes {_time(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
     click.echo(f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})")
     click.echo(
-        f"round {facts['round']} of {facts['rounds']}: {facts['state']}, {facts['replies']} replies "
+        f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
+        f"{_counted(facts['replies'], 'reply', 'replies')} "
         f"(needs {facts['quorum_min']}, closes at {facts['quorum_target']}){deadline}"
     )
     for member in facts["members"]:
@@ -340,7 +341,7 @@ def publish(file: Path, trust: tuple[Path, ...], home: Path, passphrase_file: Pa
 def audit_(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Check that the audit log's chain is unbroken."""
     facts = _operate(home, passphrase_file, "audit", {})
-    click.echo(json.dumps(facts) if as_json else f"{facts['rows']} rows, unbroken")
+    click.echo(json.dumps(facts) if as_json else f"{_counted(facts['rows'], 'row')}, unbroken")
 
 
 def _operate(home: Path, passphrase_file: Path | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -368,8 +369,8 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _counted(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+def _counted(number: int, one: str, several: str | None = None) -> str:
+    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def _time(unix_ms: int) -> str:

@@ -129,7 +129,7 @@ def score(
         line = scoring.json_line(result) if as_json else table.row(result) if as_csv else scoring.human_line(result)
         click.echo(line)
     if failed:
-        troubles.append(f"{failed} of {len(files)} pictures could not be scored.")
+        troubles.append(f"{failed} of {len(files)} picture{'s' if len(files) > 1 else ''} could not be scored.")
     if troubles:
         click.echo("\n".join(troubles), err=True)
         context.exit(1)
@@ -293,8 +293,9 @@ def sync(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
     parts += [f"reply {one['outcome']} ({one['bytes']} bytes)" for one in report["sent"]]
     got = report["broadcast"]
     if got is not None:
-        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{got['maps']} maps of others here")
-    parts.append(f"{report['waiting']} items wait")
+        maps = "1 map" if got["maps"] == 1 else f"{got['maps']} maps"
+        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{maps} of others here")
+    parts.append("1 item waits" if report["waiting"] == 1 else f"{report['waiting']} items wait")
     _report(report, as_json, "; ".join(parts))
 
 

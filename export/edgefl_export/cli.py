@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
+from edgefl_trainer.errors import USAGE_CODES
 
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 WORD = r"[a-z0-9-]{1,32}"
@@ -31,7 +32,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except EdgeflError as error:
             click.echo(f"edgefl-export: {error}", err=True)
-            ctx.exit(3 if isinstance(error, BundleError | KeyMaterialError) else 1)
+            refused = isinstance(error, BundleError | KeyMaterialError)
+            ctx.exit(3 if refused else 2 if error.code in USAGE_CODES else 1)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         try:
@@ -201,7 +203,8 @@ def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
         "sha256": found.sha256,
         "signers": list(found.signers),
     }
-    text = f"verified {found.id} version {found.manifest.version}, signed by {', '.join(found.signers)}"
+    named = found.id.removeprefix("-/")  # of no federation
+    text = f"verified {named} version {found.manifest.version}, signed by {', '.join(found.signers)}"
     click.echo(json.dumps(facts) if as_json else text)
 
 

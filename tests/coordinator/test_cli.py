@@ -77,6 +77,16 @@ def test_serve_warns_of_a_small_cohort_only(make_coordinator, monkeypatch, least
     assert warned in served.stderr if warned else "warning" not in served.stderr
 
 
+@pytest.mark.parametrize(("number", "words"), [(1, "1 member\n"), (2, "2 members\n")])
+def test_one_member_is_one_member(make_coordinator, tools, number, words) -> None:
+    coordinator = make_coordinator(rounds={"quorum_min": 1})
+    for index in range(number):
+        tools.approved_member(coordinator, f"clinic-{index}")
+    coordinator.store.close()
+    assert run(coordinator.store.home, "start").stdout.endswith(f"opens with {words}")
+    assert "0 replies" in run(coordinator.store.home, "status").stdout
+
+
 def test_exit_codes(closed_home, tmp_path) -> None:
     """1 failed, 2 usage, 3 refused; always one sentence, never a traceback."""
     failed = run(closed_home, "approve", "nobody", "--fingerprint", "0" * 20)

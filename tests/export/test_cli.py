@@ -135,7 +135,7 @@ def test_device_scores_the_bundle_as_predict_does(built, run_folder):
 def test_verify_accepts_the_right_key(built):
     """Exit 0 and one line that names bundle and signer."""
     result = call("verify", built["file"], "--trust", built["pub"])
-    assert result.exit_code == 0 and result.stdout.startswith("verified -/main/all version 1, signed by ")
+    assert result.exit_code == 0 and result.stdout.startswith("verified main/all version 1, signed by ")
     facts = json.loads(call("verify", built["file"], "--trust", built["pub"], "--json").stdout)
     assert facts["verified"] is True and facts["version"] == 1
 

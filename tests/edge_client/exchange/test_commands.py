@@ -193,6 +193,15 @@ def test_secrets_are_in_no_log_and_no_output(run, live, invite, labelled, lab, c
     assert {path.stat().st_mode & 0o077 for path in run.home.rglob("*")} == {0}
 
 
+def test_one_item_waits(run, device, live):
+    """Between rounds nothing is taken, so it stays in the outbox."""
+    run("pull")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    for live.state, words in (("closed", "1 item waits"), ("open", "0 items wait")):
+        code, out, _ = run("sync")
+        assert (code, out.strip().split("; ")[-1]) == (0, words)
+
+
 def test_coordinator_down_is_one_sentence_and_loses_nothing(run, device, live, monkeypatch):
     run("pull")
     run("contribute", "--labels", device / "labels.csv")
