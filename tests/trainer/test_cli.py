@@ -148,6 +148,7 @@ def test_what_cannot_be_had_ends_with_2_and_leaves_nothing(method, options, word
         ["run", "local"],
         ["run", "local", "--out", "x", "--task", "moles"],
         ["run", "local", "--out", "x", "--engine", "cluster"],
+        ["run", "local", "--out", "x", "--data", "lesions:", "--image-px", "0"],
         ["train"],
         ["table"],
     ],

@@ -105,7 +105,9 @@ def methods(as_json: bool) -> None:
 )
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.")
 @click.option("--backbone", metavar="NAME", help="run:DIR, file:PATH, timm:NAME, vit:WIDTHxDEPTH/PATCH or tiny.")
-@click.option("--image-px", type=int, metavar="PX", help="Side of the images.  [default: the backbone's own]")
+@click.option(
+    "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
+)
 @click.option("--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]")
 @click.option("--unlabelled", type=click.Choice(["none", "site", "spread"]), help="Use of images without a label.")
 @click.option(
@@ -310,7 +312,7 @@ def table(runs: tuple[Path, ...], file: Path | None, metric: str | None, style: 
 @click.option("--data", multiple=True, metavar="SPEC", help="Other data than the file's, for every part; repeatable.")
 @click.option("--task", type=click.Choice(["all", "nevus"]), help="Instead of the file's.")
 @click.option("--backbone", metavar="NAME", help="Instead of the file's; see `edgefl-train run --help`.")
-@click.option("--image-px", type=int, metavar="PX", help="Instead of the file's.")
+@click.option("--image-px", type=click.IntRange(min=1), metavar="PX", help="Instead of the file's.")
 @click.option("--balance", type=click.Choice(["none", "class"]), help="Instead of the file's.")
 @click.option("--select", type=click.Choice(["last", "tune"]), help="Instead of the file's.")
 @click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Instead of the file's.")
