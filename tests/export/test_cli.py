@@ -193,8 +193,8 @@ def test_inspect_shows_claims_and_says_they_are_unchecked(built):
 def test_unknown_site_and_unfinished_run_are_told(built, run_folder, tmp_path):
     """A site the run has no model of, and a folder that is no run: one sentence each, no file left behind."""
     arguments = ["--sign", built["keys"], "-o", tmp_path / "m.edgefl"]
-    assert_refused(call("bundle", run_folder, "--site", "south", *arguments), 1, "south", "north")
-    assert_refused(call("bundle", tmp_path, "--site", "north", *arguments), 1, "not a run directory")
+    assert_refused(call("bundle", run_folder, "--site", "south", *arguments), 2, "south", "north")
+    assert_refused(call("bundle", tmp_path, "--site", "north", *arguments), 2, "not a run directory")
     assert not (tmp_path / "m.edgefl").exists()
 
 

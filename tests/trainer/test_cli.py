@@ -17,6 +17,7 @@ from tests.trainer.conftest import MAE, edgefl_train, records, run, write_index
 from edgefl_protocol.errors import BundleError, EdgeflError, SignatureError, StorageError
 from edgefl_trainer import cli
 from edgefl_trainer.data import DataError
+from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.errors import BackboneError, RunError, SettingError, TrainingError
 from edgefl_trainer.methods import METHODS
 
@@ -89,6 +90,7 @@ def test_methods_lists_what_travels():
         (BackboneError("x", "backbone_unreadable"), 1),
         (TrainingError("x"), 1),
         (DataError("x"), 1),
+        (SpecError("x"), 2),
         (StorageError("x"), 1),
         (EdgeflError("x"), 1),
         (BundleError("x"), 3),
@@ -117,6 +119,8 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("fedavgg", "--data {ward}", "did you mean fedavg"),
         ("local", "", "at least one SPEC, given with --data"),
         ("local", "--data lesion:", "is not a data SPEC"),
+        ("local", "--data lesions:foo=3 --backbone run:{mae}", "has the option foo"),
+        ("local", "--data lesions:sites=0 --backbone run:{mae}", "sites=0 is not allowed"),
         ("local", "--data {ward} --rounds 0", "rounds is 0; allowed: at least 1"),
         ("local", "--data {ward} --participation 2", "participation is 2.0; allowed: in (0, 1]"),
         ("local", "--data {ward} --set lr_haed=1", "lr_head"),

@@ -53,6 +53,13 @@ def test_evaluate_judges_only_sites_that_have_a_model(finished, tmp_path, cached
     assert outcome.code == 2 and "it has east, west" in outcome.sentence()
 
 
+@pytest.mark.parametrize("spec", ["lesions:foo=3", "lesion:", "lesions:sites=0", "folder:x@site=../up"])
+def test_evaluate_ends_with_2_where_a_spec_cannot_be_had(spec, finished):
+    """docs/design.md 5: the same mistake has the same exit status as in `run`."""
+    outcome = edgefl_train("evaluate", finished["local"], "--data", spec)
+    assert outcome.code == 2 and outcome.sentence()
+
+
 def test_evaluate_refuses_classes_the_run_has_not_learned(finished, tmp_path, cached):
     data = f"folder:{make_ward(tmp_path / 'ward', {'east': {'nevus': 4, 'mole': 4}})}"
     outcome = edgefl_train("evaluate", finished["local"], "--data", data)

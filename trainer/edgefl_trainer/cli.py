@@ -15,9 +15,9 @@ from typing import Any
 import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_trainer.errors import USAGE_CODES
 
 FAILED, USAGE, REFUSED = 1, 2, 3
-USAGE_CODES = frozenset({"setting", "run", "backbone"})  # edgefl_trainer.errors: what was asked for cannot be had
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.files import file_pixels
 from edgefl_trainer.data.rows import Row, Table
 from edgefl_trainer.data.store import FileStore, check_relative, open_store
@@ -52,7 +52,7 @@ def read_domainnet(path: Path, classes: str) -> Table:
         DataError: There is no split file, one of a pair or a picture is missing, or a line is damaged.
     """
     if classes not in CLASSES:
-        raise DataError(f"classes={classes} is not known for domainnet:; allowed are {' and '.join(CLASSES)}.")
+        raise SpecError(f"classes={classes} is not known for domainnet:; allowed are {' and '.join(CLASSES)}.")
     store = open_store(path)
     wanted = TEN if classes == "ten" else None
     numbers: dict[str, int] = {}

@@ -2,6 +2,7 @@
 
 EdgeflError
 └── DataError               a file, column, row, class, site or SPEC that cannot be used as it stands
+    ├── SpecError           a SPEC that cannot be had as it is written (code `setting`)
     └── PartitionError      numbers that no partition of the data can have (code `setting`)
 """
 
@@ -12,6 +13,12 @@ class DataError(EdgeflError):
     """The data cannot be used; the message says what was found, what was allowed and what to do."""
 
     code = "data"
+
+
+class SpecError(DataError):
+    """What is written cannot be a data SPEC; nothing was read. The message says what is allowed."""
+
+    code = "setting"
 
 
 class PartitionError(DataError):

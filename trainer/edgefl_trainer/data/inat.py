@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from edgefl_trainer.data.dealing import choose_share
-from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.files import file_pixels
 from edgefl_trainer.data.rows import Row, Table
 from edgefl_trainer.data.store import is_image_name, open_store
@@ -48,11 +48,11 @@ def read_inat(path: Path, options: Mapping[str, str]) -> Table:
     """
     split, least, seed = options["split"], options["min_train"], options["seed"]
     if not _SPLIT_NAME.fullmatch(split):
-        raise DataError(f"split={split} is not known for inat:; allowed are user_120k, geo_1k and their like.")
+        raise SpecError(f"split={split} is not known for inat:; allowed are user_120k, geo_1k and their like.")
     if not _NUMBER.fullmatch(least) or int(least) < 1:
-        raise DataError(f"min_train={least} is not allowed for inat:; give a whole number from 1 to 9999.")
+        raise SpecError(f"min_train={least} is not allowed for inat:; give a whole number from 1 to 9999.")
     if not _NUMBER.fullmatch(seed):
-        raise DataError(f"seed={seed} is not allowed for inat:; give a whole number from 0 to 9999.")
+        raise SpecError(f"seed={seed} is not allowed for inat:; give a whole number from 0 to 9999.")
     store = open_store(path)
     names = store.names()
     wanted = f"federated_train_{split}.csv"

@@ -9,7 +9,7 @@ lesions on both sides, docs/methods.md 7.2); `split=flamby` takes FLamby's file 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.files import file_pixels
 from edgefl_trainer.data.rows import UNDEALT, Row, Table
 from edgefl_trainer.data.store import FileStore, is_image_name, open_store
@@ -57,7 +57,7 @@ def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
         DataError: See `read_isic2019`.
     """
     if split not in SPLITS:
-        raise DataError(f"Split {split!r} is not known for isic2019:; allowed are {' and '.join(SPLITS)}.")
+        raise SpecError(f"Split {split!r} is not known for isic2019:; allowed are {' and '.join(SPLITS)}.")
     names = store.names()
     labels = _labels(store, names)
     centre_of_ham = _ham_centres(store, names)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from edgefl_trainer.data.cifar100 import read_cifar100
 from edgefl_trainer.data.domainnet import read_domainnet
-from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.folder import read_folder
 from edgefl_trainer.data.inat import OPTIONS as INAT_OPTIONS
 from edgefl_trainer.data.inat import read_inat
@@ -51,14 +51,14 @@ def parse_spec(text: str) -> Spec:
     """Parse one SPEC.
 
     Raises:
-        DataError: The kind, an option or the suffix is not known.
+        SpecError: The kind, an option or the suffix is not known.
     """
     suffix = _SUFFIX.search(text)
     site, iid_sites = _parse_suffix(text, suffix) if suffix else (None, None)
     rest = text[: suffix.start()] if suffix else text
     kind, colon, after = rest.partition(":")
     if not colon or kind not in READERS:
-        raise DataError(f"{text!r} is not a data SPEC; it starts with one of {', '.join(k + ':' for k in READERS)}.")
+        raise SpecError(f"{text!r} is not a data SPEC; it starts with one of {', '.join(k + ':' for k in READERS)}.")
     body, options = _split_options(after)
     return Spec(text, kind, body, options, site, iid_sites)
 
@@ -76,12 +76,12 @@ def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
     """The options of a SPEC over their defaults.
 
     Raises:
-        DataError: An option is not known.
+        SpecError: An option is not known.
     """
     for name in spec.options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
-            raise DataError(f"{spec.text!r} has the option {name}; {spec.kind}: knows {known}.")
+            raise SpecError(f"{spec.text!r} has the option {name}; {spec.kind}: knows {known}.")
     return {**allowed, **spec.options}
 
 
@@ -98,11 +98,14 @@ def check_site_name(name: str, where: str) -> None:
 def _parse_suffix(text: str, suffix: re.Match[str]) -> tuple[str | None, int | None]:
     value = suffix.group(2)
     if suffix.group(1) == "site":
-        check_site_name(value, text)
+        try:
+            check_site_name(value, text)
+        except DataError as error:
+            raise SpecError(str(error)) from error
         return value, None
     scheme, _, number = value.partition(":")
     if scheme != "iid" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SITES:
-        raise DataError(f"{text!r} ends in @split={value}; allowed is @split=iid:N with N from 1 to {MAX_SITES}.")
+        raise SpecError(f"{text!r} ends in @split={value}; allowed is @split=iid:N with N from 1 to {MAX_SITES}.")
     return None, int(number)
 
 
@@ -117,7 +120,7 @@ def _split_options(after: str) -> tuple[str, dict[str, str]]:
 
 def _path(spec: Spec) -> Path:
     if not spec.body:
-        raise DataError(f"{spec.text!r} names no path; write {spec.kind}:PATH.")
+        raise SpecError(f"{spec.text!r} names no path; write {spec.kind}:PATH.")
     return Path(spec.body).expanduser()
 
 
@@ -138,7 +141,7 @@ def _isic2019(spec: Spec, seed: int) -> Table:
 
 def _lesions(spec: Spec, seed: int) -> Table:
     if spec.body:
-        raise DataError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
+        raise SpecError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 

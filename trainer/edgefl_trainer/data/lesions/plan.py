@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.signs import SIGNS
 from edgefl_trainer.data.rows import UNDEALT, Row
@@ -53,18 +53,18 @@ def parse_settings(options: Mapping[str, str]) -> LesionSettings:
     """Settings from the options of a SPEC, each within its bounds.
 
     Raises:
-        DataError: A value is not a number in its range, or a class is not drawn.
+        SpecError: A value is not a number in its range, or a class is not drawn.
     """
     classes = tuple(options["classes"].split("+"))
     unknown = [name for name in classes if name not in SIGNS]
     if unknown or len(set(classes)) != len(classes):
-        raise DataError(f"lesions:classes={options['classes']} is not known; draw {'+'.join(SIGNS)} or some of them.")
+        raise SpecError(f"lesions:classes={options['classes']} is not known; draw {'+'.join(SIGNS)} or some of them.")
     try:
         skew = float(options["skew"])
     except ValueError:
         skew = -1.0
     if not 0 <= skew <= 1:
-        raise DataError(f"lesions:skew={options['skew']} is not allowed; give a number from 0 to 1.")
+        raise SpecError(f"lesions:skew={options['skew']} is not allowed; give a number from 0 to 1.")
     return LesionSettings(
         sites=_whole(options, "sites", 1, 1000),
         images=_whole(options, "images", 1, 100_000),
@@ -124,5 +124,5 @@ def _site_rows(settings: LesionSettings, site: int) -> Sequence[Row]:
 def _whole(options: Mapping[str, str], name: str, low: int, high: int) -> int:
     text = options[name]
     if not (text.isascii() and text.isdigit() and len(text) <= 12 and low <= int(text) <= high):
-        raise DataError(f"lesions:{name}={text} is not allowed; give a whole number from {low} to {high}.")
+        raise SpecError(f"lesions:{name}={text} is not allowed; give a whole number from {low} to {high}.")
     return int(text)
