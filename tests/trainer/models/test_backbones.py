@@ -147,6 +147,15 @@ def test_a_damaged_file_is_refused_and_nothing_else_happens(tmp_path_factory, cu
         load_backbone(f"file:{path}")
 
 
+@pytest.mark.parametrize("data", [b"\x89PNG\r\n\x1a\n" + b"picture" * 9, b"PK\x03\x04" + b"archive" * 9, b"some text"])
+def test_a_file_of_another_kind_is_called_so(data, tmp_path):
+    """Its first bytes are no length of a header: nobody is told how many bytes they would stand for."""
+    (tmp_path / "b").write_bytes(data)
+    with pytest.raises(BackboneError, match="it is not a safetensors file") as caught:
+        load_backbone(f"file:{tmp_path / 'b'}")
+    assert "bytes" not in str(caught.value)
+
+
 def test_a_header_that_promises_gigabytes_is_refused(tmp_path):
     path = tmp_path / "b"
     path.write_bytes(struct.pack("<Q", 1 << 40))
@@ -285,9 +294,11 @@ def test_a_network_of_timm_that_cannot_be_had_is_a_sentence(failure, code, monke
         raise failure
 
     monkeypatch.setattr(timm, "create_model", create)
-    with pytest.raises(BackboneError, match="check the name, the network") as caught:
+    with pytest.raises(BackboneError, match=r"check the name and the network\.$") as caught:
         load_backbone("timm:vit_samll")
     assert caught.value.code == code
+    with pytest.raises(BackboneError, match=r"and the network, and that the model takes images of 84 px\.$"):
+        load_backbone("timm:vit_samll", image_px=84)
 
 
 def test_without_a_network_timm_is_a_sentence(monkeypatch, tmp_path):
@@ -296,5 +307,5 @@ def test_without_a_network_timm_is_a_sentence(monkeypatch, tmp_path):
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(BackboneError, match="check the name, the network"):
+    with pytest.raises(BackboneError, match="check the name and the network"):
         load_backbone("timm:vit_tiny_patch16_224")

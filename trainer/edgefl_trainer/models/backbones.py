@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.errors import EdgeflError, PayloadError
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
@@ -202,7 +202,10 @@ def _from_file(path: Path, name: str, image_px: int | None) -> FrozenViT:
     if not path.is_file():
         raise BackboneError(f"there is no backbone at {path}: name a finished `edgefl-train run fedmae` folder.")
     try:
-        arrays, metadata = read_tensors(read_bounded(path, MAX_BACKBONE_BYTES), max_bytes=MAX_BACKBONE_BYTES)
+        data = read_bounded(path, MAX_BACKBONE_BYTES)
+        if data[8:9] != b"{":  # where the header begins, behind its length
+            raise PayloadError("it is not a safetensors file", "bad_header")
+        arrays, metadata = read_tensors(data, max_bytes=MAX_BACKBONE_BYTES)
         facts = json.loads(metadata["backbone"])
         architecture = Architecture(**facts["architecture"])
         self_supervised = bool(facts["self_supervised"])
@@ -248,8 +251,8 @@ def _from_timm(model: str, name: str, image_px: int | None) -> FrozenViT:
         vit: Any = timm.create_model(model, pretrained=True, num_classes=0, **size)
     except (OSError, RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise BackboneError(
-            f"timm could not give {model!r} ({type(error).__name__}): check the name, the network, "
-            f"and that the model takes images of {image_px or 'its own size'} px.",
+            f"timm could not give {model!r} ({type(error).__name__}): check the name and the network"
+            f"{'' if image_px is None else f', and that the model takes images of {image_px} px'}.",
             "backbone_unreadable" if isinstance(error, OSError) else None,
         ) from error
     if not isinstance(vit, VisionTransformer):
