@@ -336,7 +336,7 @@ def test_nothing_published_no_membership_not_approved(run, live, invite, lab):
         assert len(err.splitlines()) == 1
     assert run("enrol", invite)[0] == 0
     code, _, err = run("sync")
-    assert code == 1
+    assert code == 3
     assert "not approved" in err
     live.approve()
     code, _, err = run("pull")
