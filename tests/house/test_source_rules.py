@@ -10,7 +10,7 @@ import pytest
 MODULE_LINES, FUNCTION_LINES = 400, 60
 LONGER = "# Longer than the rule:"  # the reason, as the first comment of a long function
 
-BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "telnetlib"}
+BANNED_MODULES = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "telnetlib", "builtins"}
 BANNED_BUILTINS = {"eval", "exec", "compile", "__import__"}
 BANNED_CALLS = {
     ("torch", "load"),
@@ -39,7 +39,12 @@ SQL = re.compile(
 
 def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """docs/security.md check 38: lines that hold something forbidden."""
+    imported = _imported_names(tree)
     for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+            yield from _reference_findings(node, imported)
+        if isinstance(node, ast.Dict):
+            yield from _dict_findings(node)
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield from _import_findings(node)
         elif isinstance(node, ast.Call):
@@ -54,6 +59,43 @@ def findings(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, "SQL built from text"
 
 
+def _imported_names(tree: ast.AST) -> dict[str, str]:
+    """What each imported name stands for: `import torch as t` gives t: torch, `from os import path` path: os.path."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def _full_name(node: ast.expr, imported: dict[str, str]) -> str:
+    """`t.load` as `torch.load`; empty for what is no dotted name."""
+    if isinstance(node, ast.Name):
+        return imported.get(node.id, node.id)
+    if isinstance(node, ast.Attribute) and (owner := _full_name(node.value, imported)):
+        return f"{owner}.{node.attr}"
+    return ""
+
+
+def _reference_findings(node: ast.Attribute | ast.Name, imported: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """A banned function that is named, whether it is called there or kept for later."""
+    name = _full_name(node, imported)
+    owner, _, last = name.rpartition(".")
+    kept_method = isinstance(node, ast.Attribute) and node.attr in BANNED_METHODS
+    if (owner, last) in BANNED_CALLS or (not owner and name in BANNED_BUILTINS) or owner == "builtins" or kept_method:
+        yield node.lineno, name or ast.unparse(node)
+
+
+def _dict_findings(node: ast.Dict) -> Iterator[tuple[int, str]]:
+    """A switch in a dictionary, which `**` may turn into an argument."""
+    for key, value in zip(node.keys, node.values, strict=True):
+        named = key.value if isinstance(key, ast.Constant) else ""
+        if any(named == name and _is(value, bad) for name, bad in BANNED_KEYWORDS):
+            yield node.lineno, f"{named}: {ast.unparse(value)}"
+
+
 def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, str]]:
     """A banned module, or a banned function or value taken out of its module, whatever it is called afterwards."""
     if isinstance(node, ast.Import):
@@ -63,7 +105,8 @@ def _import_findings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[int, s
     if module.partition(".")[0] in BANNED_MODULES:
         yield node.lineno, f"from {module}"
     for alias in node.names:
-        if (module, alias.name) in BANNED_CALLS or alias.name in BANNED_VALUES:
+        whole = alias.name == "*" and any(module == owner for owner, _ in BANNED_CALLS)
+        if whole or (module, alias.name) in BANNED_CALLS or alias.name in BANNED_VALUES:
             yield node.lineno, f"from {module} import {alias.name}"
 
 
@@ -86,12 +129,6 @@ def _is(value: ast.expr | None, constant: bool) -> bool:
 
 
 def _call_findings(node: ast.Call) -> Iterator[tuple[int, str]]:
-    if isinstance(node.func, ast.Name) and node.func.id in BANNED_BUILTINS:
-        yield node.lineno, node.func.id
-    if isinstance(node.func, ast.Attribute):
-        owner = node.func.value.id if isinstance(node.func.value, ast.Name) else ""
-        if (owner, node.func.attr) in BANNED_CALLS or node.func.attr in BANNED_METHODS:
-            yield node.lineno, f"{owner}.{node.func.attr}"
     for keyword in node.keywords:
         if any(keyword.arg == name and _is(keyword.value, bad) for name, bad in BANNED_KEYWORDS):
             yield node.lineno, f"{keyword.arg}={ast.unparse(keyword.value)}"
@@ -152,6 +189,20 @@ def test_the_source_holds_nothing_forbidden(modules) -> None:
         "from os import system",
         "from pickle import loads as read",
         "import marshal as m",
+        "import torch as t; t.load(p)",
+        "import yaml as y; y.load(p)",
+        "import os as o; o.system(x)",
+        "import ssl as s; s._create_unverified_context()",
+        "import tempfile as t\ndef f():\n    return t.mktemp()",
+        "from os import *",
+        "read = torch.load",
+        "run = eval",
+        "builtins.eval(x)",
+        "import builtins as b",
+        "from builtins import eval as e",
+        "requests.get(u, **{'verify': False})",
+        "options = {'shell': True}",
+        "f = ZipFile(a).extractall",
         "subprocess.run(line, shell=True)",
         "archive.extractall(folder)",
         "numpy.load(file, allow_pickle=True)",
@@ -179,6 +230,8 @@ def test_a_forbidden_line_is_found(line: str) -> None:
         "context.verify_mode = ssl.CERT_REQUIRED",
         "verified, shell = False, False",
         "from torch import nn",
+        "import json as torch; torch.load(file)",
+        "{'verify': True, 'shell': False}",
         "signature.verify(data)",
         'db.execute("SELECT 1 FROM x")',
     ],
