@@ -96,10 +96,16 @@ def test_tokens_survive_their_file():
     assert tokens.last_block == 3
 
 
-@pytest.mark.parametrize("blocks", [(), (1, 0), (0, 0), (-1,), (0, 1.5)])
+@pytest.mark.parametrize("blocks", [(), (1, 0), (0, 0), (-1,)])
 def test_blocks_that_do_not_rise_are_refused(blocks):
     """Out of order, a block would cut away patches in place of the tokens that are not there yet."""
     with pytest.raises(ValueError, match="blocks"):
         Tokens(blocks)
     with pytest.raises(ValueError, match="blocks"):
         insert_from_json({"kind": "tokens", "blocks": list(blocks)})
+
+
+def test_a_file_that_names_half_a_block_is_refused():
+    """What a file holds is checked before it becomes a block, whether types are checked at run time or not."""
+    with pytest.raises(ValueError, match="blocks"):
+        insert_from_json({"kind": "tokens", "blocks": [0, 1.5]})

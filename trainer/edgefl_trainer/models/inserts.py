@@ -219,6 +219,9 @@ def insert_from_json(found: Mapping[str, Any]) -> Insert:
     if kind is None:
         raise ValueError(f"unknown kind of prompt tokens {found.get('kind')!r}; known are {', '.join(INSERTS)}")
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items() if name != "kind"}
+    for name, value in fields.items():
+        if isinstance(value, tuple) and not all(type(block) is int for block in value):
+            raise ValueError(f"prompt tokens of kind {kind.kind} cannot be read: {name} are not whole numbers")
     try:
         insert: Insert = kind(**fields)
     except TypeError as error:
