@@ -131,36 +131,23 @@ def load_bundle(
         KeyMaterialError: an entry of `trust` is not a usable key.
         ValueError: `threshold` is below 1.
     """
-    # Longer than the rule: the numbered checks stand in one place, so that their order can be read.
     if threshold < 1:
         raise ValueError(f"threshold is {threshold}; at least one signature is needed")
-    # (1)
-    archive = data if isinstance(data, Archive) else open_archive(io.BytesIO(data))
+    archive = data if isinstance(data, Archive) else open_archive(io.BytesIO(data))  # (1)
     members = dict(archive.members)
-    # (2)
-    if list(members)[:2] != [_MANIFEST, _SIGNATURES]:
+    if list(members)[:2] != [_MANIFEST, _SIGNATURES]:  # (2)
         raise BundleError("the archive does not begin with its manifest and signatures; fetch it again", "bad_archive")
     signed = members.pop(_MANIFEST)
     signatures = parse_signatures(members.pop(_SIGNATURES))
-    # (3)
-    signers = _verify(signed, signatures, [PublicSigningKey(public) for public in trust], threshold)
-    # (4)
-    manifest = parse_manifest(signed)
-    # (5)
-    check_validity(manifest, now_ms, last_seen)
-    # (6)
-    _check_members(manifest, members, archive.hashes)
-    # (7)
-    preprocess = _read("preprocess", _preprocess, members["preprocess.json"])
+    signers = _verify(signed, signatures, [PublicSigningKey(public) for public in trust], threshold)  # (3)
+    manifest = parse_manifest(signed)  # (4)
+    check_validity(manifest, now_ms, last_seen)  # (5)
+    _check_members(manifest, members, archive.hashes)  # (6)
+    preprocess = _read("preprocess", _preprocess, members["preprocess.json"])  # (7)
     labels = _read("labels", Labels.from_bytes, members["labels.json"])
     card = _read("card", Card.from_bytes, members["card.json"])
-    # (8)
-    try:
-        weights, _ = read_tensors(members["weights.safetensors"], max_bytes=MAX_WEIGHTS_BYTES)
-    except PayloadError as error:
-        raise BundleError(f"weights.safetensors is refused: {error}; build the bundle again", "bad_weights") from error
-    # (9)
-    graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes)
+    weights = _weights(members["weights.safetensors"])  # (8)
+    graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes)  # (9)
     extras = {name: content for name, content in members.items() if name in OPTIONAL_MEMBERS}
     for name, content in extras.items():
         if name.endswith(".onnx"):
@@ -177,6 +164,15 @@ def load_bundle(
         sha256=archive.sha256,
         signers=signers,
     )
+
+
+def _weights(data: bytes) -> dict[str, NDArray[Any]]:
+    """Step 8."""
+    try:
+        weights, _ = read_tensors(data, max_bytes=MAX_WEIGHTS_BYTES)
+    except PayloadError as error:
+        raise BundleError(f"weights.safetensors is refused: {error}; build the bundle again", "bad_weights") from error
+    return weights
 
 
 def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Sequence[SigningKey]) -> bytes:

@@ -85,4 +85,4 @@ def test_other_methods_and_sites_are_refused_in_one_sentence(script, finished):
 
 def test_help_loads_no_torch():
     code = f"import runpy, sys; runpy.run_path({str(SCRIPT)!r}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
