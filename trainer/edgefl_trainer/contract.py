@@ -106,6 +106,7 @@ class Site:
     balance: Literal["none", "class"] = "none"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     autocast: torch.dtype | None = None
+    noise: Literal["seeded", "secret"] = "seeded"  # of privacy noise; secret wherever a reply leaves this machine
     report: Progress = lambda facts: None
 
     @property
@@ -118,6 +119,13 @@ class Site:
         """A generator that depends on seed, site and purpose only, so a resumed run draws the same numbers."""
         text = "\x1f".join(map(str, (self.task.seed, self.name, *purpose)))
         return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+
+    def noise_rng(self, *purpose: str | int) -> np.random.Generator:
+        """Randomness for privacy noise: the operating system's, or in a simulation the seed's, so that runs repeat.
+
+        The server knows the seed and can take seeded noise off again; docs/methods.md, noise.
+        """
+        return np.random.default_rng() if self.noise == "secret" else self.rng("noise", *purpose)
 
     def epoch_order(self, examples: Examples, round_: int, epoch: int) -> NDArray[np.int64]:
         """The positions one epoch visits: a permutation, or as many draws with every class equally likely."""

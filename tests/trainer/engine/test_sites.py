@@ -45,6 +45,17 @@ def test_an_epoch_visits_every_row_once(count, batch, round_, epoch):
     assert all(images.dtype == torch.uint8 for images, _ in batches)
 
 
+def test_privacy_noise_repeats_in_a_simulation_only():
+    """docs/methods.md, noise: seeded draws repeat and depend on the purpose; secret ones nobody can draw again."""
+    seeded = site([0])
+    draws = [seeded.noise_rng("laplace", round_).laplace(size=4).tolist() for round_ in (1, 1, 2)]
+    assert draws[0] == draws[1] != draws[2]
+    secret = dataclasses.replace(seeded, noise="secret")
+    drawn = {tuple(secret.noise_rng("laplace", 1).laplace(size=4)) for _ in range(3)}
+    assert len(drawn) == 3
+    assert secret.rng("order", 1).random() == seeded.rng("order", 1).random()  # all else repeats
+
+
 def test_orders_differ_between_epochs_rounds_sites_and_seeds_and_repeat():
     orders = {
         tuple(site([0] * 30, name=name, seed=seed).epoch_order(rows_of([0] * 30), round_, epoch).tolist())

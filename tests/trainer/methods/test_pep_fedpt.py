@@ -351,6 +351,22 @@ def test_noise_is_fresh_each_round_and_its_cost_is_told(make_task, make_site):
         np.testing.assert_array_equal(reply.arrays[name], first.arrays[name])
 
 
+def test_the_noise_of_a_site_that_keeps_it_secret_cannot_be_drawn_again(make_task, make_site):
+    """docs/methods.md 9: who knows seed, site and round can take seeded noise off; secret noise differs each time."""
+    task = make_task()
+    site, method = make_site(task), make(dp_epsilon=0.2)
+    _, broadcasts = first_broadcast(method, task, {"a": site})
+    sent = {
+        noise: [
+            method.local_round(replace(site, noise=noise), State(), broadcasts["a"])[1].arrays["prototypes"]
+            for _ in range(2)
+        ]
+        for noise in ("seeded", "secret")
+    }
+    np.testing.assert_array_equal(*sent["seeded"])
+    assert not np.array_equal(*sent["secret"])
+
+
 def test_under_the_papers_noise_scores_are_near_the_prior():
     """docs/methods.md 9: at D = 768, N = 50, epsilon 0.2 the noise is far above the signal.
 

@@ -158,7 +158,7 @@ class PepFedPT:
             return {PROTOTYPES: class_prototypes(tokens, targets, classes)}, {}
         zeros = np.zeros((tokens.shape[1], classes, tokens.shape[2]), dtype=np.float32)
         centres = np.asarray(broadcast.arrays.get(PROTOTYPES, zeros), dtype=np.float32)
-        rng = site.rng("laplace", int(broadcast.scalars["round"]))  # the warm start is 0
+        rng = site.noise_rng("laplace", int(broadcast.scalars["round"]))  # the warm start is 0
         sent = LaplaceNoise(self.dp_epsilon, self.dp_clip_l1).prototypes(tokens, targets, centres, rng)
         cost, before = self.dp_epsilon * len(zeros), float(state.values.get("epsilon_spent", 0.0))
         if before == 0:
