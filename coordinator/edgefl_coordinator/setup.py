@@ -104,7 +104,7 @@ def ask_trainer(method: str, backbone: str, image_px: int | None, seed: int) -> 
         raise OperatorError(f"there is no method {method}; known: {', '.join(sorted(METHODS))}")
     spec = dataclasses.asdict(load_backbone(backbone, image_px=image_px, seed=seed).spec)
     backbone_facts = {**spec, "mean": list(spec["mean"]), "std": list(spec["std"])}
-    return TaskFacts(METHODS[method].travels == ("maps",), backbone_facts)
+    return TaskFacts(METHODS[method]().travels == ("maps",), backbone_facts)
 
 
 def try_first_job(settings: Settings) -> None:
@@ -126,7 +126,6 @@ def table_from_run(run: Path) -> dict[str, Any]:
         EdgeflError: it is not the directory of a finished run.
     """
     from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.methods import METHODS
 
     finished = open_run(run)
     spec = dataclasses.asdict(finished.backbone.spec)
@@ -136,7 +135,7 @@ def table_from_run(run: Path) -> dict[str, Any]:
         "classes": list(finished.classes),
         "seed": finished.settings.seed,
         "epochs": finished.settings.epochs,
-        "shares_maps": METHODS[finished.settings.method].travels == ("maps",),
+        "shares_maps": finished.settings.build_method().travels == ("maps",),
         "backbone": {**spec, "mean": list(spec["mean"]), "std": list(spec["std"])},
         "settings": dict(finished.settings.hyper),
     }

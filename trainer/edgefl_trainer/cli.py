@@ -69,7 +69,7 @@ def cli() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of text.")
 @needs_trainer
 def methods(as_json: bool) -> None:
-    """List the federated methods, what travels in each, and whether it needs labels."""
+    """List the federated methods, what travels in each by default, and whether it needs labels."""
     from edgefl_trainer.methods import METHODS
 
     facts: list[dict[str, Any]] = [
@@ -77,7 +77,7 @@ def methods(as_json: bool) -> None:
             "name": name,
             "family": kind.family,
             "paper": kind.paper,
-            "travels": list(kind.travels),
+            "travels": list(kind().travels),
             "needs_labels": kind.needs_labels,
         }
         for name, kind in sorted(METHODS.items())

@@ -170,8 +170,11 @@ class Method(Protocol):
 
     family: ClassVar[str]
     paper: ClassVar[str]
-    travels: ClassVar[tuple[str, ...]]  # of: maps features prompts prototypes logits weights
     needs_labels: ClassVar[bool]
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """What sites send with these hyper-parameters, of: maps features prompts prototypes logits weights."""
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """Every exchange of a run, in order."""

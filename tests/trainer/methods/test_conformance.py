@@ -25,7 +25,12 @@ KINDS = {
     "head": "weights", "backbone": "weights", "decoder": "weights", "mask_token": "weights",
     "keys": "prompts", "selections": "prompts",  # of prompts in groups: what a group answers to, how often it was taken
 }  # fmt: skip
-SENT_WITH = dict.fromkeys(("fedavg", "fedavgpers", "fedprox"), ({"kd": True},))  # what only travels when asked for
+SETTINGS = {
+    "head_norm": ("none",),
+    "kd": (True,),
+    "share": ("b", "g"),
+    "predict": ("nearest",),
+}  # what may matter
 MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
 
 
@@ -55,16 +60,24 @@ def test_the_file_says_how_it_differs_from_its_paper(name):
     assert "Differs from the paper" in sys.modules[METHODS[name].__module__].__doc__
 
 
+def kinds_sent(method, task, sites) -> set[str]:
+    """The kinds of all arrays in the replies of a run."""
+    sent: list[Exchange] = []
+    play(method, task, sites, watch=sent.append)
+    return {KINDS[array.split(".")[0]] for each in sent for reply in each.replies.values() for array in reply.arrays}
+
+
 def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_site):
     """docs/methods.md, what travels: every array of a reply is of a declared kind, and every declared kind is sent."""
     task = make_task(rounds=2)
     sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
-    sent: list[Exchange] = []
-    play(small(name), task, sites, watch=sent.append)
-    for more in SENT_WITH.get(name, ()):
-        play(small(name, **more), task, sites, watch=sent.append)
-    arrays = {array for exchange in sent for reply in exchange.replies.values() for array in reply.arrays}
-    assert {KINDS[array.split(".")[0]] for array in arrays} == set(METHODS[name].travels)
+    known = hyper_types(METHODS[name])
+    choices = [{key: value} for key, values in SETTINGS.items() if key in known for value in values]
+    together = [{"share": "b", "kd": True}] if {"share", "kd"} <= known.keys() else []
+    for more in ({}, *choices, *together):
+        method = small(name, **more)
+        assert len(set(method.travels)) == len(method.travels)
+        assert kinds_sent(method, task, sites) == set(method.travels), more
 
 
 def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site):

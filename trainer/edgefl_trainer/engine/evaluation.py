@@ -64,7 +64,7 @@ def evaluate(
         warn(f"the run has no model of {', '.join(without)}: not judged")
     scored, facts = _score_sites(run, federation, labels, known, where)
     report = sites_report(scored, facts)
-    kept = ("method", "task", "seed", "rounds", "preset", "select", "settings_sha256", "backbone_sha256")
+    kept = ("method", "task", "seed", "rounds", "preset", "select", "travels", "settings_sha256", "backbone_sha256")
     return {
         **{key: run.summary[key] for key in kept if key in run.summary},
         "partition_sha256": federation.partition_sha256,

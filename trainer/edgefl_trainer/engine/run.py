@@ -99,6 +99,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             "rounds": settings.rounds,
             "preset": settings.preset,
             "select": settings.select,
+            "travels": list(method.travels),
             "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
             "partition_sha256": federation.partition_sha256,
             **({"partition": partition.facts()} if partition else {}),

@@ -17,12 +17,17 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning import softmax, steps
-from edgefl_trainer.learning.features import common_features, feature_reply, readout_named
+from edgefl_trainer.learning.features import common_features, feature_reply, features_sent, readout_named
 from edgefl_trainer.learning.softmax import STATISTICS, SoftmaxRecipe
 from edgefl_trainer.models.inserts import Insert
 
 Weighting = Literal["samples", "uniform"]
 """Of the sites in a mean: by training images, or each the same (PEP-FedPT section 3.2)."""
+
+
+def travels(recipe: SoftmaxRecipe, *kinds: str) -> tuple[str, ...]:
+    """What sites send: what a method averages, and moments of features once where they are asked for."""
+    return (*kinds, *features_sent(recipe.head_norm))
 
 
 def phases(recipe: SoftmaxRecipe, rounds: int) -> Sequence[Phase]:

@@ -147,6 +147,14 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
     return State(FeatureMoments(int(counts.sum()), mean, square).statistics(), {"readout": readout})
 
 
+def features_sent(head_norm: str) -> tuple[str, ...]:
+    """What a warm phase adds to `Method.travels`: moments of features, once, unless the head reads them as they are.
+
+    With `auto` it is the backbone that decides: those of supervised ones are read as they are, and none is sent.
+    """
+    return () if head_norm == "none" else ("features",)
+
+
 def readout_named(value: object) -> Readout:
     """The readout that a broadcast or a state names."""
     return "mean" if value == "mean" else "cls"

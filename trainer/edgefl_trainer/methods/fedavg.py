@@ -30,7 +30,7 @@ from edgefl_trainer.learning.attention_buffer import (
     replaced,
 )
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
-from edgefl_trainer.learning.features import common_features, feature_reply
+from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.private import begun, readout_of
 from edgefl_trainer.learning.terms import Term
 
@@ -41,7 +41,6 @@ class FedAvg:
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 1602.05629"
-    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features", "maps")  # moments once; maps with kd=on
     needs_labels: ClassVar[bool] = True
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
@@ -54,6 +53,13 @@ class FedAvg:
         if self.recipe.prompts == "g" and self.share != "g":
             raise SettingError("prompts is 'g'; with this method one prompt set is asked for with --set share=g.")
         object.__setattr__(self, "recipe", replace(self.recipe, prompts="g" if self.share == "g" else "bt"))
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`: what is averaged, moments once where it includes the head, and with `kd` maps."""
+        prompts = ("prompts",) if self.recipe.prompt_names else ()
+        head = () if self.share == "b" else ("weights", *features_sent(self.recipe.head_norm))
+        return (*prompts, *head, *(("maps",) if self.kd else ()))
 
     @property
     def shared(self) -> tuple[str, ...]:

@@ -22,10 +22,14 @@ class FedAvgPers:
 
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 2411.10071"
-    travels: ClassVar[tuple[str, ...]] = FedAvg.travels
     needs_labels: ClassVar[bool] = True
 
     fedavg: FedAvg = field(default_factory=FedAvg)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; those of FedAvg."""
+        return self.fedavg.travels
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """FedAvg's, then the fine-tuning."""

@@ -49,7 +49,6 @@ class FedPR:
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2303.16181"
-    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features")  # moments once
     needs_labels: ClassVar[bool] = True
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
@@ -63,6 +62,11 @@ class FedPR:
         check_count("n", self.n)
         if not 0 <= self.ratio <= 1:
             raise SettingError(f"ratio is {self.ratio}; allowed: 0 (the exact null space) to 1.")
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return averaged.travels(self.recipe, "prompts", "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""

@@ -27,7 +27,7 @@ from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
-from edgefl_trainer.learning.features import common_features, feature_reply
+from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.passes import class_means, training_features
 from edgefl_trainer.learning.private import begun, private_round, readout_of
 from edgefl_trainer.learning.terms import Step
@@ -59,7 +59,6 @@ class FedProto:
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 2105.00243"
-    travels: ClassVar[tuple[str, ...]] = ("prototypes", "features")  # features: moments, once
     needs_labels: ClassVar[bool] = True
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
@@ -70,6 +69,11 @@ class FedProto:
     def __post_init__(self) -> None:
         if not 0 <= self.proto_weight <= 1000:
             raise SettingError(f"proto_weight is {self.proto_weight}; allowed: 0 to 1000.")
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return ("prototypes", *features_sent(self.recipe.head_norm))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """One warm exchange of feature moments, then R rounds."""

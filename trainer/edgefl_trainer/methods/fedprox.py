@@ -44,7 +44,6 @@ class FedProx:
 
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 1812.06127"
-    travels: ClassVar[tuple[str, ...]] = FedAvg.travels
     needs_labels: ClassVar[bool] = True
 
     fedavg: FedAvg = field(default_factory=FedAvg)
@@ -53,6 +52,11 @@ class FedProx:
     def __post_init__(self) -> None:
         if not 0 <= self.mu <= 10:
             raise SettingError(f"mu is {self.mu}; allowed: 0 to 10.")
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; those of FedAvg."""
+        return self.fedavg.travels
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """As FedAvg."""

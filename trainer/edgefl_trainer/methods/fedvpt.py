@@ -41,7 +41,6 @@ class FedVPT:
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2203.12119"
-    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features")  # moments once
     needs_labels: ClassVar[bool] = True
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
@@ -50,6 +49,11 @@ class FedVPT:
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return averaged.travels(self.recipe, "prompts", "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""
@@ -97,7 +101,6 @@ class FedVPTDeep:
 
     family: ClassVar[str] = FedVPT.family
     paper: ClassVar[str] = FedVPT.paper
-    travels: ClassVar[tuple[str, ...]] = FedVPT.travels
     needs_labels: ClassVar[bool] = True
 
     fedvpt: FedVPT = field(default_factory=FedVPT)
@@ -106,6 +109,11 @@ class FedVPTDeep:
     def insert(self, depth: int) -> Tokens:
         """Where tokens enter a network of L = `depth` blocks."""
         return Tokens(tuple(range(depth - 1 if self.last_block == "L-2" else depth)))
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """As FedVPT."""
+        return self.fedvpt.travels
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """As FedVPT."""

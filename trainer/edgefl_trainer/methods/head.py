@@ -27,11 +27,15 @@ class Head:
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
-    travels: ClassVar[tuple[str, ...]] = ("weights", "features")  # moments once
     needs_labels: ClassVar[bool] = True
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     weighting: Weighting = "samples"
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return averaged.travels(self.recipe, "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""

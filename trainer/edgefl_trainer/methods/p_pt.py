@@ -38,7 +38,6 @@ class PPT:
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
-    travels: ClassVar[tuple[str, ...]] = ("weights", "features")  # the head; moments once
     needs_labels: ClassVar[bool] = True
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
@@ -47,6 +46,11 @@ class PPT:
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return averaged.travels(self.recipe, "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""

@@ -50,7 +50,6 @@ class PepFedPT:
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
-    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "prototypes", "features")  # features: moments, once
     needs_labels: ClassVar[bool] = True
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
@@ -85,6 +84,11 @@ class PepFedPT:
         first = 5 * depth // 12
         blocks = self.ccmp_blocks or tuple(range(first, min(first + 3, depth)))
         return Mixed(blocks=blocks, tau=self.tau, slot=self.slot)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return averaged.travels(self.recipe, "prompts", "weights", "prototypes")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """The warm start of one round's sample of sites (S_0), then R rounds."""

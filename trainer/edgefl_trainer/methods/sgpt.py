@@ -47,7 +47,6 @@ class SGPT:
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2310.18285"
-    travels: ClassVar[tuple[str, ...]] = ("prompts", "weights", "features")  # features: moments, once
     needs_labels: ClassVar[bool] = True
 
     recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.01, weight_decay=1e-5, batch=40))
@@ -86,6 +85,11 @@ class SGPT:
                 f"group_blocks begin at {group[0]}; allowed: behind the last of shared_blocks, {behind} or more."
             )
         return Grouped(shared_blocks=shared, group_blocks=group)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`; moments of features once."""
+        return averaged.travels(self.recipe, "prompts", "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features are standardised, then R rounds."""
