@@ -1,6 +1,9 @@
 """FedMAE's promises (arXiv 2208.11278, section IV) and MAE's masking (arXiv 2111.06377, section 3)."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +15,6 @@ from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.steps import cosine_rate
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.fedmae import CLASS_TOKEN
 from edgefl_trainer.models.backbones import Architecture, sincos_positions
 from edgefl_trainer.models.mae import MaskedAutoencoder, patches, standardised
 
@@ -26,34 +28,111 @@ def autoencoder(seed: int = 0) -> MaskedAutoencoder:
     return model
 
 
-def test_class_tokens_stay_apart_until_the_end_and_agree_after(make_task, make_site):
+TASK_SHAPE = Architecture(width=64, depth=4, heads=2, patch=12, image_px=36)  # of the fixture's backbone
+NAMES = dict(MaskedAutoencoder(TASK_SHAPE, decoder_width=32, decoder_depth=1).named_parameters())
+LEARNED = {name for name, value in NAMES.items() if value.requires_grad}
+# Table V of the paper: what is not synchronised, by the row's name there.
+LOCAL = {
+    "class_token": {"backbone.cls_token"},
+    "none": set(),
+    "decoder": {"mask_token"} | {name for name in NAMES if name.startswith("decoder.")},
+    "patch_embed": {"backbone.patch_embed.proj.weight", "backbone.patch_embed.proj.bias"},
+    "decoder_embed": {"decoder.embed.weight", "decoder.embed.bias"},
+}
+
+
+def weights(state: State) -> dict[str, np.ndarray]:
+    return dict(state.arrays)
+
+
+@pytest.mark.parametrize("kept", LOCAL)
+def test_what_stays_local_differs_until_the_end_and_agrees_after(kept, make_task, make_site):
+    """Section IV-D and Table V: exactly the named tensors stay at a site; all others agree after each aggregation."""
     task = make_task(rounds=2)
-    method = build(METHODS["fedmae"], HYPER)
+    method = build(METHODS["fedmae"], {**HYPER, "keep_local": kept})
     sites = {s: make_site(task, s, seed=i, count=8 + 4 * i) for i, s in enumerate("ab")}
-    server, states = method.start(task, sorted(sites)), {name: State() for name in sites}
-    assert CLASS_TOKEN not in server.arrays
-    for phase in method.phases(2):
-        broadcasts = method.broadcast(server, phase, sorted(sites))
-        if phase.kind == "train":
-            assert all(CLASS_TOKEN not in payload.arrays for payload in broadcasts.values())
-        replies = {}
-        for name, site in sites.items():
-            states[name], replies[name] = method.local_round(site, states[name], stamped(broadcasts[name], phase, 2))
-        if phase.kind == "train":
-            tokens = {name: state.arrays[CLASS_TOKEN] for name, state in states.items()}
-            assert all(CLASS_TOKEN not in reply.arrays for reply in replies.values())
-            assert not np.array_equal(tokens["a"], tokens["b"])
-        server = method.aggregate(server, phase, replies)
-    expected = np.average([tokens["a"], tokens["b"]], axis=0, weights=[8, 12])
-    np.testing.assert_allclose(server.arrays[CLASS_TOKEN], expected, rtol=1e-6)
-    for state in states.values():
-        np.testing.assert_array_equal(state.arrays[CLASS_TOKEN], server.arrays[CLASS_TOKEN])
+    trained: list[dict[str, np.ndarray]] = []
+
+    def watch(exchange):
+        replies = exchange.replies.values()
+        if exchange.phase.kind == "train":
+            assert all(set(payload.arrays) == LEARNED - LOCAL[kept] for payload in exchange.broadcasts.values())
+            assert all(set(reply.arrays) == LEARNED - LOCAL[kept] for reply in replies)
+            a, b = (exchange.broadcasts[name].arrays for name in "ab")  # what all sites start the round from
+            assert all(np.array_equal(a[name], b[name]) for name in a)
+        elif exchange.phase.round == 3:
+            trained.extend(dict(reply.arrays) for reply in replies)
+            assert all(set(reply.arrays) == LOCAL[kept] for reply in replies)
+
+    server, states = play(method, task, sites, watch=watch)
+    assert set(server.arrays) == LEARNED
+    assert all(set(state.arrays) == LOCAL[kept] for state in states.values())
+    for name in LOCAL[kept]:
+        own = [arrays[name] for arrays in trained]
+        assert not np.array_equal(*own)
+        expected = np.average(own, axis=0, weights=[8, 12])
+        np.testing.assert_allclose(server.arrays[name], expected, rtol=1e-5, atol=1e-7)
+        for state in states.values():
+            np.testing.assert_array_equal(state.arrays[name], server.arrays[name])
+    assert len(trained) == (0 if kept == "none" else 2)
 
 
-def test_position_tables_never_move_nor_travel(make_task, make_site):
+@pytest.mark.parametrize("kept", LOCAL)
+def test_a_site_goes_on_from_what_it_kept(kept, make_task, make_site):
+    """With a rate of nearly nothing, a round returns what it began with: the broadcast, and the site's own part."""
+    task = make_task(rounds=2)
+    method = build(METHODS["fedmae"], {**HYPER, "keep_local": kept, "lr": 1e-12, "weight_decay": 0.0})
+    site, phase = make_site(task), method.phases(2)[0]
+    broadcast = stamped(method.broadcast(method.start(task, ["a"]), phase, ["a"])["a"], phase, 2)
+    first, _ = method.local_round(site, State(), broadcast)
+    own = State({name: np.full_like(value, 0.25) for name, value in first.arrays.items()})
+    sent = Payload({name: np.full_like(value, 0.5) for name, value in broadcast.arrays.items()}, broadcast.scalars)
+    after, reply = method.local_round(site, own, sent)
+    assert set(after.arrays) == LOCAL[kept]
+    for arrays, value in ((after.arrays, 0.25), (reply.arrays, 0.5)):
+        for name in arrays:
+            np.testing.assert_allclose(arrays[name], value, atol=1e-6)
+
+
+def test_without_a_local_part_the_run_is_fedavg_of_the_whole_autoencoder(make_task, make_site):
+    """`none` is Table V's Encoder+Decoder row: one site that synchronises everything learns what it learns alone."""
+    task = make_task(rounds=2)
+    ends = [
+        weights(play(build(METHODS["fedmae"], {**HYPER, "keep_local": kept}), task, {"a": make_site(task)})[0])
+        for kept in LOCAL
+    ]
+    for other in ends[1:]:
+        for name in LEARNED:
+            np.testing.assert_allclose(other[name], ends[0][name], rtol=1e-5, atol=1e-7)
+
+
+def test_a_site_that_never_took_part_does_not_weigh_at_the_end(make_task, make_site):
+    """The last average is over the sites that have learned a class token."""
     task = make_task(rounds=1)
-    server, _ = play(build(METHODS["fedmae"], HYPER), task, {"a": make_site(task)})
-    assert not any("pos" in name for name in server.arrays)
+    sites = {s: make_site(task, s, seed=i) for i, s in enumerate("ab")}
+    method = build(METHODS["fedmae"], HYPER)
+    server, states = play(method, task, sites, absent={1: "b"})
+    alone, _ = play(method, task, {"a": sites["a"]})
+    np.testing.assert_array_equal(server.arrays["backbone.cls_token"], alone.arrays["backbone.cls_token"])
+    np.testing.assert_array_equal(states["b"].arrays["backbone.cls_token"], server.arrays["backbone.cls_token"])
+
+
+@pytest.mark.parametrize("kept", LOCAL)
+def test_position_tables_never_move_nor_travel(kept, make_task, make_site):
+    """MAE's fixed tables: in no payload and in no state, and an optimiser step leaves them where they are."""
+    task = make_task(rounds=1)
+    travelled: set[str] = set()
+
+    def watch(exchange):
+        for payload in (*exchange.broadcasts.values(), *exchange.replies.values()):
+            travelled.update(payload.arrays)
+
+    server, states = play(
+        build(METHODS["fedmae"], {**HYPER, "keep_local": kept}), task, {"a": make_site(task)}, watch=watch
+    )
+    held = travelled | set(server.arrays) | set(states["a"].arrays)
+    assert "backbone.blocks.0.attn.qkv.weight" in travelled
+    assert not any("pos" in name for name in held)
     model = autoencoder()
     before = (model.backbone.pos_embed.clone(), model.decoder_positions.clone())
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
@@ -168,8 +247,6 @@ def test_the_schedule_warms_up_and_ends_at_zero():
 
 
 def test_learning_goes_on_from_a_given_backbone(make_task, make_site, backbone):
-    import dataclasses
-
     from edgefl_trainer.models.backbones import weights_of
 
     task = dataclasses.replace(make_task(), initial=weights_of(backbone.vit))
@@ -180,8 +257,6 @@ def test_learning_goes_on_from_a_given_backbone(make_task, make_site, backbone):
 
 def test_the_loss_falls(make_task, make_site):
     """Six rounds on a dozen images: the mean loss of the last is clearly below that of the first."""
-    import dataclasses
-
     losses: list[float] = []
     task = make_task(rounds=6, epochs=2)
     site = dataclasses.replace(

@@ -6,14 +6,18 @@
     server: theta = sum_c n_c/n theta_c                                aggregate
     at the end: z_cls = sum_c n_c/n z_cls,c, once                      the two `final` phases
 
+`keep_local` names another part than z_cls, or none: the rows of its Table V.
+
 Differs from the paper: the loss counts hidden patches only (its eq. 7 sums over the image, its text follows MAE);
 crops are also turned and mirrored; optimiser moments start afresh each round while the schedule goes on; rounds and
-warm-up are not printed there (defaults: 10 % of all epochs, at most 40).
+warm-up are not printed there (defaults: 10 % of all epochs, at most 40). What other rows of Table V do at the end is
+not printed either: whatever stayed at the sites is averaged once, as the class token is.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from time import perf_counter
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,8 +30,16 @@ from edgefl_trainer.learning import steps
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 
-CLASS_TOKEN = "backbone.cls_token"  # z_cls  # noqa: S105
 DECODER_HEAD = 32  # width of a decoder head
+POSITIONS = "backbone.pos_embed"  # a table, not learned
+KeepLocal = Literal["class_token", "none", "decoder", "patch_embed", "decoder_embed"]
+PARTS: Mapping[KeepLocal, tuple[str, ...]] = {  # Table V: how the names of the tensors begin that stay at the sites
+    "class_token": ("backbone.cls_token",),  # W/o Class Token: the method
+    "none": (),  # Encoder+Decoder
+    "decoder": ("decoder.", "mask_token"),  # W/o Decoder
+    "patch_embed": ("backbone.patch_embed.",),  # W/o Linear Projection
+    "decoder_embed": ("decoder.embed.",),  # W/o Decoder Projection
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +51,7 @@ class FedMAE:
     travels: ClassVar[tuple[str, ...]] = ("weights",)
     needs_labels: ClassVar[bool] = False
 
+    keep_local: KeepLocal = "class_token"  # what is not averaged before the end
     mask_ratio: float = 0.75  # share of hidden patches
     norm_pix: bool = True  # standardise each target patch
     lr: float = 1.5e-4  # peak rate
@@ -66,51 +79,46 @@ class FedMAE:
                 raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds, then one exchange that collects the class tokens and one that hands out their mean."""
+        """R rounds, then one exchange that collects what stayed local and one that hands out its mean."""
         train = [Phase("train", r) for r in range(1, rounds + 1)]
-        return [*train, Phase("final", rounds + 1), Phase("final", rounds + 2)]
+        final = [Phase("final", rounds + 1), Phase("final", rounds + 2)]
+        return train if self.keep_local == "none" else [*train, *final]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Weights of a fresh network, or of the backbone to learn on."""
         model = self._model(task)
         model.initialise(task.seed)
-        arrays = steps.as_arrays({**dict(model.named_parameters())})
-        arrays.update({f"backbone.{name}": value for name, value in task.initial.items()})
-        return State({name: value for name, value in arrays.items() if _travels(name)})
+        arrays = {**steps.as_arrays(dict(model.named_parameters())), **_initial(task)}
+        return State(self._split(arrays)[0])
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged weights; in the `final` phases nothing, then the averaged class token."""
-        if phase.kind == "train":
-            return dict.fromkeys(sites, Payload(state.arrays, {}))
-        token = {name: value for name, value in state.arrays.items() if name == CLASS_TOKEN}
-        return dict.fromkeys(sites, Payload(token, {}))
+        """The averaged weights; in the `final` phases nothing, then the mean of what stayed local."""
+        shared, kept = self._split(state.arrays)
+        return dict.fromkeys(sites, Payload(shared if phase.kind == "train" else kept, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs from the averaged weights and the site's own class token; at the end the token itself."""
+        """E epochs from the averaged weights and the site's own part; at the end that part itself."""
         n_train = len(site.unlabelled)
         if broadcast.scalars["phase"] == "final":
-            averaged = {name: value for name, value in broadcast.arrays.items() if name == CLASS_TOKEN}
-            return (
-                (State(averaged), Payload({}, {})) if averaged else (state, Payload(state.arrays, {"n_train": n_train}))
-            )
+            mean = self._split(broadcast.arrays)[1]
+            return (State(mean), Payload({}, {})) if mean else (state, Payload(state.arrays, {"n_train": n_train}))
         model = self._model(site.task).to(site.device)
-        model.initialise(site.task.seed)  # class tokens start equal; everything else is overwritten
-        known = {CLASS_TOKEN: site.task.initial["cls_token"]} if site.task.initial else {}  # a backbone to learn on
+        model.initialise(site.task.seed)  # local parts start equal; everything else is overwritten
+        known = self._split(_initial(site.task))[1]
         received = steps.as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
         missing, unknown = model.load_state_dict(received, strict=False)
-        if unknown or set(missing) - {CLASS_TOKEN, "backbone.pos_embed"}:
+        if unknown or any(name != POSITIONS and not self._stays(name) for name in missing):
             raise TrainingError(f"the broadcast lacks or adds tensors: {sorted({*missing, *unknown})[:3]}.")
         self._train(model, site, int(broadcast.scalars["round"]))
-        arrays = steps.as_arrays(dict(model.named_parameters()))
-        shared = {name: value for name, value in arrays.items() if _travels(name)}
-        return State({CLASS_TOKEN: arrays[CLASS_TOKEN]}), Payload(shared, {"n_train": n_train})
+        shared, kept = self._split(steps.as_arrays(dict(model.named_parameters())))
+        return State(kept), Payload(shared, {"n_train": n_train})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Mean weighted by the sites' numbers of images; of the class tokens, over the sites that have learned one."""
+        """Mean weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
         if phase.kind == "final":
-            if CLASS_TOKEN in state.arrays:
+            replies = {name: reply for name, reply in replies.items() if reply.arrays}
+            if not replies:
                 return state
-            replies = {name: reply for name, reply in replies.items() if CLASS_TOKEN in reply.arrays}
         mean = steps.weighted_mean(replies, steps.sample_weights(replies))
         return State({**state.arrays, **mean})
 
@@ -126,6 +134,15 @@ class FedMAE:
             if name.startswith("backbone.")
         }
 
+    def _stays(self, name: str) -> bool:
+        return name.startswith(PARTS[self.keep_local])
+
+    def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
+        """What is averaged each round, and what stays at the sites until the end; the position table is neither."""
+        learned = {name: value for name, value in arrays.items() if name != POSITIONS}
+        kept = {name: value for name, value in learned.items() if self._stays(name)}
+        return {name: value for name, value in learned.items() if name not in kept}, kept
+
     def _model(self, task: Task) -> MaskedAutoencoder:
         return MaskedAutoencoder(
             architecture_of(task.backbone), decoder_width=self.decoder_width, decoder_depth=self.decoder_depth
@@ -140,31 +157,27 @@ class FedMAE:
         for epoch in range(epochs):
             rng = site.rng("views", round_, epoch)
             losses: list[float] = []
+            asked = perf_counter()
             for step, (images, _) in enumerate(site.batches(examples, self.batch, round_, epoch)):
+                views = random_crops(images, rng, self.smallest_crop)
+                waited = perf_counter() - asked
                 done = (round_ - 1) * epochs + epoch + step / per_epoch  # fractional epochs over the whole run
                 rate = self.lr * steps.cosine_rate(done, total, min(40.0, self.warmup * total))
                 for group in optimizer.param_groups:
                     group["lr"] = rate
-                loss = self._step(model, site, images, rng)
+                loss = self._step(model, site, views, rng)
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 losses.append(steps.check_finite(loss, site, round_, step))
-                site.report(
-                    {
-                        "epoch": epoch + 1,
-                        "step": step + 1,
-                        "steps": per_epoch,
-                        "loss": losses[-1],
-                        "images": len(images),
-                    }
-                )
+                facts = {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": losses[-1]}
+                site.report({**facts, "images": len(images), "wait_seconds": waited})
+                asked = perf_counter()
             site.report({"summary": 1, "loss": float(np.mean(losses))})
 
     def _step(
-        self, model: MaskedAutoencoder, site: Site, images: torch.Tensor, rng: np.random.Generator
+        self, model: MaskedAutoencoder, site: Site, views: torch.Tensor, rng: np.random.Generator
     ) -> torch.Tensor:
-        views = random_crops(images, rng, self.smallest_crop)
         spec = site.task.backbone
         noise = torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
         with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
@@ -178,6 +191,6 @@ class FedMAE:
         return torch.optim.AdamW(groups, lr=self.lr, betas=(0.9, 0.95), fused=True)
 
 
-def _travels(name: str) -> bool:
-    """Every learned tensor travels but the class token; the position tables are not learned."""
-    return name not in (CLASS_TOKEN, "backbone.pos_embed")
+def _initial(task: Task) -> Arrays:
+    """The encoder of a backbone to learn on; nothing where there is none."""
+    return {f"backbone.{name}": value for name, value in task.initial.items()}
