@@ -13,7 +13,7 @@ from edgefl_trainer import data
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.federation import ROW_KINDS
 
-from .conftest import ward_records
+from .conftest import png, ward_records
 
 
 @pytest.fixture
@@ -253,6 +253,61 @@ def test_two_sources_make_one_federation(make_zip, cache: Path) -> None:
         pictures = {one.names[i]: one.images[i] for i in one.sites[name].train}
         for i in both.sites[name].train:
             np.testing.assert_array_equal(both.images[i], pictures[both.names[i]])
+
+
+def test_sixty_twenty_twenty(ward: str) -> None:
+    """FedCLF (arXiv 2208.11278, V-A): "on each device" 60 % train, 20 % validation, 20 % test; here by lesion."""
+    usual, asked = load(ward), load(f"{ward}@rows=60/20/20")
+    for name, site in asked.sites.items():
+        lesions = {kind: {asked.lesions[i] for i in site.rows(kind)} for kind in ROW_KINDS}
+        assert [len(lesions[kind]) for kind in ("train", "tune", "test")] == [24, 8, 8]  # of 40
+        assert lesions["test"] <= {usual.lesions[i] for i in usual.sites[name].test}  # a quarter is held out as a rule
+
+
+def test_a_source_that_names_its_splits_is_not_dealt(make_zip, cache: Path) -> None:
+    records = [{**record, "split": "train"} for record in ward_records()]
+    with pytest.raises(DataError, match="deals all its rows itself; leave @rows out"):
+        load(f"manifest:{make_zip(records)}@rows=60/20/20")
+
+
+def test_one_site_of_two_sources_has_one_split(make_zip, cache: Path) -> None:
+    one = make_zip(ward_records(sites=("east",)), name="a.zip")
+    records = [{**record, "image": f"b{record['image']}"} for record in ward_records(sites=("east",))]
+    other = make_zip(records, name="b.zip")
+    with pytest.raises(DataError, match="Site east has rows of several data sources with different @rows"):
+        load_federation([f"manifest:{one}", f"manifest:{other}@rows=60/20/20"], image_px=8)
+
+
+def test_a_class_that_sources_write_differently_is_named(make_zip, cache: Path) -> None:
+    """Otherwise the site of the second source would lose the class without a word."""
+    one = make_zip(ward_records(sites=("east",)), name="a.zip")
+    west = [{**record, "label": record["label"].lower()} for record in ward_records(sites=("west",))]
+    specs = [f"manifest:{one}", f"manifest:{make_zip(west, name='b.zip')}"]
+    for classes in (None, ["MEL", "NV"]):
+        with pytest.raises(DataError, match=r"has the class '.*' beside '.*'; name one class alike"):
+            load_federation(specs, image_px=8, classes=classes)
+    assert load_federation(specs, image_px=8, task="nevus").classes == ("nevus", "other")
+
+
+def test_seven_parts_and_small_sets_of_their_own(make_zip, cache: Path, tmp_path: Path) -> None:
+    """FedCLF (V-A): seven random parts of one set, three small sets as sites, the classes that all of them have."""
+    large = make_zip(ward_records(70, sites=("east", "west")), name="large.zip")
+    specs = [f"manifest:{large}@split=iid:7@rows=60/20/20"]
+    for i, name in enumerate(("AtlasDerm", "Dermnet", "DarkDerm")):
+        for label in ("NV", "MEL", "eczema"):
+            (tmp_path / name / label).mkdir(parents=True)
+            for j in range(10):
+                (tmp_path / name / label / f"{j}.png").write_bytes(png(1000 * i + j))
+        specs.append(f"folder:{tmp_path / name}@site={name}@rows=60/20/20")
+    made = load_federation(specs, image_px=8, classes=["MEL", "NV"])
+    assert list(made.sites) == ["AtlasDerm", "DarkDerm", "Dermnet", *(f"iid-{i}" for i in range(1, 8))]
+    assert made.classes == ("MEL", "NV")
+    for name in ("AtlasDerm", "Dermnet", "DarkDerm"):
+        assert [len(made.sites[name].rows(kind)) for kind in ("train", "tune", "test")] == [12, 4, 4]
+        assert made.counts(made.sites[name].train).tolist() == [6, 6]
+    parts = [site for name, site in made.sites.items() if name.startswith("iid")]
+    lesions = [{made.lesions[i] for kind in ROW_KINDS for i in site.rows(kind)} for site in parts]
+    assert sum(map(len, lesions)) == len(set.union(*lesions)) == 106  # 140 without 34 of BKL
 
 
 def test_the_same_source_twice_is_refused(ward: str) -> None:

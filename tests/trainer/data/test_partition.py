@@ -196,6 +196,14 @@ def test_natural_and_iid_are_those_without_a_file(make_zip: ZipMaker, cache: Pat
     )
 
 
+def test_rows_in_per_cent_are_those_without_a_file(make_zip: ZipMaker, cache: Path) -> None:
+    spec = f"manifest:{make_zip(ward_records())}"
+    made = make_partition([f"{spec}@rows=60/20/20"], Plan(scheme="natural"), 0)
+    assert made.sha256 == load_federation([f"{spec}@rows=60/20/20"], image_px=8).partition_sha256
+    with pytest.raises(PartitionError, match="different @rows"):
+        make_partition([spec, f"{spec}@rows=60/20/20"], Plan(scheme="natural"), 0)
+
+
 def test_task_limit_and_classes_act_on_the_dealt_rows(make_zip: ZipMaker, cache: Path) -> None:
     spec = ward(make_zip)
     made = make_partition([spec], Plan(scheme="iid", sites=3), 0)

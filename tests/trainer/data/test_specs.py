@@ -28,6 +28,15 @@ def test_parse(text: str, kind: str, body: str, options: dict, site: str | None,
     assert (spec.kind, spec.body, dict(spec.options), spec.site, spec.iid_sites) == (kind, body, options, site, iid)
 
 
+@pytest.mark.parametrize("text", ["folder:/d@split=iid:7@rows=60/20/20", "folder:/d@rows=60/20/20@split=iid:7"])
+def test_rows_of_a_spec(text: str) -> None:
+    """docs/data.md, suffixes: train, tune and test in per cent; tune is a share of what is not test."""
+    spec = parse_spec(text)
+    assert (spec.body, spec.site, spec.iid_sites) == ("/d", None, 7)
+    assert spec.shares is not None and (spec.shares.test, spec.shares.tune) == (0.2, 0.25)
+    assert parse_spec("folder:/d").shares is None
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -38,6 +47,11 @@ def test_parse(text: str, kind: str, body: str, options: dict, site: str | None,
         ("folder:x@split=dirichlet:3", ["@split=iid:N"]),
         ("folder:x@split=iid:0", ["@split=iid:N"]),
         ("folder:x@split=iid:²", ["@split=iid:N"]),
+        ("folder:x@rows=60/20", ["@rows=60/20", "100 in all"]),
+        ("folder:x@rows=60/30/20", ["@rows=60/30/20", "100 in all"]),
+        ("folder:x@rows=80/20/00", ["@rows=80/20/00"]),
+        ("folder:x@split=iid:2@split=iid:3", ["two suffixes @split"]),
+        ("folder:x@site=a@split=iid:3", ["write @site or @split"]),
         ("folder:", ["names no path"]),
         ("lesions:site=3", ["option site", "sites, images, seed"]),
         ("lesions:abc", ["'abc' before its options"]),

@@ -9,7 +9,7 @@ Source: docs/design.md 5 (Rows), docs/methods.md 1.6 and 7.
 import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import UNDEALT, Row
@@ -17,6 +17,22 @@ from edgefl_trainer.data.rows import UNDEALT, Row
 TEST_SHARE = 0.25  # docs/methods.md 1.6: "per client 75/25 split"
 TEST_SEED = 0  # of no run: all runs hold the same lesions out
 TUNE_SHARE = 0.15  # docs/design.md 5: of each site's training lesions
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How the lesions of a site are dealt where their source names no split.
+
+    Attributes:
+        test: Share of all lesions that is held out.
+        tune: Share of the others that selects, stops and calibrates.
+    """
+
+    test: float = TEST_SHARE
+    tune: float = TUNE_SHARE
+
+
+USUAL = Shares()
 
 
 def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:
@@ -51,16 +67,17 @@ def choose_share(classes_by_lesion: Mapping[str, str], share: float, purpose: st
     return set(order[: min(round(share * len(order)), max(len(order) - 1, 0))])
 
 
-def choose_tune(site: str, learning: Sequence[Row], seed: int) -> set[str]:
-    """The tune lesions of a site, `TUNE_SHARE` of those it learns from, stratified by class.
+def choose_tune(site: str, learning: Sequence[Row], seed: int, share: float = TUNE_SHARE) -> set[str]:
+    """The tune lesions of a site, a share of those it learns from, stratified by class.
 
     Args:
         site: Its name; sites draw independently.
         learning: Its labelled training rows.
         seed: Any integer.
+        share: See `Shares`.
     """
     class_of = {row.lesion: str(row.label) for row in sorted(learning, key=lambda row: row.image, reverse=True)}
-    return choose_share(class_of, TUNE_SHARE, f"tune:{site}", seed)
+    return choose_share(class_of, share, f"tune:{site}", seed)
 
 
 def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purpose: str, seed: int) -> set[str]:
@@ -90,10 +107,15 @@ def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purp
     return chosen
 
 
-def deal_test(rows: Sequence[Row]) -> list[Row]:
-    """Give rows whose source names no split `train` or `test`, `TEST_SHARE` of each site's lesions, in every run alike.
+def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
+    """Give rows whose source names no split `train` or `test`, a share of each site's lesions, in every run alike.
 
-    A lesion that stands in two sites is dealt once, with the first of them in name order.
+    A lesion that stands in two sites is dealt once, with the first of them in name order. The lesions of a smaller
+    share are among those of a larger one.
+
+    Args:
+        rows: Of one source.
+        share: See `Shares`.
 
     Returns:
         The rows in order; rows without label become `unlabelled`.
@@ -106,7 +128,7 @@ def deal_test(rows: Sequence[Row]) -> list[Row]:
     by_site: dict[str, dict[str, str]] = defaultdict(dict)
     for lesion, site in site_of.items():
         by_site[site][lesion] = class_of[lesion]
-    test = {lesion for members in by_site.values() for lesion in choose_share(members, TEST_SHARE, "test", TEST_SEED)}
+    test = {lesion for members in by_site.values() for lesion in choose_share(members, share, "test", TEST_SEED)}
 
     def dealt(row: Row) -> Row:
         if row.split != UNDEALT:

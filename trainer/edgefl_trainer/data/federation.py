@@ -9,7 +9,6 @@ Source: docs/design.md 5 (Data SPECs, Rows, --task, --unlabelled), docs/methods.
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
-from edgefl_trainer.data.dealing import choose_limit, choose_tune, spread
+from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_limit, choose_tune, spread
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.rows import Row, Table
@@ -137,8 +136,11 @@ def load_federation(
     names, labels = label_rows(rows, task, classes)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     if partition is None:
-        rows = _select(rows, [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)])
-    tune = partial(choose_tune, seed=seed) if partition is None else partition.tune_lesions
+        spans = [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)]
+        rows = _select(rows, spans)
+        tune = _tune_chooser(rows, spans, seed)
+    else:
+        tune = partition.tune_lesions
     sites = _deal_sites(rows, labels, seed=seed, keep_unlabelled=unlabelled != "none", limit=limit, tune=tune)
     pictures = cached_pictures(tables, image_px, fit, cache_dir or default_cache_dir())
     return Federation(
@@ -185,6 +187,7 @@ def label_rows(
     if unknown or len(set(wanted)) != len(wanted):
         raise DataError(f"Class {(unknown or wanted)[0]!r} is not in the data or named twice; it has {_list(present)}.")
     if task == "all":
+        _check_alike(present, wanted)
         index = {name: i for i, name in enumerate(wanted)}
         names = wanted
     elif task == "nevus":
@@ -196,6 +199,16 @@ def label_rows(
         raise DataError(f"Task {task!r} is not known; allowed are all and nevus.")
     labels = np.array([-1 if row.label is None else index.get(row.label, -1) for row in rows], dtype=np.int64)
     return names, labels
+
+
+def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
+    """Sources that write a class differently would lose it at some sites, in silence."""
+    by_fold = {name.casefold(): name for name in wanted}
+    odd = next((name for name in present if by_fold.get(name.casefold(), name) != name), None)
+    if odd is not None:
+        raise DataError(
+            f"The data has the class {odd!r} beside {by_fold[odd.casefold()]!r}; name one class alike in every source."
+        )
 
 
 def _dealt(spec: Spec, table: Table, seed: int) -> list[Row]:
@@ -240,6 +253,23 @@ def _select(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]]) -> list[Row]
         part = rows[len(chosen) : len(chosen) + length]
         chosen.extend(row if spec.site in (None, row.site) else replace(row, site=None) for row in part)
     return chosen
+
+
+def _tune_chooser(rows: Sequence[Row], spans: Sequence[tuple[Spec, int]], seed: int) -> ChooseTune:
+    """Chooses the tune lesions of a site by the shares that the SPEC of its rows asks for."""
+    shares: dict[str, float] = {}
+    done = 0
+    for spec, length in spans:
+        wanted = (spec.shares or USUAL).tune
+        for site in {row.site for row in rows[done : done + length] if row.site and row.split == "train"}:
+            if shares.setdefault(site, wanted) != wanted:
+                raise DataError(f"Site {site} has rows of several data sources with different @rows; write the same.")
+        done += length
+
+    def choose(site: str, learning: Sequence[Row]) -> set[str]:
+        return choose_tune(site, learning, seed, shares.get(site, TUNE_SHARE))
+
+    return choose
 
 
 def _check_names(rows: Sequence[Row]) -> None:

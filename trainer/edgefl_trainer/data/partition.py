@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import read_bounded
-from edgefl_trainer.data.dealing import choose_share, choose_tune, deal_iid, deal_test
+from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_share, choose_tune, deal_iid, deal_test
 from edgefl_trainer.data.errors import DataError, PartitionError
 from edgefl_trainer.data.plan import ALPHA, Plan
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.rows import UNDEALT, Row, Table
 from edgefl_trainer.data.schemes import Lesion, dirichlet_by_class, dirichlet_by_site, follow, pathological
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 
@@ -113,11 +113,21 @@ def make_partition(specs: Sequence[str], plan: Plan, seed: int, classes: Sequenc
     if not specs:
         raise DataError("No data was named; give at least one data SPEC.", "setting")
     parsed = [parse_spec(text) for text in specs]
+    shares = {(spec.shares or USUAL).tune for spec in parsed}
+    if len(shares) > 1:
+        raise PartitionError("the data sources have different @rows: a partition needs the same for all of them.")
     rows = [row for spec in parsed for row in own_rows(spec, read_spec(spec, seed), seed)]
-    return deal(rows, plan, seed, classes)
+    return deal(rows, plan, seed, classes, tune_share=shares.pop())
 
 
-def deal(rows: Sequence[Row], plan: Plan, seed: int, classes: Sequence[str] | None = None) -> Partition:
+def deal(
+    rows: Sequence[Row],
+    plan: Plan,
+    seed: int,
+    classes: Sequence[str] | None = None,
+    *,
+    tune_share: float = TUNE_SHARE,
+) -> Partition:
     """The partition of rows whose test rows are dealt.
 
     Raises:
@@ -132,7 +142,7 @@ def deal(rows: Sequence[Row], plan: Plan, seed: int, classes: Sequence[str] | No
     if not taken:
         raise PartitionError(f"the data has no labelled image for scheme {plan.scheme}: name a site or another scheme.")
     dealt, domain_of = _deal_scheme(taken, plan, seed)
-    sites = _content(dealt, seed)
+    sites = _content(dealt, seed, tune_share)
     for name, kinds in sites.items():
         check_site_name(name, f"scheme {plan.scheme}")
         if not kinds["train"]:
@@ -145,15 +155,18 @@ def sited_rows(spec: Spec, table: Table, seed: int) -> list[Row]:
     """The rows of a table with the sites and test rows that its SPEC gives them, in order.
 
     Raises:
-        DataError: `@site=NAME` names a site that the data does not have.
+        DataError: `@site=NAME` names a site that the data does not have, or `@rows` is given to data with splits.
     """
     rows = list(table.rows)
+    if spec.shares is not None and not any(row.split == UNDEALT and row.label is not None for row in rows):
+        raise DataError(f"{spec.text!r} has @rows, but the source deals all its rows itself; leave @rows out.")
     if spec.site is not None and all(row.site is None for row in rows):
         rows = [replace(row, site=spec.site) for row in rows]
     elif spec.site is not None and spec.site not in {row.site for row in rows}:
         found = ", ".join(sorted({row.site for row in rows if row.site})[:20]) or "none"
         raise DataError(f"{spec.text!r} asks for the site {spec.site}; the sites of the data are {found}.")
-    rows = deal_test(rows)  # before new sites are dealt by the run's seed, which must not move a lesion into `test`
+    # before new sites are dealt by the run's seed, which must not move a lesion into `test`
+    rows = deal_test(rows, (spec.shares or USUAL).test)
     return rows if spec.iid_sites is None else deal_iid(rows, spec.iid_sites, seed)
 
 
@@ -320,15 +333,17 @@ def _domains(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return groups
 
 
-def _content(rows: Sequence[Row], seed: int) -> Content:
+def _content(rows: Sequence[Row], seed: int, tune_share: float) -> Content:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[str(row.site)].append(row)
-    return {name: dict(_site_content(name, groups[name], seed)) for name in sorted(groups)}
+    return {name: dict(_site_content(name, groups[name], seed, tune_share)) for name in sorted(groups)}
 
 
-def _site_content(name: str, rows: Sequence[Row], seed: int) -> Iterator[tuple[str, tuple[Entry, ...]]]:
-    tune = choose_tune(name, [row for row in rows if row.split == "train"], seed)
+def _site_content(
+    name: str, rows: Sequence[Row], seed: int, tune_share: float
+) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+    tune = choose_tune(name, [row for row in rows if row.split == "train"], seed, tune_share)
     for kind in KINDS:
         split = "train" if kind == "tune" else kind
         chosen = [

@@ -1,15 +1,16 @@
-"""Data SPECs: `KIND:BODY[,option=value…][@site=NAME|@split=iid:N]` → a table of rows.
+"""Data SPECs: `KIND:BODY[,option=value…][@site=NAME|@split=iid:N][@rows=TRAIN/TUNE/TEST]` → a table of rows.
 
-Kinds stand in `READERS`; the suffix is kept with the table because it acts after all SPECs were read.
+Kinds stand in `READERS`; the suffixes are kept with the table because they act after all SPECs were read.
 Source: docs/design.md 5 (Data SPECs).
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgefl_trainer.data.cifar100 import read_cifar100
+from edgefl_trainer.data.dealing import Shares
 from edgefl_trainer.data.domainnet import read_domainnet
 from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.folder import read_folder
@@ -21,7 +22,8 @@ from edgefl_trainer.data.manifest import read_manifest
 from edgefl_trainer.data.rows import Table
 from edgefl_trainer.data.tiny_imagenet import read_tiny_imagenet
 
-_SUFFIX = re.compile(r"@(site|split)=([^@]*)$")
+_SUFFIX = re.compile(r"@(site|split|rows)=([^@]*)$")
+_ROWS = re.compile(r"([1-9][0-9]?)/([1-9][0-9]?)/([1-9][0-9]?)")  # per cent of train, tune and test
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MAX_SITES = 10_000
 
@@ -37,6 +39,7 @@ class Spec:
         options: `name=value` pairs after the body.
         site: NAME of `@site=NAME`, or None.
         iid_sites: N of `@split=iid:N`, or None.
+        shares: Of `@rows=TRAIN/TUNE/TEST`, or None.
     """
 
     text: str
@@ -45,22 +48,26 @@ class Spec:
     options: Mapping[str, str]
     site: str | None = None
     iid_sites: int | None = None
+    shares: Shares | None = None
 
 
 def parse_spec(text: str) -> Spec:
     """Parse one SPEC.
 
     Raises:
-        SpecError: The kind, an option or the suffix is not known.
+        SpecError: The kind, an option or a suffix is not known, or two suffixes exclude one another.
     """
-    suffix = _SUFFIX.search(text)
-    site, iid_sites = _parse_suffix(text, suffix) if suffix else (None, None)
-    rest = text[: suffix.start()] if suffix else text
+    rest, suffixes = text, dict[str, str]()
+    while suffix := _SUFFIX.search(rest):
+        if suffix[1] in suffixes:
+            raise SpecError(f"{text!r} has two suffixes @{suffix[1]}; write one.")
+        suffixes[suffix[1]] = suffix[2]
+        rest = rest[: suffix.start()]
     kind, colon, after = rest.partition(":")
     if not colon or kind not in READERS:
         raise SpecError(f"{text!r} is not a data SPEC; it starts with one of {', '.join(k + ':' for k in READERS)}.")
     body, options = _split_options(after)
-    return Spec(text, kind, body, options, site, iid_sites)
+    return _with_suffixes(Spec(text, kind, body, options), suffixes)
 
 
 def read_spec(spec: Spec, seed: int) -> Table:
@@ -95,18 +102,36 @@ def check_site_name(name: str, where: str) -> None:
         raise DataError(f"{where!r} names the site {name!r}; use up to 64 letters, digits, '_', '.' and '-'.")
 
 
-def _parse_suffix(text: str, suffix: re.Match[str]) -> tuple[str | None, int | None]:
-    value = suffix.group(2)
-    if suffix.group(1) == "site":
+def _with_suffixes(spec: Spec, suffixes: Mapping[str, str]) -> Spec:
+    if {"site", "split"} <= suffixes.keys():
+        raise SpecError(f"{spec.text!r} both names its site and deals its rows to new ones; write @site or @split.")
+    if "site" in suffixes:
         try:
-            check_site_name(value, text)
+            check_site_name(suffixes["site"], spec.text)
         except DataError as error:
             raise SpecError(str(error)) from error
-        return value, None
+        spec = replace(spec, site=suffixes["site"])
+    if "split" in suffixes:
+        spec = replace(spec, iid_sites=_iid_sites(spec.text, suffixes["split"]))
+    return replace(spec, shares=_shares(spec.text, suffixes["rows"])) if "rows" in suffixes else spec
+
+
+def _iid_sites(text: str, value: str) -> int:
     scheme, _, number = value.partition(":")
     if scheme != "iid" or not number.isascii() or not number.isdigit() or not 1 <= int(number) <= MAX_SITES:
-        raise SpecError(f"{text!r} ends in @split={value}; allowed is @split=iid:N with N from 1 to {MAX_SITES}.")
-    return None, int(number)
+        raise SpecError(f"{text!r} has @split={value}; allowed is @split=iid:N with N from 1 to {MAX_SITES}.")
+    return int(number)
+
+
+def _shares(text: str, value: str) -> Shares:
+    found = _ROWS.fullmatch(value)
+    train, tune, test = (int(part) for part in found.groups()) if found else (0, 0, 0)
+    if train + tune + test != 100:
+        raise SpecError(
+            f"{text!r} has @rows={value}; allowed are the per cent of train, tune and test rows, 100 in all, such as "
+            "@rows=60/20/20."
+        )
+    return Shares(test=test / 100, tune=tune / (train + tune))
 
 
 def _split_options(after: str) -> tuple[str, dict[str, str]]:
