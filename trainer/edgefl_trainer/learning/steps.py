@@ -37,7 +37,8 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
         summed = np.zeros(first.shape, dtype=np.float64)
         for name in names:  # one reply at a time, always in the same order
             summed += weights[name] * replies[name].arrays[key].astype(np.float64)
-        mean[key] = (summed / total).astype(first.dtype)
+        exact = np.rint(summed / total) if np.issubdtype(first.dtype, np.integer) else summed / total
+        mean[key] = np.asarray(exact, dtype=first.dtype)  # counters of batch norm are whole numbers
     return mean
 
 

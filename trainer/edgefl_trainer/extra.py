@@ -1,0 +1,19 @@
+"""Commands that need the extra `edgefl[trainer]` say so in one sentence where it is missing."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from edgefl_protocol.errors import EdgeflError
+
+
+def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Say in one sentence that the extra is missing, instead of failing at an import."""
+
+    def checked(*args: Any, **options: Any) -> Any:
+        if find_spec("torch") is None or find_spec("timm") is None:
+            raise EdgeflError("this command needs edgefl[trainer]: pip install 'edgefl[trainer]'.", "setting")
+        return command(*args, **options)
+
+    checked.__name__, checked.__doc__ = command.__name__, command.__doc__
+    return checked

@@ -1,0 +1,280 @@
+"""How a site trains a whole network and its linear head on labelled images: rates, regularisers, one round of epochs.
+
+Vision transformers: MAE's fine-tuning recipe (arXiv 2111.06377, FINETUNE.md and util/lr_decay.py of its code): AdamW,
+rates that fall from the head down to the patches, drop path, warm-up and cosine. Convolutional networks: Adam with a
+rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 2.3 and 3.1.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from edgefl_trainer.augment import dihedral, random_crops
+from edgefl_trainer.contract import Site, State
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
+from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
+
+STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
+STEP_SHARES = (0.6, 0.8)  # of all epochs: 12 and 16 of the paper's 20
+MOST_WARMUP = 0.25  # share of all epochs
+MOMENTS = ("exp_avg", "exp_avg_sq")
+HEAD_DEVIATION = {"vit": 2e-5, "cnn": 0.01}  # of a fresh head: MAE's and MoCo's code
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRecipe:
+    """Hyper-parameters; the defaults are FedMAE's for federated fine-tuning."""
+
+    optimizer: Literal["adam", "adamw"] = "adamw"
+    lr: float = 5e-4  # peak rate of the head
+    min_lr: float = 1e-6  # where the cosine ends
+    schedule: Literal["cosine", "steps", "constant"] = "cosine"  # steps: x 0.2 after 60 % and after 80 % of all epochs
+    warmup: float = 5.0  # epochs, at most a quarter of all; of the cosine
+    layer_decay: float = 0.65  # factor of the rate from block to block towards the patches; vision transformers only
+    drop_path: float = 0.1  # share of dropped branches in the last block, less before; vision transformers only
+    weight_decay: float = 0.05  # none on one-dimensional tensors
+    batch: int = 256
+    readout: Literal["auto", "cls", "mean", "pooled"] = "auto"  # auto: mean of patch tokens; pooled for a CNN
+    augment: Literal["none", "dihedral", "crops"] = "crops"
+    smallest_crop: float = 0.2  # smallest share of the area a crop shows
+
+    def __post_init__(self) -> None:
+        checks: Sequence[tuple[str, bool, str]] = (
+            ("lr", 0 < self.lr <= 1, "above 0, at most 1"),
+            ("min_lr", 0 <= self.min_lr <= self.lr, "0 to lr"),
+            ("warmup", 0 <= self.warmup <= 10_000, "0 to 10000 epochs"),
+            ("layer_decay", 0 < self.layer_decay <= 1, "above 0, at most 1"),
+            ("drop_path", 0 <= self.drop_path < 1, "0 to below 1"),
+            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
+            ("batch", self.batch >= 1, "1 or more"),
+            ("smallest_crop", 0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
+        )
+        for name, holds, allowed in checks:
+            if not holds:
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
+
+    def rate(self, done: float, total: int) -> float:
+        """Learning rate of the head after some epochs.
+
+        Args:
+            done: epochs behind, with fractions.
+            total: epochs of the whole run.
+        """
+        if self.schedule == "constant":
+            return self.lr
+        if self.schedule == "steps":
+            return self.lr * STEP_FACTOR ** sum(done >= round(share * total) for share in STEP_SHARES)
+        warmup = min(self.warmup, MOST_WARMUP * total)
+        share = steps.cosine_rate(done, total, warmup)
+        return self.lr * share if done < warmup else self.min_lr + (self.lr - self.min_lr) * share
+
+    def readout_of(self, spec: BackboneSpec) -> Readout:
+        """What the head reads of a network.
+
+        Raises:
+            SettingError: the network has no such feature.
+        """
+        usual: Readout = "pooled" if isinstance(spec, CNNSpec) else "mean"
+        found: Readout = usual if self.readout == "auto" else self.readout
+        if (found == "pooled") != isinstance(spec, CNNSpec):
+            raise SettingError(f"readout is {found!r}; {spec.name} has {usual!r}: leave --set readout out.")
+        return found
+
+
+class Classifier(nn.Module):
+    """A network that learns and its linear head; parameters are called `network.*` and `head.*`."""
+
+    network: Any  # timm carries no types
+
+    def __init__(self, network: nn.Module, width: int, classes: int, readout: Readout) -> None:
+        """Join network and head.
+
+        Args:
+            network: of timm, without classifier.
+            width: D.
+            classes: K.
+            readout: what the head reads.
+        """
+        super().__init__()
+        self.network = network
+        self.head = nn.Linear(width, classes)
+        self.readout = readout
+
+    def features(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
+        """What the head reads; the same as the frozen network's readout in evaluation mode.
+
+        Args:
+            pixels: normalised, (B, 3, S, S).
+
+        Returns:
+            (B, D), float32.
+        """
+        if self.readout == "pooled":
+            return self.network(pixels).float()  # type: ignore[no-any-return]
+        tokens = self.network.forward_features(pixels)  # (B, 1+N, D)
+        found = tokens[:, 0] if self.readout == "cls" else tokens[:, 1:].mean(dim=1)
+        return found.float()  # type: ignore[no-any-return]
+
+
+def fresh_head(model: Classifier, seed: int) -> None:
+    """A head near zero without bias, so that the first steps do not pull the network apart."""
+    kind = "cnn" if model.readout == "pooled" else "vit"
+    generator = torch.Generator().manual_seed(seed)
+    nn.init.trunc_normal_(model.head.weight, std=HEAD_DEVIATION[kind], generator=generator)
+    nn.init.zeros_(model.head.bias)
+
+
+def learned_names(model: Classifier) -> list[str]:
+    """Parameters that learn, in name order; fixed position tables do not."""
+    return sorted(name for name, value in model.named_parameters() if value.requires_grad)
+
+
+def rate_share(name: str, depth: int, layer_decay: float) -> float:
+    """Factor of a parameter's rate: layer_decay^(L + 1 − i), with i the layer it belongs to.
+
+    Args:
+        name: `head.weight`, `network.blocks.3.attn.qkv.weight` …
+        depth: L, number of blocks; 0 for a convolutional network, all of which learns at one rate.
+        layer_decay: factor from layer to layer.
+    """
+    if depth == 0:
+        return 1.0
+    part = name.removeprefix("network.").split(".")
+    if part[0] in ("cls_token", "pos_embed", "patch_embed"):
+        layer = 0
+    else:
+        layer = int(part[1]) + 1 if part[0] == "blocks" else depth + 1
+    return layer_decay ** (depth + 1 - layer)
+
+
+def make_optimizer(
+    recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None
+) -> tuple[torch.optim.Optimizer, list[float]]:
+    """The optimiser, one group for each parameter, and the factor of each group's rate.
+
+    Args:
+        recipe: hyper-parameters.
+        model: whose parameters learn.
+        depth: L; 0 for a convolutional network.
+        state: where the moments go on, see `optimizer_state`; None begins afresh.
+
+    Returns:
+        Optimiser and factors.
+    """
+    parameters = dict(model.named_parameters())
+    names = learned_names(model)
+    tokens = ("network.cls_token", "network.pos_embed")
+    groups = [
+        {
+            "params": [parameters[name]],
+            "weight_decay": 0.0 if parameters[name].ndim <= 1 or name in tokens else recipe.weight_decay,
+        }
+        for name in names
+    ]
+    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
+    optimizer = kind(groups, lr=recipe.lr)
+    if state is not None and "optimizer.step" in state.values:
+        for name in names:
+            value = parameters[name]
+            moments = {key: np.array(state.arrays[f"optimizer.{key}.{name}"]) for key in MOMENTS}
+            optimizer.state[value] = {
+                "step": torch.tensor(float(state.values["optimizer.step"])),
+                **{key: torch.from_numpy(found).to(value.device) for key, found in moments.items()},
+            }
+    return optimizer, [rate_share(name, depth, recipe.layer_decay) for name in names]
+
+
+def optimizer_state(model: Classifier, optimizer: torch.optim.Optimizer) -> State:
+    """The moments of `make_optimizer`'s optimiser under stable names."""
+    parameters = dict(model.named_parameters())
+    found = {name: optimizer.state[parameters[name]] for name in learned_names(model)}
+    arrays = steps.as_arrays({f"optimizer.{key}.{name}": own[key] for name, own in found.items() for key in MOMENTS})
+    return State(arrays, {"optimizer.step": int(next(iter(found.values()))["step"])})
+
+
+def with_drop_path(model: Classifier, share: float) -> None:
+    """Stochastic depth as in MAE's recipe: from 0 in the first block to `share` in the last, in equal steps."""
+    from timm.layers.drop import DropPath
+
+    blocks = list(model.network.blocks)
+    for i, block in enumerate(blocks):
+        dropped = share * i / max(1, len(blocks) - 1)
+        block.drop_path1, block.drop_path2 = DropPath(dropped), DropPath(dropped)
+
+
+def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, before: State | None) -> State:
+    """Local epochs of one round: steps the model in place and reports the loss.
+
+    The schedule runs over all epochs of all rounds. A batch of one image has no spread to normalise by: it learns with
+    the running statistics and leaves them alone.
+
+    Args:
+        recipe: hyper-parameters.
+        site: whose training rows are learned.
+        model: on the site's device.
+        round_: train round, from 1.
+        before: where the optimiser goes on; None begins afresh.
+
+    Returns:
+        The optimiser's state after the last step.
+    """
+    blocks = 0 if model.readout == "pooled" else len(model.network.blocks)
+    if blocks:
+        with_drop_path(model, recipe.drop_path)
+    optimizer, shares = make_optimizer(recipe, model, blocks, before)
+    epochs = site.task.epochs
+    per_epoch = -(-len(site.train) // recipe.batch)
+    for epoch in range(epochs):
+        total = 0.0
+        for step, (images, target) in enumerate(_views(recipe, site, round_, epoch)):
+            done = (round_ - 1) * epochs + epoch + step / per_epoch
+            rate = recipe.rate(done, site.task.rounds * epochs)
+            for group, share in zip(optimizer.param_groups, shares, strict=True):
+                group["lr"] = rate * share
+            model.train(len(images) > 1)
+            with _drawn(site, round_, epoch, step):
+                loss = _loss(model, site, images, target)
+            value = steps.check_finite(loss, site, round_, step)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            total += len(images) * value
+            site.report(
+                {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
+            )
+        site.report({"summary": 1, "loss": total / len(site.train)})
+    return optimizer_state(model, optimizer)
+
+
+def _views(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Augmented batches of one epoch."""
+    rng = site.rng("augment", round_, epoch)
+    for images, target in site.batches(site.train, recipe.batch, round_, epoch):
+        if recipe.augment == "crops":
+            yield random_crops(images, rng, recipe.smallest_crop), target
+        else:
+            yield dihedral(images, rng) if recipe.augment == "dihedral" else images, target
+
+
+def _loss(model: Classifier, site: Site, images: Tensor, target: Tensor) -> Float[Tensor, ""]:
+    """Cross-entropy; the network runs under autocast, the head in float32."""
+    assert site.backbone is not None
+    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        features = model.features(site.backbone.normalise(images))
+    return cross_entropy(model.head(features), target)
+
+
+@contextmanager
+def _drawn(site: Site, round_: int, epoch: int, step: int) -> Iterator[None]:
+    """Drop path draws from torch's own generator: seeded for each step, put back after it."""
+    with torch.random.fork_rng(devices=[site.device] if site.device.type == "cuda" else []):
+        torch.manual_seed(int(site.rng("drop path", round_, epoch, step).integers(2**63)))
+        yield

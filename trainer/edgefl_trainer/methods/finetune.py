@@ -1,0 +1,136 @@
+"""Fine-tuning with few labels. The second stage of FedCLF and FedMAE, arXiv 2208.11278, sections III-A and V.
+
+    all start from the pre-trained network and the same fresh linear head          beginning
+    mode=local      site c: all epochs of network and head on its own labels       local_round
+                    nothing is sent, nothing is averaged
+    mode=federated  server sends network and head                                  broadcast
+                    site c: E epochs of both                                       local_round
+                    server: theta = sum_c n_c/n theta_c, running statistics of     aggregate
+                    batch norm like weights; n_c counts labelled images
+
+Differs from the paper: each site keeps the round that is best on its own tune rows, where FedMAE takes the best global
+model on validation data; of MAE's recipe mixup, cutmix, label smoothing and random augmentation are left out, the mean
+of the patch tokens is taken after the network's own last norm, and fixed positions stay fixed; moments start afresh
+each round of `federated` while the schedule goes on; crops are also turned and mirrored (docs/methods.md 2.3, 3.1).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps, whole_network
+from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe
+from edgefl_trainer.models.backbones import build_network, frozen_network, load_weights, weights_of
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+
+NETWORK = "network."
+
+
+@dataclass(frozen=True, kw_only=True)
+class FineTune:
+    """A whole network and a linear head on labelled images, at each site alone or averaged."""
+
+    family: ClassVar[str] = "fine-tuning"
+    paper: ClassVar[str] = "arXiv 2208.11278"
+    needs_labels: ClassVar[bool] = True
+
+    mode: Literal["local", "federated"] = "federated"
+    recipe: NetworkRecipe = field(default_factory=NetworkRecipe)
+    weighting: Weighting = "samples"
+    optimizer_state: Literal["auto", "keep", "reset"] = "auto"  # across rounds; auto: keep in local mode
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """Network and head, where they are averaged."""
+        return () if self.mode == "local" else ("weights",)
+
+    @property
+    def keeps_moments(self) -> bool:
+        """Whether the optimiser goes on where the round before stopped."""
+        return self.mode == "local" if self.optimizer_state == "auto" else self.optimizer_state == "keep"
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """R rounds; in local mode a round is E epochs after which the model is judged."""
+        return [Phase("train", r) for r in range(1, rounds + 1)]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """The network to start from and a fresh head; nothing in local mode."""
+        if len(task.classes) < 2:
+            raise SettingError(
+                f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes."
+            )
+        self.recipe.readout_of(task.backbone)
+        return State() if self.mode == "local" else State(self.beginning(task))
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """Network and head; nothing in local mode."""
+        return dict.fromkeys(sites, Payload(state.arrays, {}))
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """E epochs from the averaged model, or from where the site stopped."""
+        model = self.model(site.task)
+        _load(model, self.current(site, state, broadcast), site)
+        before = state if self.keeps_moments else None
+        moments = whole_network.learn(self.recipe, site, model.to(site.device), int(broadcast.scalars["round"]), before)
+        learned = _arrays(model)
+        kept = moments if self.keeps_moments else State()
+        new = State({**learned, **kept.arrays}, kept.values)
+        return new, Payload({}, {}) if self.mode == "local" else Payload(learned, {"n_train": len(site.train)})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """The mean of networks and heads, running statistics included; nothing in local mode."""
+        if self.mode == "local" or phase.kind != "train":
+            return state
+        weights = dict.fromkeys(replies, 1.0) if self.weighting == "uniform" else steps.sample_weights(replies)
+        return State(steps.weighted_mean(replies, weights))
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """The averaged model, or the site's own; the beginning where it took part in no round."""
+        arrays, spec = self.current(site, state, broadcast), site.task.backbone
+        network = _network(arrays)
+        options = ScoreOptions(readout=self.recipe.readout_of(spec), output="softmax", head_norm="none", prompts=())
+        module = ScoreModule(frozen_network(spec, network).to(site.device), options)
+        head = {name: np.asarray(arrays[name], dtype=np.float32) for name in ("head.weight", "head.bias")}
+        return Predictor(module, {**head, "temperature": np.asarray(1.0, dtype=np.float32)}, site.seen, network)
+
+    def current(self, site: Site, state: State, broadcast: Payload) -> Arrays:
+        """Network and head as a site has them at the start of a round."""
+        found = state.arrays if self.mode == "local" else broadcast.arrays
+        return {name: value for name, value in found.items() if not name.startswith("optimizer.")} or self.beginning(
+            site.task
+        )
+
+    def model(self, task: Task) -> Classifier:
+        """A model of the right shape; its weights are set by who asks for it."""
+        network = build_network(task.backbone, task.seed)
+        return Classifier(network, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
+
+    def beginning(self, task: Task) -> Arrays:
+        """The pre-trained network, or a fresh one where the task has none, and a fresh head."""
+        model = self.model(task)
+        whole_network.fresh_head(model, task.seed)
+        initial = {NETWORK + name: value for name, value in task.initial.items()}
+        return {**_arrays(model), **initial}
+
+
+def _arrays(model: Classifier) -> Arrays:
+    """Everything of a model that learns or is averaged, by the names that travel."""
+    network = {NETWORK + name: value for name, value in weights_of(model.network).items()}
+    return {**network, **steps.as_arrays({f"head.{name}": value for name, value in model.head.state_dict().items()})}
+
+
+def _network(arrays: Arrays) -> Arrays:
+    """The network's tensors by timm's names."""
+    return {name.removeprefix(NETWORK): value for name, value in arrays.items() if name.startswith(NETWORK)}
+
+
+def _load(model: Classifier, arrays: Arrays, site: Site) -> None:
+    load_weights(model.network, _network(arrays), site.task.backbone.name)
+    head = {name: arrays[f"head.{name}"] for name in ("weight", "bias")}
+    model.head.load_state_dict(steps.as_tensors(head, model.head.weight.device))

@@ -1,0 +1,49 @@
+"""Which kind of network a backbone's name stands for, without building it: what presets by architecture ask."""
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from edgefl_trainer.models.backbones import BACKBONE_FILE
+
+NetworkKind = Literal["vit", "cnn"]
+PLAIN_VITS = ("vision_transformer", "deit")  # modules of timm
+MAX_HEADER_BYTES = 16 * 1024**2
+
+
+def network_kind(name: str) -> NetworkKind:
+    """`cnn` for a convolutional network; `vit` for a vision transformer, and where the name stands for nothing.
+
+    Args:
+        name: as `models.backbones.load_backbone` takes it, which says what is wrong with it.
+    """
+    form, _, rest = name.partition(":")
+    if form == "cnn":
+        return "cnn"
+    if form == "timm":
+        return _kind_in_timm(rest)
+    if form in ("run", "file"):
+        return _kind_in_file(Path(rest) / BACKBONE_FILE if form == "run" else Path(rest))
+    return "vit"
+
+
+def _kind_in_timm(model: str) -> NetworkKind:
+    import timm
+
+    architecture = model.partition(".")[0]
+    if not timm.is_model(architecture):
+        return "vit"
+    module = timm.model_entrypoint(architecture).__module__.rpartition(".")[2]
+    return "vit" if module in PLAIN_VITS else "cnn"
+
+
+def _kind_in_file(path: Path) -> NetworkKind:
+    """What the header of a backbone file says; its tensors are not read."""
+    try:
+        with path.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            header = json.loads(stream.read(min(length, MAX_HEADER_BYTES)))
+        facts = json.loads(header["__metadata__"]["backbone"])
+        return "cnn" if "cnn" in facts["architecture"] else "vit"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "vit"
