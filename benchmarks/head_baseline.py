@@ -49,14 +49,14 @@ def measure(federation: "Federation", backbone_name: str, seed: int, device: str
     from edgefl_trainer.evaluate.baselines import site_baselines
     from edgefl_trainer.evaluate.metrics import federation_summary
     from edgefl_trainer.evaluate.probe import choose_readout
-    from edgefl_trainer.learning.features import READOUTS, frozen_features
+    from edgefl_trainer.learning.features import frozen_features
     from edgefl_trainer.models.backbones import load_backbone
 
     start = time.monotonic()
     backbone = load_backbone(backbone_name, image_px=federation.images.shape[1], seed=seed).to(choose_device(device))
     everything = Examples(federation.images, federation.labels, np.arange(federation.images.shape[0]))
     features = frozen_features(backbone, everything, choose_device(device))
-    probes = {readout: probe(federation, features[readout]) for readout in READOUTS}
+    probes = {readout: probe(federation, features[readout]) for readout in features}
     readout = choose_readout(probes)
     split = federation.report_split
     fit = {name: np.concatenate([site.train, site.tune]) for name, site in federation.sites.items()}

@@ -46,9 +46,10 @@ def predictor() -> "Predictor":
     from edgefl_trainer.contract import Predictor
     from edgefl_trainer.models.head import init_head
     from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
-    from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts, prefix_length
+    from edgefl_trainer.models.spec import ViTSpec
+    from edgefl_trainer.models.vit import FrozenViT, init_prompts, prefix_length
 
-    spec = BackboneSpec(
+    spec = ViTSpec(
         name="vit-s/16", image_px=224, patch=16, depth=12, heads=6, width=384, mean=HALF, std=HALF,
         self_supervised=False, sha256="0" * 64,
     )  # fmt: skip

@@ -28,7 +28,7 @@ from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.vit import BackboneSpec
+from edgefl_trainer.models.spec import spec_from_facts
 
 _PEER_MAP = re.compile(r"maps\.(\d+)\.(\d+)")
 
@@ -127,10 +127,8 @@ def _method(job: Job) -> Method:
 
 
 def _task(job: Job) -> Task:
-    backbone = dict(job.task["backbone"])
-    backbone["mean"], backbone["std"] = tuple(backbone["mean"]), tuple(backbone["std"])
     try:
-        spec = BackboneSpec(**backbone)
+        spec = spec_from_facts(job.task["backbone"])
     except TypeError as error:
         raise OperatorError(f"[task.backbone] of config.toml does not describe a backbone: {error}") from error
     plain = {key: value for key, value in job.task.items() if key != "backbone"}

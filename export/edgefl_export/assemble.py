@@ -20,7 +20,7 @@ from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
-from edgefl_trainer.models.vit import BackboneSpec
+from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 
 INTENDED_USE = (
     "Research on federated learning for dermoscopic images of pigmented skin lesions. Not a medical device: the score "
@@ -79,7 +79,7 @@ def site_model(run: FinishedRun, site: str) -> SiteModel:
         metrics=_metrics(run.summary, site),
         temperature=float(np.float32(calibration["temperature"])),
         refer_above=float(calibration["refer_above"]),
-        backbone=backbone_name(run.backbone.spec),
+        backbone=backbone_name(predictor.module.backbone.spec),
         licence_note=LICENCE_NOTE,
     )
     return SiteModel(
@@ -96,7 +96,12 @@ def backbone_name(spec: BackboneSpec) -> str:
     Returns:
         Such as `vit:192x12/12 at 84 px, sha256 0123456789ab`; never the path it was read from.
     """
-    kind = spec.name if spec.name.startswith("timm:") else f"vit:{spec.width}x{spec.depth}/{spec.patch}"
+    if spec.name.startswith("timm:"):
+        kind = spec.name
+    elif isinstance(spec, CNNSpec):
+        kind = f"cnn:{spec.architecture}"
+    else:
+        kind = f"vit:{spec.width}x{spec.depth}/{spec.patch}"
     return f"{kind} at {spec.image_px} px, sha256 {spec.sha256[:12]}"
 
 

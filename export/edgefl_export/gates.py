@@ -151,7 +151,7 @@ def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pic
     Raises:
         GateError: too few images, or a figure beyond its gate; the sentence names the worst.
     """
-    pictures = gate_images(module.vit.spec.image_px) if images is None else images
+    pictures = gate_images(module.backbone.spec.image_px) if images is None else images
     if len(pictures) < MIN_IMAGES:
         raise GateError(f"the gates need {MIN_IMAGES} images, {len(pictures)} were given")
     session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])

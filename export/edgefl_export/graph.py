@@ -73,7 +73,7 @@ def export_score_graph(module: ScoreModule, tensors: Mapping[str, NDArray[np.flo
     missing = [name for name in names if name not in tensors]
     if missing:
         raise ExportError(f"the model lacks the tensors {', '.join(missing)}; run `edgefl-train run` again")
-    side = module.vit.spec.image_px
+    side = module.backbone.spec.image_px
     image = torch.zeros((2, side, side, 3), dtype=torch.uint8)  # a batch of 1 would be taken for a constant
     values = {name: torch.from_numpy(np.array(tensors[name], dtype=np.float32)) for name in names}
     model = _trace(_Traced(module).eval(), image, values, module.options.outputs)

@@ -16,8 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload, digest
+from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
-from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
+from edgefl_trainer.models.spec import BackboneSpec
 
 PhaseKind = Literal["warm", "train", "final"]
 Scalar = int | float | str
@@ -99,7 +100,7 @@ class Site:
 
     name: str
     task: Task
-    backbone: FrozenViT | None  # None while a backbone is being learned
+    backbone: Backbone | None  # None while a backbone is being learned
     train: Examples
     tune: Examples
     unlabelled: Examples
@@ -158,11 +159,16 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictor:
-    """A scoring module with the tensors of one site: what is evaluated, exported and shown."""
+    """A scoring module with the tensors of one site: what is evaluated, exported and shown.
+
+    A site that learned its own network gives those weights as `network`; they are what `module` holds, see
+    `models.backbones.frozen_network`. Without them the module holds the frozen backbone of the run.
+    """
 
     module: ScoreModule
     tensors: Mapping[str, NDArray[np.float32]]
     seen: tuple[bool, ...]  # see `Site.seen`; the others are never predicted
+    network: Arrays = field(default_factory=dict)  # the site's own backbone weights by timm's names; empty: the run's
 
 
 class Method(Protocol):
@@ -201,3 +207,19 @@ class LearnsBackbone(Protocol):
 
     def backbone(self, state: State) -> Arrays:
         """The encoder's weights by timm's names, without fixed position tables."""
+
+
+@runtime_checkable
+class OffersPredictors(Protocol):
+    """What a method adds that can answer in more than one way: its further answers, reported beside the first."""
+
+    def further_predictors(self, site: Site, state: State, broadcast: Payload) -> Mapping[str, Predictor]:
+        """Models beside `Method.predictor`, by names that are the same at every site and can name a folder."""
+
+
+@runtime_checkable
+class TrainsNetwork(Protocol):
+    """What a method adds whose sites train a whole network: it starts from `Task.initial`, trained before or fresh."""
+
+    def beginning(self, task: Task) -> Arrays:
+        """What every site starts from."""

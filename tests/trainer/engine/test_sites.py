@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from edgefl_trainer.contract import Examples, Site, Task
 from edgefl_trainer.engine.sites import autocast_dtype, choose_device
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.models.vit import BackboneSpec
+from edgefl_trainer.models.spec import ViTSpec
 
-SPEC = BackboneSpec(
+SPEC = ViTSpec(
     name="none", image_px=4, patch=2, depth=1, heads=1, width=4, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
     self_supervised=True, sha256="",
 )  # fmt: skip

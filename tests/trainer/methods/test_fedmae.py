@@ -15,7 +15,7 @@ from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.steps import cosine_rate
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.backbones import Architecture, sincos_positions
+from edgefl_trainer.models.architectures import Architecture, sincos_positions
 from edgefl_trainer.models.mae import MaskedAutoencoder, patches, standardised
 
 HYPER = {"batch": 4, "decoder_width": 32, "decoder_depth": 1, "lr": 1e-3}

@@ -11,7 +11,8 @@ from edgefl_trainer.contract import Examples, Site, Task
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
+from edgefl_trainer.models.spec import ViTSpec
+from edgefl_trainer.models.vit import FrozenViT
 
 PAPER = {"readout": "cls", "head_norm": "none", "augment": "none"}
 
@@ -19,7 +20,7 @@ PAPER = {"readout": "cls", "head_norm": "none", "augment": "none"}
 @pytest.fixture(scope="module")
 def paper_site() -> Site:
     """Width 768, 12 blocks, patch 16, 100 classes; one patch and thin MLPs, which the counts do not see."""
-    spec = BackboneSpec(
+    spec = ViTSpec(
         name="b", image_px=16, patch=16, depth=12, heads=12, width=768, mean=(0.5,) * 3, std=(0.5,) * 3,
         self_supervised=False, sha256="0" * 64,
     )  # fmt: skip

@@ -6,10 +6,11 @@ import pytest
 import torch
 from timm.models.vision_transformer import VisionTransformer
 
-from edgefl_trainer.models.vit import BackboneSpec, FrozenViT, init_prompts
+from edgefl_trainer.models.spec import ViTSpec
+from edgefl_trainer.models.vit import FrozenViT, init_prompts
 
 
-def tiny_spec(**changes) -> BackboneSpec:
+def tiny_spec(**changes) -> ViTSpec:
     values = {
         "name": "tiny",
         "image_px": 32,
@@ -22,10 +23,10 @@ def tiny_spec(**changes) -> BackboneSpec:
         "self_supervised": False,
         "sha256": "0" * 64,
     }
-    return BackboneSpec(**(values | changes))
+    return ViTSpec(**(values | changes))
 
 
-def tiny_timm(spec: BackboneSpec, **options) -> VisionTransformer:
+def tiny_timm(spec: ViTSpec, **options) -> VisionTransformer:
     """A timm network of that shape with every parameter drawn at random (timm starts biases and scales flat)."""
     torch.manual_seed(0)
     values = {
@@ -43,12 +44,12 @@ def tiny_timm(spec: BackboneSpec, **options) -> VisionTransformer:
 
 
 @pytest.fixture
-def spec() -> BackboneSpec:
+def spec() -> ViTSpec:
     return tiny_spec()
 
 
 @pytest.fixture
-def make_spec() -> Callable[..., BackboneSpec]:
+def make_spec() -> Callable[..., ViTSpec]:
     return tiny_spec
 
 

@@ -11,17 +11,8 @@ from hypothesis import strategies as st
 
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.models.backbones import (
-    Architecture,
-    architecture_of,
-    backbone_bytes,
-    build_vit,
-    initialise,
-    is_trained,
-    load_backbone,
-    parse_architecture,
-    weights_of,
-)
+from edgefl_trainer.models.architectures import Architecture, build_vit, initialise, parse_architecture
+from edgefl_trainer.models.backbones import architecture_of, backbone_bytes, is_trained, load_backbone, weights_of
 
 SMALL = Architecture(width=32, depth=2, heads=2, patch=12, image_px=36)
 
@@ -269,7 +260,7 @@ def test_a_vit_of_timm_takes_another_size_when_asked(unplugged):
     [
         "deit_tiny_distilled_patch16_224",
         "swin_tiny_patch4_window7_224",
-        "resnet18",
+        "mobilevit_xxs",
         "vit_relpos_small_patch16_224",
         "vit_small_patch14_reg4_dinov2",
         "naflexvit_base_patch16_gap",

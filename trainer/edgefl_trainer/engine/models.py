@@ -1,7 +1,8 @@
 """What a finished run scores with: one file of tensors for each site, beside the backbone they belong to.
 
 `DIR/models/NAME.safetensors` holds the tensors by their payload names; its scalars hold the scoring options and the
-classes the site has seen. Reading it back needs neither the data nor the method.
+classes the site has seen. Reading it back needs neither the data nor the method. Where a method can answer in more than
+one way, its further models lie in `DIR/models/WAY/NAME.safetensors`.
 """
 
 import json
@@ -24,11 +25,12 @@ from edgefl_trainer.contract import Prediction, Predictor
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
-from edgefl_trainer.models.backbones import BACKBONE_FILE, load_backbone
+from edgefl_trainer.models.backbones import BACKBONE_FILE, frozen_network, load_backbone
+from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule, options_from_json, options_to_json
-from edgefl_trainer.models.vit import FrozenViT
 
 MAX_MODEL_BYTES = 1 << 30
+NETWORK = "network."  # begins the names of a site's own backbone weights
 BATCH = 64
 
 
@@ -52,7 +54,7 @@ class FinishedRun:
         return tuple(self.summary["classes"])
 
     @cached_property
-    def backbone(self) -> FrozenViT:
+    def backbone(self) -> Backbone:
         """The frozen network of the run."""
         name = self.settings.backbone
         if not name.startswith("timm:"):
@@ -65,15 +67,24 @@ class FinishedRun:
         spec = self.backbone.spec
         return Preprocess(size=spec.image_px, mean=spec.mean, std=spec.std)
 
-    def predictor(self, site: str) -> Predictor:
+    @property
+    def further(self) -> tuple[str, ...]:
+        """Names of further models of each site, see `contract.OffersPredictors`."""
+        return tuple(sorted(self.summary.get("further", {})))
+
+    def predictor(self, site: str, further: str = "") -> Predictor:
         """What a site scores with.
+
+        Args:
+            site: its name.
+            further: one of `further`, for that model instead of the method's first.
 
         Raises:
             RunError: no such site, or a damaged file.
         """
         if site not in self.sites:
             raise RunError(f"the run in {self.folder} has no model of site {site!r}; it has {', '.join(self.sites)}.")
-        return load_predictor(self.folder / "models" / f"{site}.safetensors", self.backbone)
+        return load_predictor(self.folder / "models" / further / f"{site}.safetensors", self.backbone)
 
 
 def open_run(folder: Path) -> FinishedRun:
@@ -100,14 +111,15 @@ def open_run(folder: Path) -> FinishedRun:
 
 
 def save_predictor(path: Path, predictor: Predictor) -> None:
-    """Write a site's scoring tensors, options and seen classes."""
+    """Write a site's scoring tensors and its own network's, options and seen classes."""
     options = json.dumps(options_to_json(predictor.module.options), sort_keys=True)
     scalars = {"options": options, "seen": json.dumps(list(predictor.seen))}
     make_folder(path.parent)
-    write_atomic(path, Payload(predictor.tensors, scalars).to_bytes())
+    own = {f"{NETWORK}{name}": value for name, value in predictor.network.items()}
+    write_atomic(path, Payload({**predictor.tensors, **own}, scalars).to_bytes())
 
 
-def load_predictor(path: Path, backbone: FrozenViT) -> Predictor:
+def load_predictor(path: Path, backbone: Backbone) -> Predictor:
     """Read what `save_predictor` wrote.
 
     Raises:
@@ -117,14 +129,15 @@ def load_predictor(path: Path, backbone: FrozenViT) -> Predictor:
         payload = Payload.from_bytes(read_bounded(path, MAX_MODEL_BYTES), MAX_MODEL_BYTES)
         options = options_from_json(json.loads(str(payload.scalars["options"])))
         seen = tuple(bool(value) for value in json.loads(str(payload.scalars["seen"])))
+        own = {name.removeprefix(NETWORK): payload.arrays[name] for name in payload.arrays if name.startswith(NETWORK)}
+        module = ScoreModule(frozen_network(backbone.spec, own) if own else backbone, options)
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"the model {path} cannot be read ({error}): remove the run's summary.json and run again with --resume.",
             "damaged",
         ) from error
-    return Predictor(
-        ScoreModule(backbone, options), {k: np.asarray(v, np.float32) for k, v in payload.arrays.items()}, seen
-    )
+    tensors = {k: np.asarray(v, np.float32) for k, v in payload.arrays.items() if not k.startswith(NETWORK)}
+    return Predictor(module, tensors, seen, own)
 
 
 def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.device | None = None) -> Prediction:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgefl_trainer.contract import (
     Examples,
     LearnsBackbone,
     Method,
+    OffersPredictors,
     Phase,
     Predictor,
     Site,
@@ -25,7 +27,7 @@ from edgefl_trainer.contract import (
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedRound, stamped
-from edgefl_trainer.engine.held_out import newcomers, summary_of
+from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict, save_predictor
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import (
@@ -38,10 +40,11 @@ from edgefl_trainer.evaluate.calibration import (
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
-from edgefl_trainer.evaluate.report import sites_report, thin_sites
-from edgefl_trainer.learning.features import READOUTS, frozen_features
-from edgefl_trainer.models.backbones import BACKBONE_FILE, Architecture, architecture_of, backbone_bytes, load_backbone
-from edgefl_trainer.models.vit import FrozenViT
+from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone
+from edgefl_trainer.models.cnn import Backbone
+from edgefl_trainer.models.spec import BackboneSpec, readouts_of
 
 FEATURE_BATCH = 256
 EVIDENCE = {
@@ -62,16 +65,19 @@ def predictor_results(
 ) -> dict[str, Any]:
     """Calibrate each site's model on its tune rows, save it, and judge it on the rows that only report.
 
-    A site's model is that of the round it selected, or of the last one. Held-out sites follow, see `engine.held_out`.
+    A site's model is that of the round it selected, or of the last phase. Further answers of the method are judged in
+    the same way, under `further`. Held-out sites follow, see `engine.held_out`.
     """
+    last_round = method.phases(task.rounds)[-1].round
     broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
+    further: dict[str, dict[str, Scored]] = defaultdict(dict)
     for name in sorted(sites):
         site, last = sites[name], stamped(broadcasts[name], Phase("final", task.rounds + 1), task.rounds)
-        kept = final.selected.get(name) or SelectedRound(task.rounds, final.sites[name], last)
+        kept = final.selected.get(name) or SelectedRound(last_round, final.sites[name], last)
         predictor = method.predictor(site, kept.state, kept.broadcast)
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
@@ -80,12 +86,18 @@ def predictor_results(
         readout = predictor.module.options.readout
         facts[name] = {
             "n_train": len(site.train),
+            "n_labelled": len(site.train),
             "held_out": False,
             "readout": readout,
             "selected_round": kept.round,
+            "selected_phase": "train" if kept.round <= task.rounds else "final",
         }
         seen[name] = predictor.seen
-        scored[name] = score(predictor, report_rows(federation, name), federation.lesions, site.device)
+        rows = report_rows(federation, name)
+        scored[name] = score(predictor, rows, federation.lesions, site.device)
+        for way, one in further_models(method, site, kept).items():
+            save_predictor(folder / "models" / way / f"{name}.safetensors", one)
+            further[way][name] = score(one, rows, federation.lesions, site.device)
     means = _means(calibration)
     models = _held_out_models(folder, method, task, final.server, held_out, means["temperature"])
     calibration |= dict.fromkeys(models, means)
@@ -100,14 +112,21 @@ def predictor_results(
             scored[name] = score(model, rows, federation.lesions, held_out[name].device)
     for line in thin_sites(scored, seen, federation.classes, federation.report_split):
         warn(line)
-    report = sites_report(scored, facts)
     return {
         "classes": list(federation.classes),
         "backbone_sha256": task.backbone.sha256,
         "reported_rows": federation.report_split,
-        **report,
-        **summary_of(report["sites"]),
+        **federation_report(scored, facts),
+        **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
     }
+
+
+def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str, Predictor]:
+    """A site's further models, calibrated; none where the method answers in one way only."""
+    if not isinstance(method, OffersPredictors):
+        return {}
+    offered = method.further_predictors(site, kept.state, kept.broadcast)
+    return {way: calibrate(predictor, site)[0] for way, predictor in sorted(offered.items())}
 
 
 def _held_out_models(
@@ -171,13 +190,17 @@ def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> N
 def learned_backbone_results(
     folder: Path, method: LearnsBackbone, final: FederationState, federation: Federation, sites: Mapping[str, Site]
 ) -> dict[str, Any]:
-    """Write the backbone and probe both of its readouts on the tune rows of every site that has labels."""
+    """Write the backbone and probe its readouts on the tune rows of every site that has labels."""
     site = next(iter(sites.values()))
-    architecture = architecture_of(site.task.backbone)
-    write_backbone(folder / BACKBONE_FILE, architecture, method, final)
+    write_backbone(folder / BACKBONE_FILE, site.task.backbone, method, final)
     backbone = load_backbone(f"run:{folder}").to(site.device)
     figures = {
-        name: {"n_train": len(site.unlabelled), "n_test": 0, **dict.fromkeys(METRIC_NAMES)}
+        name: {
+            "n_train": len(site.unlabelled),
+            "n_labelled": len(site.train),  # for the probe
+            "n_test": 0,
+            **dict.fromkeys(METRIC_NAMES),
+        }
         for name, site in sites.items()
     }
     return {
@@ -189,20 +212,20 @@ def learned_backbone_results(
     }
 
 
-def write_backbone(path: Path, architecture: Architecture, method: LearnsBackbone, final: FederationState) -> None:
+def write_backbone(path: Path, spec: BackboneSpec, method: LearnsBackbone, final: FederationState) -> None:
     """The encoder as a backbone file."""
-    write_atomic(path, backbone_bytes(architecture, method.backbone(final.server), self_supervised=True))
+    write_atomic(path, backbone_bytes(spec, method.backbone(final.server), self_supervised=True))
 
 
-def probe_backbone(backbone: FrozenViT, sites: Mapping[str, Site]) -> dict[str, Any] | None:
-    """Class-balanced linear probe of both readouts, per site and pooled; None where no site has labelled rows."""
+def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, Any] | None:
+    """Class-balanced linear probe of every readout, per site and pooled; None where no site has labelled rows."""
     labelled = {name: site for name, site in sites.items() if len(site.train) and len(site.tune)}
     if not labelled:
         return None
     train = {name: frozen_features(backbone, site.train, site.device) for name, site in labelled.items()}
     tune = {name: frozen_features(backbone, site.tune, site.device) for name, site in labelled.items()}
     report: dict[str, Any] = {}
-    for readout in READOUTS:
+    for readout in readouts_of(backbone.spec):
         rows = {
             name: ProbeRows(
                 features_train=train[name][readout],

@@ -24,8 +24,9 @@ from typing import Any
 import torch
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task
+from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNetwork
 from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import Display
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
@@ -38,14 +39,13 @@ from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.backbones import (
     BACKBONE_FILE,
     FORMS,
-    architecture_of,
     backbone_bytes,
     is_trained,
     load_backbone,
-    parse_architecture,
+    names_fresh_network,
     weights_of,
 )
-from edgefl_trainer.models.vit import FrozenViT
+from edgefl_trainer.models.cnn import Backbone
 
 SELF_SUPERVISED_TASK = "pixels"
 
@@ -99,6 +99,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             "rounds": settings.rounds,
             "preset": settings.preset,
             "select": settings.select,
+            "labels": settings.labels,
             "travels": list(method.travels),
             "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
             "partition_sha256": federation.partition_sha256,
@@ -120,7 +121,7 @@ def run_phases(
     if not isinstance(method, LearnsBackbone):
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     with Display(len(method.phases(settings.rounds)), len(sites)) as display:
-        if method.needs_labels and not is_trained(settings.backbone):
+        if method.needs_labels and not isinstance(method, TrainsNetwork) and not is_trained(settings.backbone):
             display.warn(
                 f"backbone {settings.backbone} is untrained: this trial shows the path, not what a model can do"
             )
@@ -149,8 +150,8 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def load_data(settings: RunSettings, image_px: int, partition: Partition | None = None) -> Federation:
-    """The federation that the settings describe."""
-    return load_federation(
+    """The federation that the settings describe, with the share of labels they give it."""
+    federation = load_federation(
         settings.data,
         image_px=image_px,
         task=settings.task,
@@ -160,11 +161,16 @@ def load_data(settings: RunSettings, image_px: int, partition: Partition | None 
         limit=settings.images_per_site or None,
         partition=partition,
     )
+    if settings.labels == 1:
+        return federation
+    seed = settings.seed if partition is None else partition.seed  # as for every other choice of rows
+    return keep_labels(federation, settings.labels, seed, keep_images=settings.unlabelled != "none")
 
 
-def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: FrozenViT) -> Task:
+def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
     """What server and sites agree on."""
     learns = isinstance(method, LearnsBackbone)
+    starts = isinstance(method, TrainsNetwork) or (learns and is_trained(settings.backbone))
     return Task(
         name=SELF_SUPERVISED_TASK if learns else settings.task,
         classes=federation.classes,
@@ -172,7 +178,7 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
         rounds=settings.rounds,
         epochs=settings.epochs,
         seed=settings.seed,
-        initial=weights_of(backbone.vit) if learns and is_trained(settings.backbone) else {},
+        initial=weights_of(backbone.network) if starts else {},
     )
 
 
@@ -187,21 +193,19 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
             f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
             f"start from {FORMS.removesuffix(' or timm:NAME')}."
         )
-    untrained = parse_architecture(settings.backbone, settings.image_px or 84) is not None
-    if untrained and method.needs_labels and settings.preset != "tiny":
+    freezes = method.needs_labels and not isinstance(method, TrainsNetwork)
+    if names_fresh_network(settings.backbone) and freezes and settings.preset != "tiny":
         raise BackboneError(
             f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
             "--backbone run:DIR of a finished `edgefl-train run fedmae`, timm:NAME, or --preset tiny for a trial."
         )
 
 
-def save_backbone(folder: Path, backbone: FrozenViT) -> None:
+def save_backbone(folder: Path, backbone: Backbone) -> None:
     """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
     if backbone.spec.name.startswith("timm:"):
         return  # positions of timm's networks are learned and their files large: named, not copied
-    data = backbone_bytes(
-        architecture_of(backbone.spec), weights_of(backbone.vit), self_supervised=backbone.spec.self_supervised
-    )
+    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
     write_atomic(folder / BACKBONE_FILE, data)
 
 

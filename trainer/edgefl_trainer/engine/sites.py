@@ -10,7 +10,7 @@ from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import SiteRows
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.models.vit import FrozenViT
+from edgefl_trainer.models.cnn import Backbone
 
 
 def choose_device(name: str) -> torch.device:
@@ -31,7 +31,7 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def build_sites(
-    federation: Federation, task: Task, backbone: FrozenViT, settings: RunSettings, *, needs_labels: bool
+    federation: Federation, task: Task, backbone: Backbone, settings: RunSettings, *, needs_labels: bool
 ) -> Mapping[str, Site]:
     """One `Site` for each member of the federation that trains.
 
@@ -49,14 +49,14 @@ def build_sites(
 
 
 def build_held_out_sites(
-    federation: Federation, task: Task, backbone: FrozenViT, settings: RunSettings
+    federation: Federation, task: Task, backbone: Backbone, settings: RunSettings
 ) -> Mapping[str, Site]:
     """One `Site` for each that never trains; its training rows tell a predictor its class counts."""
     return _sites(federation, federation.held_out, task, backbone, settings)
 
 
 def _sites(
-    federation: Federation, names: Sequence[str], task: Task, backbone: FrozenViT, settings: RunSettings
+    federation: Federation, names: Sequence[str], task: Task, backbone: Backbone, settings: RunSettings
 ) -> dict[str, Site]:
     device = choose_device(settings.device)
     network = backbone.to(device)

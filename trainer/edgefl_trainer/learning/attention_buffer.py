@@ -27,6 +27,7 @@ from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.passes import training_scores
 from edgefl_trainer.learning.terms import Step
 from edgefl_trainer.losses import distillation_targets, rollout_distillation
+from edgefl_trainer.models.spec import require_vit
 from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
 
 
@@ -114,7 +115,7 @@ def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Dis
             by_peer[peer][int(label)] = torch.from_numpy(np.array(maps))
     if not by_peer or sharing.kd_weight == 0:
         return []
-    spec = site.task.backbone
+    spec = require_vit(site.task.backbone, "a rollout map")
     means, counts = distillation_targets(by_peer, len(site.task.classes), spec.tokens)
     if sharing.kd_peers == "mean5":
         counts = 5.0 * (counts > 0)

@@ -25,7 +25,8 @@ from edgefl_trainer.learning.terms import Step, Term
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
-from edgefl_trainer.models.vit import BackboneSpec, PromptInit, Readout, init_prompts, prefix_length
+from edgefl_trainer.models.spec import BackboneSpec, Readout, ViTSpec, require_vit, settled_readout
+from edgefl_trainer.models.vit import PromptInit, ViTOutput, init_prompts, prefix_length
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
 HEAD = ("head.weight", "head.bias")
@@ -43,7 +44,7 @@ class EvidentialRecipe:
     lr_head: float = 5e-4  # mu2 unless features are standardised, where a larger step pays
     weight_decay: float = 1e-2
     batch: int = 32
-    prompts: Literal["bt", "g"] = "bt"  # g: one set in all blocks, learned at lr_b
+    prompts: Literal["bt", "g", "none"] = "bt"  # g: one set in all blocks, learned at lr_b; none: the head alone
     b_blocks: int = 3  # l: blocks with b-prompts, the others hold t-prompts
     prompt_length: int = 0  # P; 0: 50·N/196, rounded
     prompt_init: PromptInit = "normal"
@@ -67,7 +68,7 @@ class EvidentialRecipe:
     @property
     def prompt_names(self) -> tuple[str, ...]:
         """Tensors that hold the prompts, in block order."""
-        return ("prompts.b", "prompts.t") if self.prompts == "bt" else ("prompts.g",)
+        return {"bt": ("prompts.b", "prompts.t"), "g": ("prompts.g",), "none": ()}[self.prompts]
 
     @property
     def trained(self) -> tuple[str, ...]:
@@ -100,14 +101,19 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
     """Refuse a task or backbone that this recipe cannot learn, before the first step.
 
     Raises:
-        SettingError: fewer than two classes, or more b-blocks than the network has.
+        SettingError: fewer than two classes, prompts for a network that takes none, a readout that it does not offer,
+            or more b-blocks than it has.
     """
     if classes < 2:
         raise SettingError(
             f"the task has {classes} class; an evidential head needs at least two: widen --classes or the data."
         )
-    if recipe.b_blocks >= spec.depth:
-        raise SettingError(f"b_blocks is {recipe.b_blocks}; allowed: 1 to {spec.depth - 1} with this backbone.")
+    settled_readout(recipe.readout, spec)
+    if recipe.prompts == "none":
+        return
+    depth = require_vit(spec, f"prompts={recipe.prompts}").depth
+    if recipe.b_blocks >= depth:
+        raise SettingError(f"b_blocks is {recipe.b_blocks}; allowed: 1 to {depth - 1} with this backbone.")
 
 
 def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, seed: int) -> dict[str, Tensor]:
@@ -118,11 +124,16 @@ def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, 
     """
     check_fits(recipe, spec, classes)
     generator = torch.Generator().manual_seed(seed)
-    length = recipe.prompt_length or prefix_length(spec.tokens)
-    blocks = (recipe.b_blocks, spec.depth - recipe.b_blocks) if recipe.prompts == "bt" else (spec.depth,)
-    prompts = [init_prompts(spec, count, length, recipe.prompt_init, generator) for count in blocks]
+    prompts = [] if recipe.prompts == "none" else _prompts(recipe, require_vit(spec, "prompts"), generator)
     head = init_head(classes, spec.width, generator)
     return dict(zip(recipe.trained, (*prompts, *head), strict=True))
+
+
+def _prompts(recipe: EvidentialRecipe, spec: ViTSpec, generator: torch.Generator) -> list[Tensor]:
+    """Fresh prompts by `prompt_names`."""
+    length = recipe.prompt_length or prefix_length(spec.tokens)
+    blocks = (recipe.b_blocks, spec.depth - recipe.b_blocks) if recipe.prompts == "bt" else (spec.depth,)
+    return [init_prompts(spec, count, length, recipe.prompt_init, generator) for count in blocks]
 
 
 def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
@@ -267,7 +278,7 @@ def _forward(
         output = module.output(images, tensors, need_attention=need_maps)
     features = module.features(output, tensors)
     logits = module.logits(features, tensors)
-    maps = max_normalise(rollout_from_factors(output.factors)) if need_maps else None
+    maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) and need_maps else None
     if recipe.loss == "ce":
         return Step(features, logits.softmax(dim=-1), maps, target, tensors), cross_entropy(logits, target), 0.0
     evidence = evidence_of(logits, recipe.evidence)

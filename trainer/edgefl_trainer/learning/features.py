@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Site, State
 from edgefl_trainer.evaluate.probe import linear_probe
-from edgefl_trainer.models.vit import FrozenViT, Readout
+from edgefl_trainer.models.cnn import Backbone
+from edgefl_trainer.models.spec import Readout, readouts_of, settled_readout
 
-READOUTS: tuple[Readout, ...] = ("cls", "mean")
 BATCH = 256
 LEAST_SHARE = 0.1  # of the median deviation
 LEAST_IMAGES = 10  # below which a deviation says nothing
@@ -45,13 +45,13 @@ class FeatureMoments:
         return {"features.mean": self.mean.astype(np.float32), "features.std": spread.astype(np.float32)}
 
 
-def frozen_features(backbone: FrozenViT, rows: Examples, device: torch.device) -> dict[Readout, NDArray[np.float32]]:
-    """Both readouts of the bare network, (rows, D) each."""
-    parts: dict[Readout, list[NDArray[np.float32]]] = {name: [] for name in READOUTS}
+def frozen_features(backbone: Backbone, rows: Examples, device: torch.device) -> dict[Readout, NDArray[np.float32]]:
+    """Every readout of the bare network, (rows, D) each."""
+    parts: dict[Readout, list[NDArray[np.float32]]] = {name: [] for name in readouts_of(backbone.spec)}
     with torch.inference_mode():
         for images, _ in rows.in_order(BATCH):
             output = backbone(backbone.normalise(images.to(device)))
-            for name in READOUTS:
+            for name in parts:
                 parts[name].append(output.readout(name).float().cpu().numpy())
     width = backbone.spec.width
     return {name: np.concatenate(found) if found else np.zeros((0, width), np.float32) for name, found in parts.items()}
@@ -69,15 +69,15 @@ def probe_readouts(site: Site, features: Mapping[Readout, NDArray[np.float32]]) 
     """Balanced accuracy on tune rows of a probe fitted on train rows; 0 where a site has too little to tell."""
     assert site.backbone is not None
     if len(site.tune) == 0 or len(np.unique(site.train.targets)) < 2:
-        return dict.fromkeys(READOUTS, 0.0)
+        return dict.fromkeys(features, 0.0)
     tune = frozen_features(site.backbone, site.tune, site.device)
-    found = {name: linear_probe(features[name], site.train.targets, tune[name], site.tune.targets) for name in READOUTS}
+    found = {name: linear_probe(features[name], site.train.targets, tune[name], site.tune.targets) for name in features}
     return {name: 0.0 if figure is None else figure for name, figure in found.items()}
 
 
 def best_readout(scores: Mapping[Readout, float]) -> Readout:
-    """The readout with the higher score; the class token on a tie."""
-    return max(READOUTS, key=lambda name: scores[name])
+    """The readout with the higher score; the first on a tie, of a vision transformer the class token."""
+    return max(scores, key=lambda name: scores[name])
 
 
 def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
@@ -92,6 +92,7 @@ def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
         `features.mean` and `features.std` (D,) where used; the value `readout`.
     """
     assert site.backbone is not None
+    wanted = settled_readout(wanted, site.backbone.spec)
     if wanted != "auto" and not standardise:
         return State({}, {"readout": wanted})
     features = frozen_features(site.backbone, site.train, site.device)
@@ -112,10 +113,11 @@ def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True)
         figures, if they decide; the number of training images.
     """
     assert site.backbone is not None
+    wanted = settled_readout(wanted, site.backbone.spec)
     if wanted != "auto" and not standardise:
         return Payload({}, {"n_train": len(site.train)})
     features = frozen_features(site.backbone, site.train, site.device)
-    asked = READOUTS if wanted == "auto" else (readout_named(wanted),)
+    asked = tuple(features) if wanted == "auto" else (readout_named(wanted),)
     found = {name: moments(features[name]) for name in asked if standardise}
     arrays = {f"moments.{name}": np.stack([one.mean, one.square]) for name, one in found.items()}
     scores = probe_readouts(site, features) if wanted == "auto" else {}
@@ -128,7 +130,8 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
 
     Args:
         replies: of `feature_reply`, by site.
-        wanted: `cls` or `mean`; `auto` takes the one that probes better on the mean of the sites.
+        wanted: `cls` or `mean`; `auto` takes the one that probes better on the mean of the sites. Where no reply tells
+            a probe there was nothing to decide: a convolutional network's feature is pooled.
         standardise: whether features are standardised before the head.
 
     Returns:
@@ -137,8 +140,8 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
     names = sorted(replies)
     readout = readout_named(wanted)
     if wanted == "auto":
-        probes = {k: [float(replies[name].scalars[f"probe.{k}"]) for name in names] for k in READOUTS}
-        readout = best_readout({k: float(np.mean(figures)) for k, figures in probes.items()})
+        probes = {k: [float(replies[name].scalars[f"probe.{k}"]) for name in names] for k in _probed(replies)}
+        readout = best_readout({k: float(np.mean(figures)) for k, figures in probes.items()}) if probes else "pooled"
     if not standardise:
         return State({}, {"readout": readout})
     counts = np.array([int(replies[name].scalars["n_train"]) for name in names])
@@ -156,5 +159,13 @@ def features_sent(head_norm: str) -> tuple[str, ...]:
 
 
 def readout_named(value: object) -> Readout:
-    """The readout that a broadcast or a state names."""
-    return "mean" if value == "mean" else "cls"
+    """The readout that a broadcast or a state names; the class token for anything else."""
+    named: Mapping[object, Readout] = {"mean": "mean", "pooled": "pooled"}
+    return named.get(value, "cls")
+
+
+def _probed(replies: Mapping[str, Payload]) -> tuple[Readout, ...]:
+    """The readouts of which any reply tells a probe, in the order of a tie."""
+    told = {name for reply in replies.values() for name in reply.scalars}
+    choices: tuple[Readout, ...] = ("cls", "mean")
+    return tuple(name for name in choices if f"probe.{name}" in told)

@@ -10,9 +10,9 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Site, State
 from edgefl_trainer.learning import evidential, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe
-from edgefl_trainer.learning.features import own_features
+from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.terms import Term
-from edgefl_trainer.models.vit import Readout
+from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.rollout import PrefixMode
 
 
@@ -81,4 +81,4 @@ def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
 
 def readout_of(state: State) -> Readout:
     """The readout a site chose when it began."""
-    return "mean" if state.values["readout"] == "mean" else "cls"
+    return readout_named(state.values["readout"])

@@ -44,8 +44,8 @@ def class_tokens(
     Returns:
         (n, J, D), before the tokens that enter at that block.
     """
-    assert site.backbone is not None
     vit, parts = site.backbone, []
+    assert isinstance(vit, FrozenViT)
     for images, _ in site.train.in_order(BATCH):
         pixels = vit.normalise(images.to(site.device))
         inserter = None if insert is None else insert.bind(tensors or {}, partial(_bare, vit, pixels))

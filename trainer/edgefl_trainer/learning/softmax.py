@@ -22,7 +22,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.models.inserts import Insert
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
-from edgefl_trainer.models.vit import BackboneSpec, Readout
+from edgefl_trainer.models.spec import BackboneSpec, Readout, require_vit
 
 HEAD = "head.weight"
 PROMPTS = "prompts.s"
@@ -101,12 +101,14 @@ def check_fits(task: Task, insert: Insert | None) -> None:
     """Refuse a task or backbone that cannot take these prompts, before the first step.
 
     Raises:
-        SettingError: fewer than two classes, or prompts behind the last block.
+        SettingError: fewer than two classes, prompts for a network that has no tokens, or behind its last block.
     """
     if len(task.classes) < 2:
         raise SettingError(f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes.")
-    depth = task.backbone.depth
-    if insert is not None and insert.last_block >= depth:
+    if insert is None:
+        return
+    depth = require_vit(task.backbone, "a prompt token").depth
+    if insert.last_block >= depth:
         raise SettingError(
             f"prompts enter before block {insert.last_block}; the blocks of this backbone are 0 to {depth - 1}."
         )
@@ -122,8 +124,11 @@ def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Genera
 
     Returns:
         Float32 of that shape.
+
+    Raises:
+        SettingError: the backbone has no tokens.
     """
-    bound = (6 / (3 * spec.patch**2 + spec.width)) ** 0.5
+    bound = (6 / (3 * require_vit(spec, "a prompt token").patch ** 2 + spec.width)) ** 0.5
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
 
 

@@ -52,7 +52,10 @@ class FedAvg:
     def __post_init__(self) -> None:
         if self.recipe.prompts == "g" and self.share != "g":
             raise SettingError("prompts is 'g'; with this method one prompt set is asked for with --set share=g.")
-        object.__setattr__(self, "recipe", replace(self.recipe, prompts="g" if self.share == "g" else "bt"))
+        if self.recipe.prompts != "none":
+            object.__setattr__(self, "recipe", replace(self.recipe, prompts="g" if self.share == "g" else "bt"))
+        elif self.share != "bt" or self.kd:
+            raise SettingError("prompts is 'none', which leaves the head alone to share: leave out share and kd.")
 
     @property
     def travels(self) -> tuple[str, ...]:

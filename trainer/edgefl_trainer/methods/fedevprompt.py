@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.attention_buffer import (
     MapSharing,
     distillation,
@@ -39,6 +40,10 @@ class FedEvPrompt:
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)
+
+    def __post_init__(self) -> None:
+        if self.recipe.prompts == "none":
+            raise SettingError("prompts is 'none'; without prompts no map can be learned: use local, or leave it out.")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """R rounds; the buffer is empty in the first."""

@@ -29,6 +29,7 @@ from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
+from edgefl_trainer.models.spec import require_vit
 
 DECODER_HEAD = 32  # width of a decoder head
 POSITIONS = "backbone.pos_embed"  # a table, not learned
@@ -145,7 +146,9 @@ class FedMAE:
 
     def _model(self, task: Task) -> MaskedAutoencoder:
         return MaskedAutoencoder(
-            architecture_of(task.backbone), decoder_width=self.decoder_width, decoder_depth=self.decoder_depth
+            architecture_of(require_vit(task.backbone, "fedmae")),
+            decoder_width=self.decoder_width,
+            decoder_depth=self.decoder_depth,
         )
 
     def _train(self, model: MaskedAutoencoder, site: Site, round_: int) -> None:
@@ -178,7 +181,7 @@ class FedMAE:
     def _step(
         self, model: MaskedAutoencoder, site: Site, views: torch.Tensor, rng: np.random.Generator
     ) -> torch.Tensor:
-        spec = site.task.backbone
+        spec = require_vit(site.task.backbone, "fedmae")
         noise = torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
         with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
             return model(to_float(views, spec.mean, spec.std), noise, self.mask_ratio, self.norm_pix)  # type: ignore[no-any-return]

@@ -5,7 +5,8 @@
             then the mean feature of each of its classes, with n_{c,k}, goes                 local_round
     server: proto_k = sum_c n_{c,k}/n_k proto_{c,k}                                          aggregate
 
-Prompts and head stay at their site. `predict=nearest` scores by the nearest prototype instead of the head.
+Prompts and head stay at their site. A run reports the answers of the head and, beside them, those of the nearest
+prototype; with `predict=nearest` that one is evaluated in full and exported, and the head stands beside it.
 
 Differs from the paper: prototypes are computed in one pass after local training, not over batches while weights move;
 a warm phase pools feature statistics, without which the sites' standardised features had no common scale; a class
@@ -121,9 +122,17 @@ class FedProto:
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own head, or the nearest prototype."""
+        return self._answers(site, state, broadcast)[self.predict]
+
+    def further_predictors(self, site: Site, state: State, broadcast: Payload) -> Mapping[str, Predictor]:
+        """The other one of the two."""
+        answers = self._answers(site, state, broadcast)
+        return {name: answers[name] for name in answers if name != self.predict}
+
+    def _answers(self, site: Site, state: State, broadcast: Payload) -> dict[str, Predictor]:
         own = begun(self.recipe, site, state, broadcast)
-        predictor = make_predictor(self.recipe, site, own.arrays, readout_of(own))
-        return predictor if self.predict == "head" else _nearest(predictor, *_stacked(site, broadcast))
+        head = make_predictor(self.recipe, site, own.arrays, readout_of(own))
+        return {"head": head, "nearest": _nearest(head, *_stacked(site, broadcast))}
 
     def _terms(self, site: Site, broadcast: Payload) -> list[ToPrototype]:
         prototypes, known = _stacked(site, broadcast)
@@ -151,4 +160,4 @@ def _nearest(predictor: Predictor, prototypes: Prototypes, known: NDArray[np.boo
     head = {"head.weight": (2 * wide / width).astype(np.float32), "head.bias": bias.astype(np.float32)}
     kept = {name: value for name, value in predictor.tensors.items() if name != "prior"}
     options = replace(predictor.module.options, output="softmax")
-    return replace(predictor, module=ScoreModule(predictor.module.vit, options), tensors={**kept, **head})
+    return replace(predictor, module=ScoreModule(predictor.module.backbone, options), tensors={**kept, **head})

@@ -39,6 +39,7 @@ from edgefl_trainer.learning.prototypes import (
 from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
 from edgefl_trainer.learning.steps import as_tensors
 from edgefl_trainer.models.inserts import Mixed
+from edgefl_trainer.models.spec import require_vit
 
 TRAINED = ("prompts.s", "prompts.c", HEAD)  # theta: P_S, P_C, H
 SUM, COUNT = "period.sum", "period.count"  # of the prototypes sent since the last update
@@ -96,7 +97,11 @@ class PepFedPT:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Fresh prompts and head; no prototype yet."""
-        insert, spec, classes = self.insert(task.backbone.depth), task.backbone, len(task.classes)
+        insert, spec, classes = (
+            self.insert(require_vit(task.backbone, "pep-fedpt").depth),
+            task.backbone,
+            len(task.classes),
+        )
         check_fits(task, insert)
         draw = torch.Generator().manual_seed(task.seed)
         theta = {
@@ -115,7 +120,7 @@ class PepFedPT:
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Class means under what was received, then E epochs."""
-        insert = self.insert(site.task.backbone.depth)
+        insert = self.insert(require_vit(site.task.backbone, "pep-fedpt").depth)
         if broadcast.scalars["phase"] == "warm":
             found = averaged.warm_reply(self.recipe, site)
             sent, spent = self._prototypes(site, state, broadcast, class_tokens(site, insert.blocks))
@@ -145,7 +150,9 @@ class PepFedPT:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The shared model with this site's class shares; a site that never took part has them too."""
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
-        return averaged.predictor(self.recipe, site, self.insert(site.task.backbone.depth), model, broadcast)
+        return averaged.predictor(
+            self.recipe, site, self.insert(require_vit(site.task.backbone, "pep-fedpt").depth), model, broadcast
+        )
 
     def class_shares(self, site: Site) -> NDArray[np.float32]:
         """delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""

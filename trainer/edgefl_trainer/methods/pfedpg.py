@@ -34,6 +34,7 @@ from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count, check_fits, head_init
 from edgefl_trainer.models.inserts import Tokens
 from edgefl_trainer.models.prompt_generator import BASIS, generate, initial_weights, pull_back, uniform_tokens
+from edgefl_trainer.models.spec import require_vit
 
 CHANGE = "prompts.change"  # P~_n - P_n
 DESCRIPTOR = "descriptor."  # and the site's name
@@ -69,7 +70,7 @@ class PFedPG:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh generator, and a descriptor for each site."""
         check_fits(task, Tokens())
-        spec = task.backbone
+        spec = require_vit(task.backbone, "pfedpg")
         values = {"seed": task.seed, "patch": spec.patch}
         weights = initial_weights(spec.patch, spec.width, self.n, self.width, np.random.default_rng(task.seed))
         state = State(weights, values)

@@ -34,6 +34,7 @@ from edgefl_trainer.learning.groups import least_used_nearest, mean_keys, orthog
 from edgefl_trainer.learning.softmax import HEAD, Forward, SoftmaxRecipe, check_fits, head_init, token_init
 from edgefl_trainer.models.inserts import Grouped, group_queries, unit_keys
 from edgefl_trainer.models.scoring import ScoreModule
+from edgefl_trainer.models.spec import require_vit
 
 SHARED, GROUPS, KEYS = "prompts.s", "prompts.g", "keys"
 FIRST_STAGE, SECOND_STAGE = (SHARED, HEAD), (GROUPS, KEYS, HEAD)
@@ -97,7 +98,11 @@ class SGPT:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
-        insert, spec, draw = self.insert(task.backbone.depth), task.backbone, torch.Generator().manual_seed(task.seed)
+        insert, spec, draw = (
+            self.insert(require_vit(task.backbone, "sgpt").depth),
+            task.backbone,
+            torch.Generator().manual_seed(task.seed),
+        )
         check_fits(task, insert)
         if self.groups > spec.width:
             raise SettingError(f"groups is {self.groups}; this network has room for {spec.width} keys at right angles.")
@@ -118,7 +123,7 @@ class SGPT:
         """Stage 1, then stage 2 from what it left."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged.warm_reply(self.recipe, site)
-        insert, epochs = self.insert(site.task.backbone.depth), site.task.epochs
+        insert, epochs = self.insert(require_vit(site.task.backbone, "sgpt").depth), site.task.epochs
         round_, received = int(broadcast.scalars["round"]), dict(broadcast.arrays)
         used = torch.from_numpy(received.pop(SELECTIONS).astype(np.float32)).to(site.device)
         first = self.recipe.module(site, "cls", insert)
@@ -167,7 +172,7 @@ class SGPT:
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model; each image takes its nearest group."""
-        insert = self.insert(site.task.backbone.depth)
+        insert = self.insert(require_vit(site.task.backbone, "sgpt").depth)
         module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
         return softmax.make_predictor(site, module, broadcast.arrays)
 

@@ -1,169 +1,120 @@
 """Backbones by name: architectures to be learned, files of our own runs, and timm's hub.
 
     tiny               4 blocks of width 64, patch 12: for tests and trials
-    vit:192x12/12      width 192, 12 blocks, patch 12: an untrained network (heads of width 64)
+    vit:192x12/12      width 192, 12 blocks, patch 12: an untrained vision transformer (heads of width 64)
+    cnn:NAME           an untrained convolutional network by timm's name, such as cnn:resnet18
     run:DIR            what `edgefl-train run fedmae … --out DIR` learned
     file:PATH          the same file anywhere
-    timm:NAME          a plain vision transformer of timm's hub; needs a network the first time
+    timm:NAME          a plain vision transformer or convolutional network of timm's hub; needs a network the first time
 
-Our own networks carry MAE's fixed two-dimensional sin-cos positions (arXiv 2111.06377), which never move.
+A file holds every tensor that training moves, running statistics of batch norm included, and reads back to the same
+digest; a fixed position table is not among them. Source: docs/methods.md, backbones; docs/decisions/0004 and 0017.
 """
 
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, PayloadError
 from edgefl_protocol.tensors import read_tensors, write_tensors
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.models.vit import BackboneSpec, FrozenViT
+from edgefl_trainer.models.architectures import (
+    DEFAULT_PX,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Architecture,
+    CNNArchitecture,
+    build_cnn,
+    build_vit,
+    initialise,
+    parse_architecture,
+    pooled_width,
+    uses_attention,
+)
+from edgefl_trainer.models.cnn import Backbone, FrozenCNN
+from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
+from edgefl_trainer.models.vit import FrozenViT
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 BACKBONE_FILE = "backbone.safetensors"
 MAX_BACKBONE_BYTES = 2 * 1024**3
-MAX_PATCHES = 128 * 128
-FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, run:DIR, file:PATH or timm:NAME"
+FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
+STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
+SELF_SUPERVISED_NAMES = ("mae", "dino", "clip")  # in a name of timm's hub
 
 
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """The shape of one of our own vision transformers."""
-
-    width: int  # D
-    depth: int  # L
-    heads: int
-    patch: int  # pixels
-    image_px: int
-
-    def __post_init__(self) -> None:
-        bounds = {"width": 4096, "depth": 64, "heads": 64, "patch": 256, "image_px": 4096}
-        for name, most in bounds.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise BackboneError(f"the backbone's {name} is {getattr(self, name)}; allowed: 1 to {most}.")
-        if self.width % self.heads or self.width % 4:
-            raise BackboneError(
-                f"width {self.width} must be divisible by 4 (sin-cos positions) and by {self.heads} heads: "
-                "choose another."
-            )
-        if self.image_px % self.patch:
-            near = max(1, self.image_px // self.patch) * self.patch
-            raise BackboneError(
-                f"a patch of {self.patch} px does not divide images of {self.image_px} px: "
-                f"use --image-px {near} or {near + self.patch}."
-            )
-        if (self.image_px // self.patch) ** 2 > MAX_PATCHES:
-            raise BackboneError(
-                f"images of {self.image_px} px give {(self.image_px // self.patch) ** 2} patches of {self.patch} px; "
-                f"allowed: {MAX_PATCHES}."
-            )
-
-
-def sincos_positions(width: int, grid: int) -> Float[Tensor, "one tokens width"]:
-    """MAE's position table: a zero row for the class token, then sin|cos of the column and of the row, base 10000.
-
-    Args:
-        width: D, divisible by 4.
-        grid: patches along one side.
-
-    Returns:
-        (1, 1 + grid², D), float32.
-    """
-    frequencies = 10000.0 ** (-np.arange(width // 4, dtype=np.float64) / (width // 4))
-    row, column = np.meshgrid(np.arange(grid), np.arange(grid), indexing="ij")
-    halves = []
-    for axis in (column, row):
-        angles = axis.reshape(-1, 1) * frequencies
-        halves += [np.sin(angles), np.cos(angles)]
-    table = np.concatenate([np.zeros((1, width)), np.concatenate(halves, axis=1)])
-    return torch.from_numpy(table[None]).float()
-
-
-def build_vit(architecture: Architecture) -> nn.Module:
-    """An untrained timm vision transformer of this shape with fixed positions; initialise with `initialise`."""
-    from timm.models.vision_transformer import VisionTransformer
-
-    vit: Any = VisionTransformer(  # timm's annotations stop half-way
-        img_size=architecture.image_px,
-        patch_size=architecture.patch,
-        embed_dim=architecture.width,
-        depth=architecture.depth,
-        num_heads=architecture.heads,
-        num_classes=0,
-    )
-    vit.pos_embed.data.copy_(sincos_positions(architecture.width, architecture.image_px // architecture.patch))
-    vit.pos_embed.requires_grad_(False)
-    return vit  # type: ignore[no-any-return]
-
-
-def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """MAE's start: Xavier-uniform linears (the patch convolution seen as one), zero biases, unit norms."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            nn.init.xavier_uniform_(layer.weight.data.view(layer.weight.shape[0], -1), generator=generator)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
-        elif isinstance(layer, nn.LayerNorm):
-            nn.init.ones_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-
-def parse_architecture(name: str, image_px: int) -> Architecture | None:
-    """The architecture that `tiny` or `vit:WIDTHxDEPTH/PATCH` names; None for the other forms."""
-    if name == "tiny":
-        return Architecture(width=64, depth=4, heads=2, patch=12, image_px=image_px)
-    match = re.fullmatch(r"vit:(\d{2,4})x(\d{1,2})/(\d{1,2})", name)
-    if match is None:
-        return None
-    width, depth, patch = map(int, match.groups())
-    return Architecture(width=width, depth=depth, heads=max(1, width // 64), patch=patch, image_px=image_px)
-
-
-def architecture_of(spec: BackboneSpec) -> Architecture:
+@overload
+def architecture_of(spec: ViTSpec) -> Architecture: ...
+@overload
+def architecture_of(spec: CNNSpec) -> CNNArchitecture: ...
+def architecture_of(spec: BackboneSpec) -> Architecture | CNNArchitecture:
     """The architecture behind a spec, to learn on from its weights."""
+    if isinstance(spec, CNNSpec):
+        return CNNArchitecture(cnn=spec.architecture, image_px=spec.image_px, mean=spec.mean, std=spec.std)
     return Architecture(width=spec.width, depth=spec.depth, heads=spec.heads, patch=spec.patch, image_px=spec.image_px)
 
 
-def weights_of(vit: nn.Module) -> dict[str, NDArray[np.generic]]:
-    """Learnable tensors of a network by timm's names; fixed position tables are left out."""
+def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
+    """A fresh network of a backbone's architecture, to be trained.
+
+    Args:
+        spec: what to build; one of timm's hub is built as timm builds it, without asking the hub for weights.
+        seed: of its weights.
+
+    Returns:
+        A timm network without classifier: of a convolutional one the forward gives pooled features (B, D), a vision
+        transformer is timm's plain `VisionTransformer`. `load_weights` fills it, `weights_of` reads it.
+    """
+    if isinstance(spec, CNNSpec):
+        return build_cnn(spec.architecture, seed)
+    kind, _, model = spec.name.partition(":")
+    if kind == "timm":
+        return _timm_vit(model, spec.image_px, seed)
+    return _fresh_vit(architecture_of(spec), seed)
+
+
+def weights_of(network: nn.Module) -> dict[str, NDArray[np.generic]]:
+    """Tensors of a network by timm's names, running statistics included; fixed position tables are left out."""
     return {
         name: value.detach().cpu().numpy()
-        for name, value in vit.state_dict().items()
-        if name != "pos_embed" or vit.get_parameter("pos_embed").requires_grad
+        for name, value in network.state_dict().items()
+        if name != "pos_embed" or network.get_parameter("pos_embed").requires_grad
     }
 
 
 def backbone_bytes(
-    architecture: Architecture, weights: Mapping[str, NDArray[np.generic]], *, self_supervised: bool, half: bool = False
+    kind: BackboneSpec | Architecture | CNNArchitecture,
+    weights: Mapping[str, NDArray[np.generic]],
+    *,
+    self_supervised: bool,
+    half: bool = False,
 ) -> bytes:
     """The file of one of our own backbones: weights as safetensors, its shape in the metadata.
 
     Args:
-        architecture: its shape.
-        weights: tensors by timm's names, without the position table.
+        kind: its shape, or a spec of that shape.
+        weights: tensors by timm's names, without a fixed position table.
         self_supervised: learned without labels.
-        half: store float16 (read back as float32).
+        half: store float16 (read back as float32); running statistics stay float32.
 
     Returns:
         The file's bytes; the same input gives the same bytes.
     """
-    arrays = {name: value.astype(np.float16 if half else np.float32) for name, value in weights.items()}
+    architecture = architecture_of(kind) if isinstance(kind, ViTSpec | CNNSpec) else kind
+    arrays = {name: _stored(name, value, half=half) for name, value in weights.items()}
     facts = {"format": 1, "architecture": asdict(architecture), "self_supervised": self_supervised}
     return write_tensors(arrays, {"backbone": json.dumps(facts, sort_keys=True)})
 
 
-def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> FrozenViT:
+def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> Backbone:
     """Build and freeze the backbone that `name` stands for.
 
     Args:
@@ -184,13 +135,32 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> F
         return _from_file(Path(rest), name, image_px)
     if kind == "timm":
         return _from_timm(rest, name, image_px)
-    architecture = parse_architecture(name, image_px or 84)
+    if kind == "cnn":
+        named = CNNArchitecture(cnn=rest, image_px=image_px or DEFAULT_PX)
+        return _frozen(build_cnn(rest, seed), name, named, self_supervised=True)
+    architecture = parse_architecture(name, image_px or DEFAULT_PX)
     if architecture is None:
         raise BackboneError(f"no backbone is called {name!r}: use {FORMS}.")
-    vit = build_vit(architecture)
-    initialise(vit, generator := torch.Generator().manual_seed(seed))
-    nn.init.normal_(vit.get_parameter("cls_token"), std=0.02, generator=generator)
-    return _frozen(vit, name, architecture, self_supervised=True)
+    return _frozen(_fresh_vit(architecture, seed), name, architecture, self_supervised=True)
+
+
+def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]]) -> Backbone:
+    """The same architecture with other weights, frozen: what a site that learned its own network scores with.
+
+    Args:
+        spec: of the backbone that the weights began as.
+        weights: by timm's names, see `weights_of`.
+
+    Returns:
+        The network; its spec has the digest of these weights.
+
+    Raises:
+        BackboneError: the weights are not this architecture's.
+    """
+    network = build_network(spec, 0)
+    load_weights(network, weights, spec.name)
+    own = replace(spec, sha256=digest(weights_of(network)))
+    return FrozenCNN(network, own) if isinstance(own, CNNSpec) else FrozenViT(network, own)
 
 
 def is_trained(name: str) -> bool:
@@ -198,37 +168,20 @@ def is_trained(name: str) -> bool:
     return name.partition(":")[0] in {"run", "file", "timm"}
 
 
-def _from_file(path: Path, name: str, image_px: int | None) -> FrozenViT:
-    if not path.is_file():
-        raise BackboneError(f"there is no backbone at {path}: name a finished `edgefl-train run fedmae` folder.")
-    try:
-        data = read_bounded(path, MAX_BACKBONE_BYTES)
-        if data[8:9] != b"{":  # where the header begins, behind its length
-            raise PayloadError("it is not a safetensors file", "bad_header")
-        arrays, metadata = read_tensors(data, max_bytes=MAX_BACKBONE_BYTES)
-        facts = json.loads(metadata["backbone"])
-        architecture = Architecture(**facts["architecture"])
-        self_supervised = bool(facts["self_supervised"])
-    except (EdgeflError, KeyError, TypeError, ValueError) as error:
-        raise BackboneError(
-            f"{path} is not a backbone this program wrote ({error}): name a finished `edgefl-train run fedmae` folder.",
-            "backbone_unreadable",
-        ) from error
-    if image_px not in (None, architecture.image_px):
-        raise BackboneError(
-            f"backbone {name} was learned on {architecture.image_px}-px images and cannot take {image_px} px: "
-            f"use --image-px {architecture.image_px} or another backbone."
-        )
-    vit = build_vit(architecture)
-    load_weights(vit, arrays, name)
-    return _frozen(vit, name, architecture, self_supervised=self_supervised)
+def names_fresh_network(name: str) -> bool:
+    """Whether a name stands for an architecture with fresh weights; False also for a name that stands for nothing."""
+    return name == "tiny" or name.startswith(("cnn:", "vit:"))
 
 
-def load_weights(vit: nn.Module, arrays: Mapping[str, NDArray[np.generic]], name: str) -> None:
-    """Fill a network with tensors by timm's names; every tensor but a fixed position table must be there."""
-    state = {key: torch.from_numpy(value.astype(np.float32)) for key, value in arrays.items()}
+def load_weights(network: nn.Module, arrays: Mapping[str, NDArray[np.generic]], name: str) -> None:
+    """Fill a network with tensors by timm's names; every tensor but a fixed position table must be there.
+
+    Raises:
+        BackboneError: one is missing, unknown, or of another shape.
+    """
+    state = {key: torch.from_numpy(np.array(_stored(key, value, half=False))) for key, value in arrays.items()}
     try:
-        missing, unexpected = vit.load_state_dict(state, strict=False)
+        missing, unexpected = network.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise BackboneError(
             f"backbone {name} holds tensors of other shapes than its architecture: learn or copy it again.",
@@ -241,53 +194,144 @@ def load_weights(vit: nn.Module, arrays: Mapping[str, NDArray[np.generic]], name
         )
 
 
-def _from_timm(model: str, name: str, image_px: int | None) -> FrozenViT:
+def _stored(name: str, value: NDArray[np.generic], *, half: bool) -> NDArray[np.generic]:
+    """A tensor as files hold it: counters as they are, everything else in the asked precision."""
+    if not np.issubdtype(value.dtype, np.floating):
+        return value
+    return value.astype(np.float16 if half and not name.endswith(STATISTICS) else np.float32)
+
+
+def _fresh_vit(architecture: Architecture, seed: int) -> nn.Module:
+    vit = build_vit(architecture)
+    initialise(vit, generator := torch.Generator().manual_seed(seed))
+    nn.init.normal_(vit.get_parameter("cls_token"), std=0.02, generator=generator)
+    return vit
+
+
+def _timm_vit(model: str, image_px: int, seed: int) -> nn.Module:
     import timm
+
+    with torch.random.fork_rng(devices=[]):  # timm draws from the global generator
+        torch.manual_seed(seed)
+        vit: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=image_px)
+    return vit
+
+
+def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
+    if not path.is_file():
+        raise BackboneError(f"there is no backbone at {path}: name a finished `edgefl-train run fedmae` folder.")
+    try:
+        data = read_bounded(path, MAX_BACKBONE_BYTES)
+        if data[8:9] != b"{":  # where the header begins, behind its length
+            raise PayloadError("it is not a safetensors file", "bad_header")
+        arrays, metadata = read_tensors(data, max_bytes=MAX_BACKBONE_BYTES)
+        facts = json.loads(metadata["backbone"])
+        architecture = _architecture_in(facts["architecture"])
+        self_supervised = bool(facts["self_supervised"])
+    except (EdgeflError, KeyError, TypeError, ValueError) as error:
+        raise BackboneError(
+            f"{path} is not a backbone this program wrote ({error}): name a finished `edgefl-train run fedmae` folder.",
+            "backbone_unreadable",
+        ) from error
+    if isinstance(architecture, CNNArchitecture):  # takes images of any size
+        architecture = replace(architecture, image_px=image_px or architecture.image_px)
+        network = build_cnn(architecture.cnn, 0)
+    elif image_px not in (None, architecture.image_px):
+        raise BackboneError(
+            f"backbone {name} was learned on {architecture.image_px}-px images and cannot take {image_px} px: "
+            f"use --image-px {architecture.image_px} or another backbone."
+        )
+    else:
+        network = build_vit(architecture)
+    load_weights(network, arrays, name)
+    return _frozen(network, name, architecture, self_supervised=self_supervised)
+
+
+def _architecture_in(facts: Mapping[str, Any]) -> Architecture | CNNArchitecture:
+    if "cnn" not in facts:
+        return Architecture(**facts)
+    return CNNArchitecture(**{**facts, "mean": tuple(facts["mean"]), "std": tuple(facts["std"])})
+
+
+def _from_timm(model: str, name: str, image_px: int | None) -> Backbone:
     from timm.models.vision_transformer import VisionTransformer
 
-    plain = "choose a plain ViT such as timm:vit_small_patch16_224"
+    plain = "choose a plain ViT such as timm:vit_small_patch16_224, or a convolutional network such as timm:resnet18"
+    network: Any = _pretrained(model, image_px)
+    config: Any = network.pretrained_cfg
+    shared: dict[str, Any] = {
+        "name": name,
+        "mean": tuple(config["mean"]),
+        "std": tuple(config["std"]),
+        "self_supervised": any(word in model for word in SELF_SUPERVISED_NAMES),
+        "sha256": digest(weights_of(network)),
+    }
+    if not isinstance(network, VisionTransformer):
+        if uses_attention(network):
+            raise BackboneError(f"{name} is a {type(network).__name__}, which takes no prefix prompts: {plain}.")
+        px = image_px or int(config["input_size"][-1])
+        width = pooled_width(network, name, px)
+        architecture = model.rpartition("/")[2].partition(".")[0]  # without hub and tag
+        return FrozenCNN(network, CNNSpec(architecture=architecture, image_px=px, width=width, **shared))
+    blocks: Any = network.blocks
+    spec = ViTSpec(
+        image_px=network.patch_embed.img_size[0],
+        patch=network.patch_embed.patch_size[0],
+        depth=len(blocks),
+        heads=blocks[0].attn.num_heads,
+        width=network.embed_dim,
+        **shared,
+    )
+    try:
+        return FrozenViT(network, spec)
+    except ValueError as error:
+        raise BackboneError(f"{error}: {plain}.") from error
+
+
+def _pretrained(model: str, image_px: int | None) -> nn.Module:
+    """timm's network with its weights; vision transformers are made for an image size, others know none."""
+    import timm
+
     size: dict[str, Any] = {} if image_px is None else {"img_size": image_px}
     try:
-        vit: Any = timm.create_model(model, pretrained=True, num_classes=0, **size)
+        try:
+            network: nn.Module = timm.create_model(model, pretrained=True, num_classes=0, **size)
+        except TypeError:
+            network = timm.create_model(model, pretrained=True, num_classes=0)
     except (OSError, RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise BackboneError(
             f"timm could not give {model!r} ({type(error).__name__}): check the name and the network"
             f"{'' if image_px is None else f', and that the model takes images of {image_px} px'}.",
             "backbone_unreadable" if isinstance(error, OSError) else None,
         ) from error
-    if not isinstance(vit, VisionTransformer):
-        raise BackboneError(f"{name} is a {type(vit).__name__}, which takes no prefix prompts: {plain}.")
-    blocks: Any = vit.blocks
-    config: Any = vit.pretrained_cfg
-    spec = BackboneSpec(
-        name=name,
-        image_px=vit.patch_embed.img_size[0],
-        patch=vit.patch_embed.patch_size[0],
-        depth=len(blocks),
-        heads=blocks[0].attn.num_heads,
-        width=vit.embed_dim,
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        self_supervised=any(word in model for word in ("mae", "dino", "clip")),
-        sha256=digest(weights_of(vit)),
-    )
-    try:
-        return FrozenViT(vit, spec)
-    except ValueError as error:
-        raise BackboneError(f"{error}: {plain}.") from error
+    return network
 
 
-def _frozen(vit: nn.Module, name: str, architecture: Architecture, *, self_supervised: bool) -> FrozenViT:
-    spec = BackboneSpec(
-        name=name,
-        image_px=architecture.image_px,
-        patch=architecture.patch,
-        depth=architecture.depth,
-        heads=architecture.heads,
-        width=architecture.width,
-        mean=IMAGENET_MEAN,
-        std=IMAGENET_STD,
-        self_supervised=self_supervised,
-        sha256=digest(weights_of(vit)),
+def _frozen(
+    network: nn.Module, name: str, architecture: Architecture | CNNArchitecture, *, self_supervised: bool
+) -> Backbone:
+    sha256 = digest(weights_of(network))
+    if isinstance(architecture, CNNArchitecture):
+        width = pooled_width(network, name, architecture.image_px)
+        spec = CNNSpec(
+            name=name,
+            architecture=architecture.cnn,
+            image_px=architecture.image_px,
+            width=width,
+            mean=architecture.mean,
+            std=architecture.std,
+            self_supervised=self_supervised,
+            sha256=sha256,
+        )
+        return FrozenCNN(network, spec)
+    return FrozenViT(
+        network,
+        ViTSpec(
+            name=name,
+            **asdict(architecture),
+            mean=IMAGENET_MEAN,
+            std=IMAGENET_STD,
+            self_supervised=self_supervised,
+            sha256=sha256,
+        ),
     )
-    return FrozenViT(vit, spec)

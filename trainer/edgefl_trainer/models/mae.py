@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from edgefl_trainer.models.backbones import Architecture, build_vit, initialise, sincos_positions
+from edgefl_trainer.models.architectures import Architecture, build_vit, initialise, sincos_positions
 
 
 class MaskedAutoencoder(nn.Module):

@@ -14,16 +14,19 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
+from edgefl_trainer.models.cnn import Backbone, CNNOutput, FrozenCNN
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, dissonance, evidence_of, standardise
 from edgefl_trainer.models.inserts import Insert, insert_from_json, insert_to_json
-from edgefl_trainer.models.vit import FrozenViT, Readout, ViTOutput
+from edgefl_trainer.models.spec import Readout
+from edgefl_trainer.models.vit import FrozenViT, ViTOutput
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
 Output = Literal["evidential", "softmax"]
 """`evidential`: a Dirichlet with evidence, vacuity and dissonance; `softmax`: probabilities only."""
 
-EVIDENTIAL_OUTPUTS = ("probabilities", "evidence", "vacuity", "dissonance", "map")
-SOFTMAX_OUTPUTS = ("probabilities", "map")
+EVIDENTIAL_OUTPUTS = ("probabilities", "evidence", "vacuity", "dissonance")
+SOFTMAX_OUTPUTS = ("probabilities",)
+BackboneOutput = ViTOutput | CNNOutput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +63,9 @@ class ScoreOptions:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of what a score holds, in the order of the graph's outputs."""
-        return EVIDENTIAL_OUTPUTS if self.output == "evidential" else SOFTMAX_OUTPUTS
+        """Names of what a score holds, in the order of the graph's outputs; a pooled feature has no map."""
+        shown = EVIDENTIAL_OUTPUTS if self.output == "evidential" else SOFTMAX_OUTPUTS
+        return shown if self.readout == "pooled" else (*shown, "map")
 
 
 def options_to_json(options: ScoreOptions) -> dict[str, Any]:
@@ -85,14 +89,15 @@ def options_from_json(found: Mapping[str, Any]) -> ScoreOptions:
 class ScoreOutput(NamedTuple):
     """A scored batch: `probabilities` (B, K), `evidence` (B, K), `vacuity` (B,), `dissonance` (B,), `map` (B, N).
 
-    The map is max-normalised, patches row by row. Evidence, vacuity and dissonance are None for softmax methods.
+    The map is max-normalised, patches row by row. Evidence, vacuity and dissonance are None for softmax methods, the
+    map for convolutional networks.
     """
 
     probabilities: Float[Tensor, "B K"]
     evidence: Float[Tensor, "B K"] | None
     vacuity: Float[Tensor, " B"] | None
     dissonance: Float[Tensor, " B"] | None
-    map: Float[Tensor, "B N"]
+    map: Float[Tensor, "B N"] | None
 
     def named(self) -> dict[str, Tensor]:
         """The outputs that exist, by name, in the order of the graph's outputs."""
@@ -102,16 +107,33 @@ class ScoreOutput(NamedTuple):
 class ScoreModule(nn.Module):
     """Scores 8-bit images with tensors given by their payload names."""
 
-    def __init__(self, vit: FrozenViT, options: ScoreOptions) -> None:
+    def __init__(self, backbone: Backbone, options: ScoreOptions) -> None:
         """Fix backbone and options.
 
         Args:
-            vit: frozen backbone.
+            backbone: frozen.
             options: what the head reads and shows.
+
+        Raises:
+            ValueError: the backbone has no such readout, or takes no prompts.
         """
         super().__init__()
-        self.vit = vit
+        pooled = isinstance(backbone, FrozenCNN)
+        if (options.readout == "pooled") is not pooled or (pooled and (options.prompts or options.insert)):
+            raise ValueError(f"{backbone.spec.name} takes no readout {options.readout!r} with these prompts")
+        self.backbone = backbone
         self.options = options
+
+    @property
+    def vit(self) -> FrozenViT:
+        """The backbone, for what only a vision transformer can do.
+
+        Raises:
+            TypeError: it is none.
+        """
+        if not isinstance(self.backbone, FrozenViT):
+            raise TypeError(f"{self.backbone.spec.name} is no vision transformer")
+        return self.backbone
 
     def logits(self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor]) -> Float[Tensor, "B K"]:
         """Head output before temperature and evidence.
@@ -127,30 +149,33 @@ class ScoreModule(nn.Module):
 
     def output(
         self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor], *, need_attention: bool
-    ) -> ViTOutput:
+    ) -> BackboneOutput:
         """The prompted network's output, before head and evidence.
 
         Args:
             image: pixels, channels last, (B, S, S, 3).
             tensors: at least the prompts by name.
-            need_attention: also the rollout factors.
+            need_attention: also the rollout factors; convolutional networks have none.
 
         Returns:
             Readouts and factors.
         """
-        pixels = self.vit.normalise(image)
+        pixels = self.backbone.normalise(image)
+        if isinstance(self.backbone, FrozenCNN):
+            pooled: CNNOutput = self.backbone(pixels)
+            return pooled
+        vit, insert = self.backbone, self.options.insert
         parts = [tensors[name] for name in self.options.prompts]
-        insert = self.options.insert
-        found: ViTOutput = self.vit(
+        found: ViTOutput = vit(
             pixels,
             torch.cat(parts) if parts else None,
-            insert=None if insert is None else insert.bind(tensors, lambda: self.vit(pixels).cls),
+            insert=None if insert is None else insert.bind(tensors, lambda: vit(pixels).cls),
             need_attention=need_attention,
             prefix_mode=self.options.prefix_mode,
         )
         return found
 
-    def features(self, output: ViTOutput, tensors: Mapping[str, Tensor]) -> Float[Tensor, "B D"]:
+    def features(self, output: BackboneOutput, tensors: Mapping[str, Tensor]) -> Float[Tensor, "B D"]:
         """What the head reads: the readout in float32, standardised where the options say so.
 
         Args:
@@ -182,7 +207,7 @@ class ScoreModule(nn.Module):
         if missing:
             raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
         output = self.output(image, tensors, need_attention=True)
-        maps = max_normalise(rollout_from_factors(output.factors))
+        maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) else None
         logits = self.logits(self.features(output, tensors), tensors) / tensors["temperature"]
         if self.options.output == "softmax":
             return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)

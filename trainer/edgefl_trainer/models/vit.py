@@ -9,7 +9,6 @@ before the image tokens, after any key norm. docs/methods.md, prefix prompts and
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,58 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from edgefl_trainer.models.inserts import Inserter
+from edgefl_trainer.models.pixels import normalised, pixel_scale
+from edgefl_trainer.models.spec import Readout, ViTSpec
 from edgefl_trainer.rollout import PrefixMode
 
 PromptInit = Literal["uniform", "normal"]
 """`uniform`: everything U(−1, 1), as DualPrompt; `normal`: keys N(0, 0.02), values zero."""
-
-Readout = Literal["cls", "mean", "prompted"]
-"""`cls`: class token after the final norm; `mean`: mean of the patch tokens after it; `prompted`: mean of the class
-token and the prompt tokens that entered last (as many as a method says, see `ViTOutput.readout`)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BackboneSpec:
-    """What a backbone is, beside its weights.
-
-    Attributes:
-        name: the argument that names it on the command line.
-        image_px: side of the square input in pixels.
-        patch: side of a patch in pixels.
-        depth: number of blocks L.
-        heads: attention heads h.
-        width: token width D.
-        mean: channel means in [0, 1] subtracted from the image.
-        std: channel deviations the image is divided by.
-        self_supervised: learned without labels, so that features need standardising.
-        sha256: digest of the weights in hexadecimal.
-    """
-
-    name: str
-    image_px: int
-    patch: int
-    depth: int
-    heads: int
-    width: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    self_supervised: bool
-    sha256: str
-
-    @property
-    def grid(self) -> int:
-        """Patches along one side."""
-        return self.image_px // self.patch
-
-    @property
-    def tokens(self) -> int:
-        """Number N of patch tokens."""
-        return self.grid**2
-
-    @property
-    def head_width(self) -> int:
-        """Width d_h of one attention head."""
-        return self.width // self.heads
 
 
 class ViTOutput(NamedTuple):
@@ -96,7 +49,12 @@ class ViTOutput(NamedTuple):
 
         Returns:
             (B, D).
+
+        Raises:
+            ValueError: a readout of convolutional networks is asked for.
         """
+        if name == "pooled":
+            raise ValueError("a vision transformer has no readout 'pooled', its features are 'cls' and 'mean'")
         if name == "prompted":
             return torch.cat([self.cls.unsqueeze(1), self.inserted[:, :prompts]], dim=1).mean(dim=1)
         return self.cls if name == "cls" else self.patch_mean
@@ -115,7 +73,7 @@ def prefix_length(tokens: int) -> int:
 
 
 def init_prompts(
-    spec: BackboneSpec, blocks: int, length: int, init: PromptInit, generator: torch.Generator
+    spec: ViTSpec, blocks: int, length: int, init: PromptInit, generator: torch.Generator
 ) -> Float[Tensor, "L two P H dh"]:
     """Fresh prefix prompts of some consecutive blocks: keys at index 0 of the second axis, values at 1.
 
@@ -164,7 +122,7 @@ class FrozenViT(nn.Module):
     pixel_mean: Tensor
     pixel_std: Tensor
 
-    def __init__(self, vit: nn.Module, spec: BackboneSpec) -> None:
+    def __init__(self, vit: nn.Module, spec: ViTSpec) -> None:
         """Freeze the network and check that it is what the specification says.
 
         Args:
@@ -193,8 +151,13 @@ class FrozenViT(nn.Module):
         differing = [f"{name} {found[name]} instead of {told[name]}" for name in found if found[name] != told[name]]
         if differing:
             raise ValueError(f"backbone {spec.name} differs from its description: {', '.join(differing)}")
-        self.register_buffer("pixel_mean", torch.tensor(spec.mean).view(1, 3, 1, 1) * 255, persistent=False)
-        self.register_buffer("pixel_std", torch.tensor(spec.std).view(1, 3, 1, 1) * 255, persistent=False)
+        self.register_buffer("pixel_mean", pixel_scale(spec.mean), persistent=False)
+        self.register_buffer("pixel_std", pixel_scale(spec.std), persistent=False)
+
+    @property
+    def network(self) -> Any:
+        """The timm network inside, as every backbone calls it."""
+        return self.vit
 
     @property
     def tokens(self) -> int:
@@ -208,16 +171,8 @@ class FrozenViT(nn.Module):
         return self
 
     def normalise(self, image: UInt8[Tensor, "B S S 3"]) -> Float[Tensor, "B 3 S S"]:
-        """Turn 8-bit pixels into the network's float input.
-
-        Args:
-            image: pixels, channels last, (B, S, S, 3).
-
-        Returns:
-            Channels first, mean subtracted, divided by the deviation, float32, (B, 3, S, S).
-        """
-        planes = image.permute(0, 3, 1, 2).to(torch.float32)
-        return (planes - self.pixel_mean) / self.pixel_std
+        """Turn 8-bit pixels (B, S, S, 3) into the network's float input, see `pixels.normalised`."""
+        return normalised(image, self.pixel_mean, self.pixel_std)
 
     def forward(
         self,

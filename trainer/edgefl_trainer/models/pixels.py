@@ -1,0 +1,27 @@
+"""From 8-bit pixels to a network's float input: one function for every backbone, so that all see the same numbers."""
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+
+def pixel_scale(values: tuple[float, float, float]) -> Float[Tensor, "one 3 one one"]:
+    """Channel means or deviations in [0, 1] as a tensor in units of 8-bit pixels, (1, 3, 1, 1)."""
+    return torch.tensor(values).view(1, 3, 1, 1) * 255
+
+
+def normalised(
+    image: UInt8[Tensor, "B S S 3"], mean: Float[Tensor, "one 3 one one"], std: Float[Tensor, "one 3 one one"]
+) -> Float[Tensor, "B 3 S S"]:
+    """Channels first, mean subtracted, divided by the deviation.
+
+    Args:
+        image: pixels, channels last, (B, S, S, 3).
+        mean: see `pixel_scale`.
+        std: see `pixel_scale`.
+
+    Returns:
+        Float32, (B, 3, S, S).
+    """
+    planes = image.permute(0, 3, 1, 2).to(torch.float32)
+    return (planes - mean) / std

@@ -1,0 +1,20 @@
+"""The backbones that come with EdgeFL: files in `backbones/` of a checkout, inside the package of an installed wheel.
+
+    --backbone derm-vit-tiny-84     photographs of skin lesions, learned without labels
+    --backbone drawn-lesions-84     drawn lesions, for the demo
+
+Each has a card beside it that says what it was made from, what it is worth and under which licence it comes.
+"""
+
+from functools import cache
+from pathlib import Path
+
+HERE = Path(__file__).resolve()
+PLACES = (HERE.parents[1] / "backbones", HERE.parents[3] / "backbones")  # a wheel's, a checkout's
+
+
+@cache
+def shipped_backbones() -> dict[str, Path]:
+    """Name to file, in name order; nothing where neither place exists."""
+    folder = next((place for place in PLACES if place.is_dir()), None)
+    return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.safetensors"))}

@@ -1,0 +1,145 @@
+"""What a frozen network is, beside its weights: a plain vision transformer or a convolutional network.
+
+Plain values, without torch: they stand in `Task`, travel to a coordinator's configuration and are read back. What
+needs patches, blocks or attention asks for them with `require_vit`, before a run begins. docs/methods.md, backbones.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgefl_trainer.errors import SettingError
+
+Readout = Literal["cls", "mean", "prompted", "pooled"]
+"""`cls`: class token after the final norm; `mean`: mean of the patch tokens after it; `prompted`: mean of the class
+token and the prompt tokens that entered last (as many as a method says, see `ViTOutput.readout`); `pooled`: the one
+feature of a convolutional network, pooled over the image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ViTSpec:
+    """A plain vision transformer.
+
+    Attributes:
+        name: the argument that names it on the command line.
+        image_px: side of the square input in pixels.
+        patch: side of a patch in pixels.
+        depth: number of blocks L.
+        heads: attention heads h.
+        width: token width D.
+        mean: channel means in [0, 1] subtracted from the image.
+        std: channel deviations the image is divided by.
+        self_supervised: learned without labels, so that features need standardising.
+        sha256: digest of the weights in hexadecimal.
+    """
+
+    name: str
+    image_px: int
+    patch: int
+    depth: int
+    heads: int
+    width: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    self_supervised: bool
+    sha256: str
+
+    @property
+    def grid(self) -> int:
+        """Patches along one side."""
+        return self.image_px // self.patch
+
+    @property
+    def tokens(self) -> int:
+        """Number N of patch tokens."""
+        return self.grid**2
+
+    @property
+    def head_width(self) -> int:
+        """Width d_h of one attention head."""
+        return self.width // self.heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class CNNSpec:
+    """A convolutional network.
+
+    Attributes:
+        name: the argument that names it on the command line.
+        architecture: timm's name of it, such as `resnet18`.
+        image_px: side of the square input in pixels.
+        width: number D of pooled features.
+        mean: channel means in [0, 1] subtracted from the image.
+        std: channel deviations the image is divided by.
+        self_supervised: learned without labels, so that features need standardising.
+        sha256: digest of the weights and running statistics in hexadecimal.
+    """
+
+    name: str
+    architecture: str
+    image_px: int
+    width: int
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    self_supervised: bool
+    sha256: str
+
+
+BackboneSpec = ViTSpec | CNNSpec
+
+
+def readouts_of(spec: BackboneSpec) -> tuple[Readout, ...]:
+    """The features a bare network offers a head; the first is taken where nothing tells them apart."""
+    return ("pooled",) if isinstance(spec, CNNSpec) else ("cls", "mean")
+
+
+def settled_readout(wanted: str, spec: BackboneSpec) -> str:
+    """`auto` only where there is something to decide: a network with one readout has settled it.
+
+    Args:
+        wanted: `cls`, `mean` or `auto`.
+        spec: of the network.
+
+    Returns:
+        A readout, or `auto`.
+
+    Raises:
+        SettingError: the network has no such readout.
+    """
+    offered = readouts_of(spec)
+    if wanted == "auto":
+        return offered[0] if len(offered) == 1 else wanted
+    if wanted not in offered:
+        raise SettingError(f"readout is {wanted!r}; {spec.name} offers {', '.join(offered)}: leave it out.")
+    return wanted
+
+
+def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
+    """The specification, where it is a vision transformer's.
+
+    Args:
+        spec: of the run's backbone.
+        what: begins the sentence, such as `fedevprompt` or `prompts=bt`.
+
+    Returns:
+        The same.
+
+    Raises:
+        SettingError: it is a convolutional network, which has neither patches nor attention.
+    """
+    if isinstance(spec, ViTSpec):
+        return spec
+    raise SettingError(
+        f"{what} needs a vision transformer; {spec.name} is a {spec.architecture}: "
+        "use the method head, one that takes --set prompts=none, or another --backbone."
+    )
+
+
+def spec_from_facts(facts: Mapping[str, Any]) -> BackboneSpec:
+    """A specification from plain values, such as `dataclasses.asdict` gives.
+
+    Raises:
+        TypeError: a value is missing or unknown, or `mean` or `std` is no sequence.
+    """
+    plain = {**facts, "mean": tuple(facts.get("mean", ())), "std": tuple(facts.get("std", ()))}
+    return CNNSpec(**plain) if "architecture" in plain else ViTSpec(**plain)
