@@ -4,7 +4,8 @@
   only place external data could come from (docs/security.md, attack list 1 and 2).
 * Inputs and outputs are those that `load_bundle` checked; numbers that are not finite never become a score.
 * Threads are pinned in number and do not spin while waiting, so a device can do other things.
-* A photo is prepared by `edgefl_protocol.imaging` alone, the code that prepared the training pictures.
+* A photo is prepared by `edgefl_protocol.imaging` alone, the code that prepared the training pictures, and judged by
+  `edgefl_protocol.quality` before the network sees it.
 """
 
 import math
@@ -27,6 +28,7 @@ from edgefl_protocol.imaging import decode, from_pillow, prepare
 from edgefl_protocol.manifest import release
 from edgefl_protocol.model_card import Card
 from edgefl_protocol.payload import digest
+from edgefl_protocol.quality import measure_quality
 from edgefl_protocol.referral import ReferralRules
 from edgefl_protocol.score import ModelInfo, Score, make_score
 
@@ -53,7 +55,7 @@ class ScoreError(EdgeflError):
 @dataclass(frozen=True)
 class _Prepared:
     pixels: NDArray[np.uint8]  # (S, S, 3)
-    too_small: bool
+    gate: tuple[str, ...]  # reasons to refer, found before the model runs
     milliseconds: float
 
 
@@ -151,8 +153,8 @@ class Scorer:
         else:
             photo = image
         pixels = prepare(photo, self._bundle.preprocess)
-        too_small = min(photo.shape[:2]) < self._bundle.preprocess.size
-        return _Prepared(pixels, too_small, (time.perf_counter() - started) * 1e3)
+        gate = measure_quality(photo).reasons(self._bundle.preprocess.size)
+        return _Prepared(pixels, gate, (time.perf_counter() - started) * 1e3)
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         try:
@@ -175,7 +177,7 @@ class Scorer:
             classes=self._classes,
             seen=self._seen,
             rules=self._rules,
-            too_small=prepared.too_small,
+            gate=prepared.gate,
             expired=expires_ms is not None and self._clock() >= expires_ms,
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,

@@ -6,7 +6,8 @@ The rules, in the order in which reasons are listed:
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
 2. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-3. `size`: the picture has fewer pixels than the network reads, in either direction.
+3. `blur`, `exposure`, `size`, `not_skin`: the gate before the model, measured on the picture alone (`quality`). What is
+   not skin gets no prediction: a class named for it would only look like an answer.
 4. `unseen_class`: a class absent from the site's training rows has the largest alpha.
 5. `model_expired`: the bundle is past its expiry date.
 """
@@ -22,10 +23,15 @@ ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
 REASON_WORDS = {
     "vacuity": "the model has too little evidence for this picture",
     "dissonance": "the evidence is in conflict: it speaks for several classes at once",
+    "blur": "the picture is blurred",
+    "exposure": "the picture is too dark or too bright",
     "size": "the picture has fewer pixels than the model reads",
+    "not_skin": "the colours are not those of skin",
     "unseen_class": "it looks most like a class the model was not trained on",
     "model_expired": "the model is past its expiry date",
 }
+
+GATE_REASONS = ("blur", "exposure", "size", "not_skin")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +64,21 @@ class Measures:
     entropy_nats: float
 
 
-def predicted_class(measures: Measures, seen: Sequence[bool]) -> int | None:
-    """Index of the class to name, or None where the model abstains.
+def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:
+    """Index of the class to name, or None where nothing is predicted: too little evidence, or no skin.
 
     Args:
         measures: what the picture scored.
         seen: per class, whether the site had training rows of it.
+        gate: reasons that the gate before the model found.
     """
-    if not any(seen) or (measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM):
+    if "not_skin" in gate or not any(seen) or (measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM):
         return None
     return int(np.argmax(np.where(np.asarray(seen, dtype=bool), measures.probabilities, -np.inf)))
 
 
 def refer_reasons(
-    measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, too_small: bool, expired: bool
+    measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool
 ) -> tuple[str, ...]:
     """Reasons to refer, empty when there is none.
 
@@ -79,14 +86,14 @@ def refer_reasons(
         measures: what the picture scored.
         seen: per class, whether the site had training rows of it.
         rules: thresholds in force.
-        too_small: the picture is smaller than the network's input.
+        gate: reasons that the gate before the model found (`Quality.reasons`).
         expired: the bundle is past its expiry date.
     """
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     found = {
         "vacuity": _above(uncertainty, rules.uncertain_above) or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
         "dissonance": _above(measures.dissonance, rules.dissonance_above),
-        "size": too_small,
+        **{reason: reason in gate for reason in GATE_REASONS},
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
         "model_expired": expired,
     }

@@ -50,7 +50,8 @@ class Score:
 
     Attributes:
         image: name of the picture as the caller gave it, or None.
-        predicted: class with the largest alpha among the classes seen in training; None where the model abstains.
+        predicted: class with the largest alpha among the classes seen in training; None where the model abstains
+            and where the picture is not of skin.
         probabilities: per class, summing to 1.
         evidence: per class, at least 0; None for softmax methods.
         vacuity: K/S in (0, 1]; None for softmax methods.
@@ -103,7 +104,7 @@ def make_score(
     classes: Sequence[str],
     seen: Sequence[bool],
     rules: ReferralRules,
-    too_small: bool,
+    gate: Sequence[str],
     expired: bool,
     model: ModelInfo,
     milliseconds: float,
@@ -117,7 +118,7 @@ def make_score(
         classes: class names, (K,).
         seen: per class, whether the site had training rows of it.
         rules: thresholds in force.
-        too_small: the picture has fewer pixels than the network reads.
+        gate: reasons to refer that were found before the model ran (`quality.Quality.reasons`).
         expired: the bundle is past its expiry date.
         model: which model spoke.
         milliseconds: wall time it took.
@@ -130,8 +131,8 @@ def make_score(
         dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
         entropy_nats=float(-(positive * np.log(positive)).sum()) + 0.0,  # no minus zero
     )
-    index = predicted_class(measures, seen)
-    reasons = refer_reasons(measures, seen, rules, too_small=too_small, expired=expired)
+    index = predicted_class(measures, seen, gate)
+    reasons = refer_reasons(measures, seen, rules, gate=gate, expired=expired)
     return Score(
         image=name,
         predicted=None if index is None else classes[index],

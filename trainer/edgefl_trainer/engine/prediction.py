@@ -11,6 +11,7 @@ from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, decode, prepare
+from edgefl_protocol.quality import measure_quality
 from edgefl_protocol.referral import ReferralRules
 from edgefl_protocol.score import ModelInfo, make_score
 from edgefl_trainer.contract import Predictor
@@ -56,7 +57,7 @@ def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterato
             classes=run.classes,
             seen=predictor.seen,
             rules=ReferralRules(uncertain_above=refer_above, dissonance_above=None),
-            too_small=min(photo.shape[:2]) < run.preprocess.size,
+            gate=measure_quality(photo).reasons(run.preprocess.size),
             expired=False,
             model=model,
             milliseconds=(time.perf_counter() - started) * 1e3,

@@ -1,0 +1,209 @@
+"""The gate before the model against scipy, and against what a person would say of drawn and real pictures."""
+
+import csv
+import io
+import zipfile
+from os import environ
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image, ImageFilter
+from tests.protocol.conftest import encoded
+
+from edgefl_protocol.imaging import decode, resize
+from edgefl_protocol.quality import measure_quality
+from edgefl_protocol.referral import GATE_REASONS, REASON_WORDS
+
+# The ten swatches of the Monk Skin Tone scale (Monk 2019), light to dark; Fitzpatrick V; two casts of real pictures.
+SKIN = {
+    "Monk 1": (246, 237, 228), "Monk 2": (243, 231, 219), "Monk 3": (247, 234, 208), "Monk 4": (234, 218, 186),
+    "Monk 5": (215, 189, 150), "Monk 6": (160, 126, 86), "Monk 7": (130, 92, 67), "Monk 8": (96, 65, 52),
+    "Monk 9": (58, 49, 42), "Monk 10": (41, 36, 32), "Fitzpatrick V": (165, 94, 43), "red": (190, 96, 90),
+    "pale under a cool lamp": (200, 196, 202),
+}  # fmt: skip
+NOT_SKIN = {
+    "grey": (120, 120, 120), "white": (215, 215, 215), "green": (90, 140, 80), "blue": (70, 100, 190),
+    "violet": (120, 40, 160), "yellow": (220, 210, 40), "signal red": (220, 20, 30),
+}  # fmt: skip
+
+
+def surface(colour: tuple[int, int, int], height: int = 150, width: int = 200, seed: int = 0) -> np.ndarray:
+    """A surface of one colour with darker spots of several sizes and fine grain: sharp, evenly lit."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[0:height, 0:width]
+    shade = np.ones((height, width))
+    for _ in range(60):
+        cy, cx, radius = rng.uniform(0, height), rng.uniform(0, width), rng.uniform(1, 0.1 * height)
+        shade[(y - cy) ** 2 + (x - cx) ** 2 < radius**2] *= 0.85
+    grain = rng.normal(1, 0.02, (height, width))
+    return np.clip(np.asarray(colour) * (np.clip(shade, 0.5, 1) * grain)[..., None], 0, 255).astype(np.uint8)
+
+
+def reasons(image: np.ndarray, network_px: int = 84) -> tuple[str, ...]:
+    return measure_quality(image).reasons(network_px)
+
+
+@pytest.mark.parametrize("tone", SKIN)
+def test_skin_of_every_tone_passes(tone: str) -> None:
+    """Module text, 3: ratios of channels, so the strength of the light and the tone of the skin do not decide."""
+    assert reasons(surface(SKIN[tone])) == ()
+
+
+@pytest.mark.parametrize("kind", NOT_SKIN)
+def test_what_has_no_colour_of_skin_is_not_skin(kind: str) -> None:
+    assert reasons(surface(NOT_SKIN[kind])) == ("not_skin",)
+
+
+def test_half_skin_passes_and_a_third_does_not() -> None:
+    """Module text, 3: 45 % of the lit pixels; the black ring of a dermatoscope counts for nothing."""
+    image = surface(SKIN["Monk 5"], 84, 84)
+    other = surface(NOT_SKIN["green"], 84, 84)
+    for share, found in ((0.5, ()), (0.33, ("not_skin",))):
+        mixed = image.copy()
+        mixed[:, round(84 * share) :] = other[:, round(84 * share) :]
+        assert reasons(mixed) == found
+    ringed = image.copy()
+    y, x = np.mgrid[0:84, 0:84]
+    ringed[(y - 42) ** 2 + (x - 42) ** 2 > 30**2] = 0
+    assert reasons(ringed) == ()
+
+
+@pytest.mark.parametrize("scale", [1, 4, 12])
+def test_blur_is_judged_alike_at_every_size(scale: int) -> None:
+    """Module text, scale: the same scene as 150 x 200 and as 1,800 x 2,400 pixels; blur in proportion to the side."""
+    sharp = Image.fromarray(surface(SKIN["Monk 4"]))
+    sharp = sharp.resize((200 * scale, 150 * scale), Image.Resampling.BICUBIC)
+    assert reasons(np.asarray(sharp)) == ()
+    blurred = sharp.filter(ImageFilter.GaussianBlur(5 * scale))
+    assert reasons(np.asarray(blurred)) == ("blur",)
+
+
+def test_sharpness_is_the_ratio_of_the_text() -> None:
+    """Oracle: scipy's Laplacian and uniform filter on a picture that is lit everywhere and not shrunk."""
+    ndimage = pytest.importorskip("scipy.ndimage", reason="scipy not installed: needs edgefl[trainer]")
+    image = surface(SKIN["Monk 5"], 84, 84)
+    plane = image.astype(np.float64) @ [0.299, 0.587, 0.114]
+    assert plane.min() >= 25
+    inner = (slice(1, -1), slice(1, -1))
+    own, blurred = (
+        ndimage.laplace(one, mode="nearest")[inner].var()
+        for one in (plane, ndimage.uniform_filter(plane, 5, mode="nearest"))
+    )
+    assert measure_quality(image).sharpness == pytest.approx(own / (blurred + 0.5), rel=1e-3)
+
+
+def test_sharpness_does_not_fall_with_contrast() -> None:
+    """Module text, 1: a pale lesion is no blurred one.
+
+    The variance of the Laplacian falls to a ninth; the ratio keeps more than six tenths (rounding to whole numbers and
+    the constant in the denominator take the rest).
+    """
+    image = surface(SKIN["Monk 4"], 84, 84)
+    mean = image.mean((0, 1))
+    pale = np.clip(mean + (image - mean) / 3, 0, 255).astype(np.uint8)
+    full, third = measure_quality(image).sharpness, measure_quality(pale).sharpness
+    assert full is not None and third is not None and third > 0.6 * full
+
+
+@pytest.mark.parametrize(
+    ("gain", "found"), [(1.0, False), (0.5, False), (0.15, True), (0.0, True), (1.3, False), (3.0, True)]
+)
+def test_exposure(gain: float, found: bool) -> None:
+    """Module text, 2: very dark and washed-out versions are found, half the light is not."""
+    image = np.clip(surface((200, 150, 120)) * gain, 0, 255).astype(np.uint8)
+    assert ("exposure" in reasons(image)) is found
+
+
+def test_a_clipped_corner_is_overexposed_at_a_tenth() -> None:
+    image = surface(SKIN["Monk 5"], 84, 84)
+    for rows, found in ((8, ()), (9, ("exposure",))):
+        shiny = image.copy()
+        shiny[:rows] = 255
+        assert reasons(shiny) == found
+
+
+def test_size_counts_the_pixels_of_the_picture_itself() -> None:
+    image = surface(SKIN["Monk 5"], 100, 300)
+    assert reasons(image, 100) == ()
+    assert reasons(image, 101) == ("size",)
+
+
+def test_nothing_to_see_is_dark_and_no_skin() -> None:
+    black = measure_quality(np.zeros((90, 90, 3), np.uint8))
+    assert black.reasons(84) == ("exposure", "not_skin")
+    assert black.sharpness is None
+
+
+@given(arrays(np.uint8, st.tuples(st.integers(1, 100), st.integers(1, 100), st.just(3))))
+def test_every_picture_is_judged(image: np.ndarray) -> None:
+    """Shares stay shares, reasons keep the order of the words, the picture is left alone."""
+    before = image.copy()
+    quality = measure_quality(image)
+    np.testing.assert_array_equal(image, before)
+    for share in (quality.lit, quality.clipped, quality.skin):
+        assert 0.0 <= share <= 1.0
+    assert quality.sharpness is None or 0.0 <= quality.sharpness < float("inf")
+    found = quality.reasons(84)
+    assert list(found) == [reason for reason in REASON_WORDS if reason in found]
+    assert set(found) <= set(GATE_REASONS)
+
+
+def test_the_cost_of_a_twelve_megapixel_photograph() -> None:
+    """The gate must not cost more than the picture's decoding: under 150 ms of CPU."""
+    import time
+
+    image = np.asarray(Image.fromarray(surface(SKIN["Monk 4"])).resize((4000, 3000)))
+    measure_quality(image[:100])
+    started = time.process_time()
+    measure_quality(image)
+    assert time.process_time() - started < 0.15
+
+
+def validation_rows(name: str) -> list[tuple[str, bytes]]:
+    """Centre and file of the validation rows of one archive of the real images."""
+    with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / name) as archive:
+        rows = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
+        return [(row["center"], archive.read(row["file"])) for row in rows if row["split"] == "val"]
+
+
+needs_images = pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_DATA is not set: no real images here")
+
+
+@pytest.mark.data
+@needs_images
+def test_real_photographs_pass_in_every_centre() -> None:
+    """docs/device.md, "The gate": at most 2 % of the validation rows of each centre are referred by mistake."""
+    seen: dict[str, list[bool]] = {}
+    for centre, data in validation_rows("fed_isic2019_84.zip")[::2]:
+        seen.setdefault(centre, []).append(bool(reasons(decode(data))))
+    assert len(seen) == 6
+    for centre, referred in seen.items():
+        assert np.mean(referred) <= 0.02, centre
+    again = [bool(reasons(decode(data))) for _, data in validation_rows("ham10000_msk_200x150.zip")[::8]]
+    assert np.mean(again) <= 0.02  # the same rules at a higher resolution
+
+
+@pytest.mark.data
+@needs_images
+def test_radiology_and_spoilt_photographs_are_caught() -> None:
+    """docs/device.md, "The gate": radiology, blur of 1.5 px at 84 px, six stops too dark."""
+    with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / "vqa_rad.zip") as archive:
+        names = [name for name in archive.namelist() if name.endswith(".jpg")][::3]
+        radiology = [resize(decode(archive.read(name)), 84) for name in names]
+    assert np.mean(["not_skin" in reasons(image) for image in radiology]) >= 0.97
+    photographs = [decode(data) for _, data in validation_rows("fed_isic2019_84.zip")[::20]]
+    blurred = [np.asarray(Image.fromarray(one).filter(ImageFilter.GaussianBlur(1.5))) for one in photographs]
+    assert np.mean(["blur" in reasons(one) for one in blurred]) >= 0.97
+    dark = [((one / 255.0) * 2 ** (-6 / 2.2) * 255).astype(np.uint8) for one in photographs]  # six stops
+    assert np.mean(["exposure" in reasons(one) for one in dark]) >= 0.95
+
+
+@pytest.mark.parametrize("grey_as", ["L", "RGB"])
+def test_a_greyscale_file_is_not_skin(grey_as: str) -> None:
+    """What has no colour cannot be told from radiology; the models here learned from colour."""
+    image = Image.fromarray(surface(SKIN["Monk 5"])).convert("L").convert(grey_as)
+    assert reasons(decode(encoded(image, "JPEG", quality=90))) == ("not_skin",)
