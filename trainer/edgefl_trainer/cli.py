@@ -7,8 +7,6 @@ sentence, never a traceback.
 
 import json
 import sys
-from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
 from edgefl_trainer.errors import USAGE_CODES
+from edgefl_trainer.extra import needs_trainer
+from edgefl_trainer.finetune_command import finetune
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 
@@ -47,22 +47,13 @@ def exit_code(error: EdgeflError) -> int:
     return USAGE if error.code in USAGE_CODES else FAILED
 
 
-def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Say in one sentence that the extra is missing, instead of failing at an import."""
-
-    def checked(*args: Any, **options: Any) -> Any:
-        if find_spec("torch") is None or find_spec("timm") is None:
-            raise EdgeflError("this command needs edgefl[trainer]: pip install 'edgefl[trainer]'.", "setting")
-        return command(*args, **options)
-
-    checked.__name__, checked.__doc__ = command.__name__, command.__doc__
-    return checked
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(package_name="edgefl")
 def cli() -> None:
     """Train federations of sites on skin images that never leave them."""
+
+
+cli.add_command(finetune)
 
 
 @cli.command()
@@ -110,6 +101,12 @@ def methods(as_json: bool) -> None:
 )
 @click.option("--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]")
 @click.option("--unlabelled", type=click.Choice(["none", "site", "spread"]), help="Use of images without a label.")
+@click.option(
+    "--labels",
+    type=float,
+    metavar="SHARE",
+    help="Share of each site's training images whose label is used.  [default: 1]",
+)
 @click.option(
     "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
 )

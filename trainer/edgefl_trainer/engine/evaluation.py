@@ -20,7 +20,7 @@ from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.report import sites_report, thin_sites
 
-KEPT_FIGURES = ("n_train", "held_out", "readout", "selected_round")  # what of a run's site rows do not change
+KEPT_FIGURES = ("n_train", "n_labelled", "held_out", "readout", "selected_round")  # what of a run's site rows do not change
 
 
 def evaluate(
@@ -64,9 +64,9 @@ def evaluate(
         warn(f"the run has no model of {', '.join(without)}: not judged")
     scored, facts = _score_sites(run, federation, labels, known, where)
     report = sites_report(scored, facts)
-    kept = ("method", "task", "seed", "rounds", "preset", "select", "travels", "settings_sha256", "backbone_sha256")
+    kept = ("method", "task", "seed", "rounds", "preset", "select", "labels", "travels", "settings_sha256")
     return {
-        **{key: run.summary[key] for key in kept if key in run.summary},
+        **{key: run.summary[key] for key in (*kept, "backbone_sha256") if key in run.summary},
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),

@@ -22,12 +22,16 @@ from edgefl_trainer.contract import Method, Scalar
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.data.specs import parse_spec
+from edgefl_trainer.engine.finetune_presets import FINETUNE_PRESETS
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.methods.finetune import FineTune
+from edgefl_trainer.models.kind import network_kind
 
 PresetName = Literal["tiny", "bench84", "paper"]
 HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
+_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0}  # does not count in digests: runs from before stay repetitions
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 
@@ -47,6 +51,7 @@ class RunSettings:
     epochs: int = 2  # local epochs of a round
     images_per_site: int = 0  # most training images of a site; 0: all
     unlabelled: Literal["none", "site", "spread"] = "none"
+    labels: float = 1.0  # share of each site's training images whose label is used
     balance: Literal["none", "class"] = "none"
     select: Literal["last", "tune"] = "last"  # round whose model a site keeps: the last, or its best on tune rows
     participation: float = 1.0  # share of the sites in each round
@@ -64,6 +69,7 @@ class RunSettings:
             ("images_per_site", self.images_per_site >= 0, "0 (all) or more"),
             ("image_px", 0 <= self.image_px <= MAX_IMAGE_PX, f"0 (the backbone's own) to {MAX_IMAGE_PX}"),
             ("participation", 0 < self.participation <= 1, "in (0, 1]"),
+            ("labels", 0 < self.labels <= 1, "in (0, 1]"),
             ("seed", 0 <= self.seed < 2**31, "between 0 and 2147483647"),
             ("data", len(self.data) > 0, "at least one SPEC, given with --data"),
         )
@@ -84,12 +90,16 @@ class RunSettings:
         """
         partition = json.dumps(plan.to_json(), sort_keys=True) if plan else ""
         same = replace(self, seed=0, device="auto", partition=partition)
-        return hashlib.sha256(same.to_toml().encode()).hexdigest()
+        return hashlib.sha256(same.to_toml(without=_ADDED_SINCE).encode()).hexdigest()
 
-    def to_toml(self) -> str:
-        """The text of `config.toml`."""
-        values = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        return tomli_w.dumps(values)
+    def to_toml(self, without: Mapping[str, Any] | None = None) -> str:
+        """The text of `config.toml`.
+
+        Args:
+            without: leave out these settings where they have these values.
+        """
+        told = {name: value for name, value in asdict(self).items() if (without or {}).get(name, ...) != value}
+        return tomli_w.dumps({name: list(value) if isinstance(value, tuple) else value for name, value in told.items()})
 
 
 def from_toml(data: bytes, source: str) -> dict[str, Any]:
@@ -146,13 +156,14 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     preset: PresetName = given.get("preset", "bench84")
     if preset not in get_args(PresetName):
         raise SettingError(f"there is no preset {preset!r}; choose tiny, bench84 or paper.")
-    values: dict[str, Any] = {"data": (), **preset_of(method, preset)}
-    hyper = dict(values.pop("hyper", {})) | check_type("hyper", given.pop("hyper", {}), Mapping)
-    hyper |= dict(_assignment(kind, text) for text in assignments)
+    named = dict(check_type("hyper", given.pop("hyper", {}), Mapping))
+    named |= dict(_assignment(kind, text) for text in assignments)
+    values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named)}
+    hyper = dict(values.pop("hyper", {})) | named
     values |= given | {"method": method, "preset": preset, "hyper": hyper}
     if not kind.needs_labels:
         values.setdefault("unlabelled", "spread")
-        for name, neutral in (("balance", "none"), ("select", "last")):
+        for name, neutral in (("balance", "none"), ("select", "last"), ("labels", 1.0)):
             if values.get(name, neutral) != neutral:
                 raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no meaning: leave it out.")
     settings = RunSettings(**values)
@@ -182,11 +193,23 @@ def method_class(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def preset_of(method: str, preset: PresetName) -> Mapping[str, Any]:
-    """The settings a preset stands for with one method."""
+def preset_of(
+    method: str, preset: PresetName, backbone: str = "", hyper: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """The settings a preset stands for with one method.
+
+    Args:
+        method: its name.
+        preset: its name.
+        backbone: of the run, where it is named: fine-tuning depends on its kind.
+        hyper: hyper-parameters that are given: fine-tuning depends on its mode.
+    """
     kind = METHODS[method]
-    usual = _LABELLED_PRESETS if kind.needs_labels else _BACKBONE_PRESETS
+    usual = _LABELLED_PRESETS if kind.needs_labels else _UNLABELLED_PRESETS.get(method, _CONTRAST_PRESETS)
     found = _FAMILY_PRESETS.get(kind.family, usual)[preset]
+    if kind is FineTune:
+        mode = (hyper or {}).get("mode", FineTune().mode)
+        found = FINETUNE_PRESETS[network_kind(backbone), "local" if mode == "local" else "federated"][preset]
     known = hyper_types(kind)
     return {**found, "hyper": {name: value for name, value in found.get("hyper", {}).items() if name in known}}
 
@@ -339,4 +362,18 @@ _TOKEN_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
         "hyper": {"readout": "cls", "head_norm": "none", "augment": "none", "weighting": "uniform"},
     },
 }
+# FedCLF and what it compares with: a ResNet-18 at 72 px; `tiny` learns whatever backbone the run names.
+_CONTRAST_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
+    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 240, "hyper": {"batch": 32, "queue": 128}},
+    "bench84": {
+        "rounds": 20,
+        "epochs": 1,
+        "images_per_site": 600,
+        "backbone": "cnn:resnet18",
+        "image_px": 72,
+        "hyper": {"batch": 64},
+    },
+    "paper": {"rounds": 100, "epochs": 1, "backbone": "cnn:resnet18", "image_px": 72},
+}
+_UNLABELLED_PRESETS: Mapping[str, Mapping[PresetName, Mapping[str, Any]]] = {"fedmae": _BACKBONE_PRESETS}
 _FAMILY_PRESETS: Mapping[str, Mapping[PresetName, Mapping[str, Any]]] = {"prompt tokens": _TOKEN_PRESETS}

@@ -10,6 +10,7 @@ from edgefl_trainer.methods.fedpr import FedPR
 from edgefl_trainer.methods.fedproto import FedProto
 from edgefl_trainer.methods.fedprox import FedProx
 from edgefl_trainer.methods.fedvpt import FedVPT, FedVPTDeep
+from edgefl_trainer.methods.finetune import FineTune
 from edgefl_trainer.methods.head import Head
 from edgefl_trainer.methods.local import Local
 from edgefl_trainer.methods.p_pt import PPT
@@ -28,6 +29,7 @@ METHODS: dict[str, type[Method]] = {
     "fedproto": FedProto,
     "fedvpt": FedVPT,
     "fedvpt-deep": FedVPTDeep,
+    "finetune": FineTune,
     "head": Head,
     "local": Local,
     "p-pt": PPT,
