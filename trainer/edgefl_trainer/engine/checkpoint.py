@@ -5,6 +5,7 @@
     checkpoints/phase-0003/NAME.state.safetensors    a site's state after the phase
     checkpoints/phase-0003/NAME.reply.safetensors    its reply, kept until the phase is finished
     checkpoints/phase-0003/NAME.broadcast.safetensors    with `select = "tune"`: what its model needs beside the state
+    checkpoints/phase-0003/encoder.safetensors    with `select = "tune"`: the best encoder of a method that learns one
 
 Of a site no more than two phases stay: the last one and, with `select = "tune"`, the best one so far.
 
@@ -32,11 +33,11 @@ MAX_JSON_BYTES = 16 * 1024**2
 
 @dataclass(frozen=True)
 class Candidate:
-    """A round whose model a site keeps rather than those before it."""
+    """A round whose model a site keeps, or whose encoder the run keeps, rather than those before it."""
 
     round: int
     figure: float  # on tune rows
-    broadcast: Payload  # what its model needs beside the site's state
+    broadcast: Payload  # what the model needs beside the site's state; of an encoder its weights
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class Best:
 
 
 @dataclass(frozen=True)
+class BestEncoder:
+    """The round whose encoder a run keeps so far, and the file that holds it."""
+
+    round: int
+    figure: float  # of its probe
+    file: str
+
+
+@dataclass(frozen=True)
 class Progress:
     """How far a run is: `phases` finished, and the files of the states as they then were."""
 
@@ -57,6 +67,7 @@ class Progress:
     server: str = ""
     sites: Mapping[str, str] = field(default_factory=dict)  # site → file
     best: Mapping[str, Best] = field(default_factory=dict)  # only where rounds are selected
+    encoder: BestEncoder | None = None  # the same, of a method that learns a backbone
 
 
 @dataclass(frozen=True)
@@ -87,7 +98,8 @@ class Checkpoints:
         try:
             found = json.loads(read_bounded(path, MAX_JSON_BYTES))
             best = {name: Best(**entry) for name, entry in found.get("best", {}).items()}
-            return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best)
+            encoder = BestEncoder(**found["encoder"]) if found.get("encoder") else None
+            return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best, encoder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
@@ -138,7 +150,12 @@ class Checkpoints:
         write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
 
     def finish_phase(
-        self, phase: int, server: State, sites: Mapping[str, SiteResult], better: Mapping[str, Candidate] | None = None
+        self,
+        phase: int,
+        server: State,
+        sites: Mapping[str, SiteResult],
+        better: Mapping[str, Candidate] | None = None,
+        encoder: Candidate | None = None,
     ) -> None:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
 
@@ -147,6 +164,7 @@ class Checkpoints:
             server: its state after the phase.
             sites: who took part.
             better: of these, whose model is now the best one so far.
+            encoder: the weights, where the learned encoder is the best one so far.
         """
         folder = self._phase(phase)
         make_folder(folder)
@@ -158,9 +176,14 @@ class Checkpoints:
             kept = f"{folder.name}/{name}.broadcast.safetensors"
             write_atomic(self._folder / kept, found.broadcast.to_bytes())
             best[name] = Best(found.round, found.figure, files[name], kept)
-        latest = Progress(phase + 1, f"{folder.name}/server.safetensors", files, best)
+        kept_encoder = before.encoder
+        if encoder is not None:
+            kept_encoder = BestEncoder(encoder.round, encoder.figure, f"{folder.name}/encoder.safetensors")
+            write_atomic(self._folder / kept_encoder.file, encoder.broadcast.to_bytes())
+        latest = Progress(phase + 1, f"{folder.name}/server.safetensors", files, best, kept_encoder)
         write_atomic(self._folder / "latest.json", json.dumps(asdict(latest), indent=2, sort_keys=True).encode())
         named = {file for entry in best.values() for file in (entry.state, entry.broadcast)}
+        named |= {kept_encoder.file} if kept_encoder else set()
         self._sweep({latest.server, *files.values(), *named})
 
     def _phase(self, phase: int) -> Path:

@@ -1,14 +1,22 @@
-"""Progress of a run on stderr: a bar that moves in a terminal, a line for each site elsewhere (logs, cron)."""
+"""Progress of a run on stderr: a bar that moves in a terminal, a line for each site elsewhere (logs, cron).
 
-from collections.abc import Mapping, Sequence
+Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left. Sites differ
+in size, so what is left is counted in images and not in sites, and only work of this process tells its pace: a run that
+goes on after a stop does not take the finished rounds for quick ones.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from edgefl_trainer.contract import Phase, Scalar
+from edgefl_trainer.engine.federation import Probed
+
+SHORT_PHASE = 0.1  # work of a warm or final phase, as a share of a round's
 
 
 def warn(text: str) -> None:
@@ -16,24 +24,88 @@ def warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
-class Display:
-    """Shows phase, site, loss, images per second and the time left."""
+class Pace:
+    """How much of a run is done, in images, and from that the time left."""
 
-    def __init__(self, phases: int, sites: int) -> None:
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        images: Mapping[str, int],
+        participation: float = 1.0,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """Count the work.
+
+        Args:
+            phases: of the whole run.
+            images: site → images that it learns from in an epoch.
+            participation: share of the sites in each round.
+            clock: seconds.
+        """
+        self._phases, self._images, self._clock = list(phases), images, clock
+        everyone = sum(images.values())
+        self._sizes = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]
+        self.total = max(sum(self._sizes), 1.0)
+        self.done = 0.0
+        self._begun: tuple[float, float] | None = None  # clock and work where this process took over
+        self._share = self._site_start = self._site_size = 0.0
+
+    def phase(self, phase: Phase, sites: Sequence[str]) -> None:
+        """A phase begins with these sites."""
+        index = self._phases.index(phase)
+        self.done = sum(self._sizes[:index])
+        self._share = self._sizes[index] / max(1, sum(self._images[name] for name in sites))
+        if self._begun is None:
+            self._begun = self._clock(), self.done
+
+    def site(self, name: str) -> None:
+        """A site begins."""
+        self._site_start, self._site_size = self.done, self._share * self._images[name]
+
+    def within(self, share: float) -> None:
+        """Part of the site's work is done."""
+        self.done = self._site_start + share * self._site_size
+
+    def left_seconds(self) -> float | None:
+        """Until the end of the run; None before anything was done here."""
+        if self._begun is None or self.done <= self._begun[1]:
+            return None
+        return (self._clock() - self._begun[0]) * (self.total - self.done) / (self.done - self._begun[1])
+
+
+def duration(seconds: float | None) -> str:
+    """`40 s`, `58 min` or `2 h 05 min`; nothing where it is not known."""
+    if seconds is None:
+        return ""
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+class Display:
+    """Shows phase, site, loss, images per second, waiting and the time left."""
+
+    def __init__(self, pace: Pace, epochs: int) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            pace: of this run.
+            epochs: local epochs of a round.
+        """
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TaskProgressColumn(),
             TextColumn("{task.fields[facts]}"),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._total = self._bar.add_task("starting", total=phases * sites, facts="")
+        self._pace, self._epochs = pace, epochs
+        self._total = self._bar.add_task("starting", total=pace.total, facts="")
         self._phase = ""
-        self._images = 0
-        self._since = monotonic()
+        self._clear()
 
     def __enter__(self) -> "Display":
         self._bar.start()
@@ -45,6 +117,7 @@ class Display:
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
         """Name the phase."""
         self._phase = f"round {phase.round}/{rounds}" if phase.kind == "train" else phase.kind
+        self._pace.phase(phase, sites)
 
     def warn(self, text: str) -> None:
         """Print what a person should know."""
@@ -52,7 +125,8 @@ class Display:
 
     def site_started(self, site: str) -> None:
         """Name the site."""
-        self._images, self._since = 0, monotonic()
+        self._clear()
+        self._pace.site(site)
         self._bar.update(self._total, description=f"{self._phase} · {site}", facts="")
 
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
@@ -62,18 +136,21 @@ class Display:
         if "step" not in facts:
             return
         self._images += int(facts.get("images", 0))
-        speed = self._images / max(1e-9, monotonic() - self._since)
-        self._bar.update(
-            self._total, facts=f"epoch {facts.get('epoch')} · loss {facts.get('loss'):.4g} · {speed:.0f} images/s"
-        )
+        self._waited += float(facts.get("wait_seconds", 0))
+        self._tells_waiting |= "wait_seconds" in facts
+        epoch, step, steps = (float(facts.get(name, 1)) for name in ("epoch", "step", "steps"))
+        self._pace.within(min(1.0, (epoch - 1 + step / max(1.0, steps)) / self._epochs))
+        shown = [f"epoch {epoch:.0f}", f"loss {facts.get('loss'):.4g}", *self._speed(monotonic() - self._since)]
+        self._bar.update(self._total, completed=self._pace.done, facts=" · ".join(shown))
 
     def site_finished(self, site: str, metrics: Mapping[str, Any]) -> None:
         """Move the bar, or print a line where nothing can move."""
-        self._bar.advance(self._total)
-        if not self._console.is_terminal and metrics["phase"] == "train":
-            shown = {name: metrics[name] for name in ("loss", "seconds") if name in metrics}
-            facts = ", ".join(f"{name} {value:.4g}" for name, value in shown.items() if isinstance(value, int | float))
-            self._say(f"{self._phase} · {site}: {facts}")
+        self._pace.within(1.0)
+        self._bar.update(self._total, completed=self._pace.done)
+        if self._console.is_terminal or metrics["phase"] != "train":
+            return
+        shown = [f"{name} {metrics[name]:.4g}" for name in ("loss", "seconds") if isinstance(metrics.get(name), float)]
+        self._say(f"{self._phase} · {site}: {', '.join([*shown, *self._speed(monotonic() - self._since)])}")
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
@@ -82,6 +159,25 @@ class Display:
         if known:
             mean = sum(known) / len(known)
             self._say(f"{self._phase}: tune balanced accuracy {mean:.1%}, mean of {len(known)} sites")
+
+    def phase_probed(self, phase: Phase, probed: Probed) -> None:
+        """Print what the encoder's features are worth."""
+        report = probed.reports[probed.readout]
+        figures = [figure for figure in report.sites.values() if figure is not None]
+        parts = [f"{report.mean:.1%}, mean of {len(figures)} sites"] if report.mean is not None else []
+        parts += [f"{report.pooled:.1%} pooled"] if report.pooled is not None else []
+        if parts:
+            self._say(f"{self._phase}: linear probe {'; '.join(parts)} (balanced accuracy, readout {probed.readout})")
+
+    def _speed(self, seconds: float) -> list[str]:
+        found = [f"{self._images / max(1e-9, seconds):.0f} images/s"] if self._images else []
+        if self._tells_waiting:
+            found.append(f"waiting for data {min(1.0, self._waited / max(1e-9, seconds)):.0%}")
+        left = duration(self._pace.left_seconds())
+        return [*found, f"{left} left"] if left else found
+
+    def _clear(self) -> None:
+        self._images, self._waited, self._tells_waiting, self._since = 0, 0.0, False, monotonic()
 
     def _say(self, line: str) -> None:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)

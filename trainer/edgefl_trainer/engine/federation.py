@@ -19,10 +19,12 @@ import numpy as np
 from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import PayloadError
-from edgefl_trainer.contract import Method, Phase, Scalar, Site, State, Task
-from edgefl_trainer.engine.checkpoint import Best, Candidate, Checkpoints, SiteResult
+from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
+from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
 from edgefl_trainer.errors import RunError, TrainingError
+from edgefl_trainer.evaluate.probe import ProbeReport, choose_readout
 
+WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
 
 
@@ -53,6 +55,9 @@ class RunObserver(Protocol):
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """The sites' models were scored on tune rows after a phase."""
 
+    def phase_probed(self, phase: Phase, probed: "Probed") -> None:
+        """The encoder that is being learned was probed after a phase."""
+
 
 @dataclass(frozen=True)
 class InProcessSite:
@@ -66,17 +71,22 @@ class InProcessSite:
     ) -> SiteResult:
         """Run the method's site half here; the reply carries the digest of the site's new state, the metrics stay.
 
-        The line of metrics holds what the method summed up of its last epoch, and of each in order under `epochs`.
+        The line of metrics holds what the method summed up of its last epoch, and of each in order under `epochs`;
+        `images` learned from, `images_per_second` and, where the method tells it, `wait_seconds` for data.
 
         Raises:
             TrainingError: a weight, map or other number of the new state or the reply is not finite.
         """
         started = time.perf_counter()
         epochs: list[Mapping[str, Scalar]] = []
+        work: dict[str, float] = {}
 
         def listen(facts: Mapping[str, Scalar]) -> None:
             if "summary" in facts:
                 epochs.append({name: value for name, value in facts.items() if name != "summary"})
+            if "step" in facts:
+                for name in WORK & facts.keys():
+                    work[name] = work.get(name, 0) + float(facts[name])
             report(facts)
 
         try:
@@ -90,9 +100,41 @@ class InProcessSite:
                 "lower the learning rate and name another --out; the rounds before are kept."
             ) from error
         signed = Payload(reply.arrays, {**reply.scalars, "site_sha256": new.digest()})
-        seconds = round(time.perf_counter() - started, 3)
         last = {**epochs[-1], "epochs": epochs} if epochs else {}
-        return SiteResult(new, signed, {**last, "seconds": seconds})
+        return SiteResult(new, signed, {**last, **_speed(work, time.perf_counter() - started)})
+
+
+def _speed(work: Mapping[str, float], seconds: float) -> dict[str, float]:
+    found: dict[str, float] = {"seconds": round(seconds, 3)}
+    if "images" in work:
+        found |= {"images": int(work["images"]), "images_per_second": round(work["images"] / max(seconds, 1e-9), 1)}
+    if "wait_seconds" in work:
+        found |= {"wait_seconds": round(work["wait_seconds"], 3)}
+    return found
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What the encoder that is being learned is worth after a round: linear probes of its readouts."""
+
+    round: int
+    weights: Arrays  # by timm's names
+    reports: Mapping[str, ProbeReport]  # by readout
+
+    @property
+    def readout(self) -> str:
+        """The readout with the higher mean over sites."""
+        return choose_readout(self.reports)
+
+    @property
+    def figure(self) -> float | None:
+        """What rounds are compared by: the mean over sites of the better readout; None where no site has a figure."""
+        return self.reports[self.readout].mean
+
+    def line_of(self, site: str) -> dict[str, dict[str, float | None]]:
+        """What a site's line of metrics tells of it: its own figures and the pooled ones, by readout."""
+        own = {name: report.sites.get(site) for name, report in self.reports.items()}
+        return {"probe": own, "probe_pooled": {name: report.pooled for name, report in self.reports.items()}}
 
 
 @dataclass(frozen=True)
@@ -105,12 +147,21 @@ class SelectedRound:
 
 
 @dataclass(frozen=True)
+class SelectedEncoder:
+    """The encoder of the best round by its probes."""
+
+    round: int
+    weights: Arrays  # by timm's names
+
+
+@dataclass(frozen=True)
 class FederationState:
     """A federation between two phases."""
 
     server: State
     sites: Mapping[str, State]
     selected: Mapping[str, SelectedRound] = field(default_factory=dict)  # of the sites that select
+    encoder: SelectedEncoder | None = None  # of a method that learns a backbone, where rounds are selected
 
     def digest(self) -> str:
         """`state_sha256`: the server's digest and each site's, in name order."""
@@ -129,6 +180,8 @@ class LocalEngine:
     participation: float = 1.0
     judge: Callable[[str, State, Payload], Mapping[str, Scalar]] | None = None  # figures of a site's model on tune rows
     selecting: frozenset[str] = frozenset()  # sites that keep the model of their best round instead of the last
+    probe: Callable[[Phase, State, Mapping[str, State]], Probed | None] | None = None  # of a learned encoder, if due
+    selecting_encoder: bool = False  # keep the encoder of the round with the best probe
 
     def run(self) -> FederationState:
         """Run what is left of all phases; returns the federation after the last one."""
@@ -146,16 +199,25 @@ class LocalEngine:
             server = self.method.aggregate(server, phase, {name: result.reply for name, result in results.items()})
             states.update({name: result.state for name, result in results.items()})
             judged, broadcasts = self._judged(phase, server, states, results)
+            judged, encoder = self._probed(phase, server, states, judged, checkpoints.progress().encoder)
             self._append_metrics(index, judged)
             better = self._better(phase, judged, broadcasts, checkpoints.progress().best)
-            checkpoints.finish_phase(index, server, results, better)
+            checkpoints.finish_phase(index, server, results, better, encoder)
+        return FederationState(server, states, *self._kept(checkpoints))
+
+    def _kept(self, checkpoints: Checkpoints) -> tuple[dict[str, SelectedRound], SelectedEncoder | None]:
+        """The rounds that were selected, read back."""
+        progress = checkpoints.progress()
         selected = {
             name: SelectedRound(
                 best.round, checkpoints.load_state(best.state), checkpoints.load_payload(best.broadcast)
             )
-            for name, best in checkpoints.progress().best.items()
+            for name, best in progress.best.items()
         }
-        return FederationState(server, states, selected)
+        if progress.encoder is None:
+            return selected, None
+        weights = checkpoints.load_payload(progress.encoder.file).arrays
+        return selected, SelectedEncoder(progress.encoder.round, weights)
 
     def _phase(
         self, checkpoints: Checkpoints, index: int, phase: Phase, server: State, states: Mapping[str, State]
@@ -194,6 +256,28 @@ class LocalEngine:
             judged[name] = replace(result, metrics={**result.metrics, **figures})
         self.observer.phase_judged(phase, {name: result.metrics for name, result in judged.items()})
         return judged, broadcasts
+
+    def _probed(
+        self,
+        phase: Phase,
+        server: State,
+        states: Mapping[str, State],
+        results: Mapping[str, SiteResult],
+        best: BestEncoder | None,
+    ) -> tuple[dict[str, SiteResult], Candidate | None]:
+        """The results with the figures of a probe, where one is due, and the encoder if it is the best one so far."""
+        probed = self.probe(phase, server, states) if self.probe else None
+        if probed is None:
+            return dict(results), None
+        self.observer.phase_probed(phase, probed)
+        told = {
+            name: replace(result, metrics={**result.metrics, **probed.line_of(name)})
+            for name, result in results.items()
+        }
+        figure = probed.figure
+        if not self.selecting_encoder or figure is None or (best is not None and figure < best.figure):
+            return told, None  # ties go to the later round
+        return told, Candidate(phase.round, figure, Payload(probed.weights, {}))
 
     def _better(
         self,

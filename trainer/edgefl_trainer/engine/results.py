@@ -26,9 +26,10 @@ from edgefl_trainer.contract import (
 )
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.display import warn
-from edgefl_trainer.engine.federation import FederationState, SelectedRound, stamped
+from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict, save_predictor
+from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
@@ -39,12 +40,9 @@ from edgefl_trainer.evaluate.calibration import (
 )
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
-from edgefl_trainer.evaluate.probe import ProbeRows, probe_sites
 from edgefl_trainer.evaluate.report import thin_sites
-from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone
 from edgefl_trainer.models.cnn import Backbone
-from edgefl_trainer.models.spec import BackboneSpec, readouts_of
 
 FEATURE_BATCH = 256
 EVIDENCE = {
@@ -190,9 +188,11 @@ def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> N
 def learned_backbone_results(
     folder: Path, method: LearnsBackbone, final: FederationState, federation: Federation, sites: Mapping[str, Site]
 ) -> dict[str, Any]:
-    """Write the backbone and probe its readouts on the tune rows of every site that has labels."""
+    """Write the backbone of the selected round, or of the last one, and probe its readouts on all tune rows."""
     site = next(iter(sites.values()))
-    write_backbone(folder / BACKBONE_FILE, site.task.backbone, method, final)
+    kept = final.encoder or SelectedEncoder(site.task.rounds, method.backbone(final.server))
+    data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
+    write_atomic(folder / BACKBONE_FILE, data)
     backbone = load_backbone(f"run:{folder}").to(site.device)
     figures = {
         name: {
@@ -206,38 +206,23 @@ def learned_backbone_results(
     return {
         "classes": list(federation.classes),
         "backbone_sha256": backbone.spec.sha256,
+        "selected_round": kept.round,
         "sites": figures,
         **federation_summary({}),
         "probe": probe_backbone(backbone, sites),
     }
 
 
-def write_backbone(path: Path, spec: BackboneSpec, method: LearnsBackbone, final: FederationState) -> None:
-    """The encoder as a backbone file."""
-    write_atomic(path, backbone_bytes(spec, method.backbone(final.server), self_supervised=True))
-
-
 def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, Any] | None:
     """Class-balanced linear probe of every readout, per site and pooled; None where no site has labelled rows."""
-    labelled = {name: site for name, site in sites.items() if len(site.train) and len(site.tune)}
-    if not labelled:
+    rows = {name: (site.train, site.tune) for name, site in sites.items() if len(site.train) and len(site.tune)}
+    if not rows:
         return None
-    train = {name: frozen_features(backbone, site.train, site.device) for name, site in labelled.items()}
-    tune = {name: frozen_features(backbone, site.tune, site.device) for name, site in labelled.items()}
-    report: dict[str, Any] = {}
-    for readout in readouts_of(backbone.spec):
-        rows = {
-            name: ProbeRows(
-                features_train=train[name][readout],
-                target_train=site.train.targets,
-                features_tune=tune[name][readout],
-                target_tune=site.tune.targets,
-            )
-            for name, site in labelled.items()
-        }
-        found = probe_sites(rows)
-        report[readout] = {"mean": found.mean, "pooled": found.pooled, "sites": found.sites}
-    return report
+    reports = probe_readouts(backbone, rows, next(iter(sites.values())).device)
+    return {
+        readout: {"mean": found.mean, "pooled": found.pooled, "sites": found.sites}
+        for readout, found in reports.items()
+    }
 
 
 def _with_temperature(predictor: Predictor, temperature: float) -> Predictor:

@@ -28,9 +28,10 @@ from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNe
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
-from edgefl_trainer.engine.display import Display
+from edgefl_trainer.engine.display import Display, Pace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
@@ -106,6 +107,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             **({"partition": partition.facts()} if partition else {}),
             **results,
             **traffic(folder),
+            **speed(folder),
             "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
             "state_sha256": final.digest(),
         }
@@ -120,7 +122,9 @@ def run_phases(
     judge = None
     if not isinstance(method, LearnsBackbone):
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
-    with Display(len(method.phases(settings.rounds)), len(sites)) as display:
+    learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
+    pace = Pace(method.phases(settings.rounds), learning, settings.participation)
+    with Display(pace, settings.epochs) as display:
         if method.needs_labels and not isinstance(method, TrainsNetwork) and not is_trained(settings.backbone):
             display.warn(
                 f"backbone {settings.backbone} is untrained: this trial shows the path, not what a model can do"
@@ -134,6 +138,8 @@ def run_phases(
             participation=settings.participation,
             judge=judge,
             selecting=selecting_sites(sites) if settings.select == "tune" else frozenset(),
+            probe=make_prober(method, task, sites, settings.probe_every),
+            selecting_encoder=settings.select == "tune",
         )
         return engine.run()
 
@@ -234,6 +240,18 @@ def traffic(folder: Path) -> dict[str, float]:
         train = sum(int(line[f"bytes_{way}"]) for line in lines if line["phase"] == "train")
         figures[f"bytes_{way}_per_round"] = round(train / rounds, 1)
         figures[f"bytes_{way}_total"] = sum(int(line[f"bytes_{way}"]) for line in lines)
+    return figures
+
+
+def speed(folder: Path) -> dict[str, float]:
+    """Images learned from per second of site work, and the share of it spent waiting for data; where methods tell."""
+    lines = [line for line in read_metrics(folder) if line["phase"] == "train"]
+    figures: dict[str, float] = {}
+    for told, name, places in (("images", "images_per_second", 1), ("wait_seconds", "wait_share", 4)):
+        known = [line for line in lines if told in line]
+        seconds = sum(float(line["seconds"]) for line in known)
+        if seconds > 0:
+            figures[name] = round(sum(float(line[told]) for line in known) / seconds, places)
     return figures
 
 

@@ -31,7 +31,11 @@ from edgefl_trainer.models.kind import network_kind
 PresetName = Literal["tiny", "bench84", "paper"]
 HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
-_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0}  # does not count in digests: runs from before stay repetitions
+PROBE_EVERY = 5  # rounds, where a backbone is learned
+_ADDED_SINCE: Mapping[str, Any] = {
+    "labels": 1.0,
+    "probe_every": 0,
+}  # does not count in digests: runs from before stay repetitions
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 
@@ -54,6 +58,7 @@ class RunSettings:
     labels: float = 1.0  # share of each site's training images whose label is used
     balance: Literal["none", "class"] = "none"
     select: Literal["last", "tune"] = "last"  # round whose model a site keeps: the last, or its best on tune rows
+    probe_every: int = 0  # rounds between linear probes of an encoder that is being learned; 0: never
     participation: float = 1.0  # share of the sites in each round
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -68,6 +73,7 @@ class RunSettings:
             ("epochs", self.epochs >= 1, "at least 1"),
             ("images_per_site", self.images_per_site >= 0, "0 (all) or more"),
             ("image_px", 0 <= self.image_px <= MAX_IMAGE_PX, f"0 (the backbone's own) to {MAX_IMAGE_PX}"),
+            ("probe_every", self.probe_every >= 0, "0 (never) or more"),
             ("participation", 0 < self.participation <= 1, "in (0, 1]"),
             ("labels", 0 < self.labels <= 1, "in (0, 1]"),
             ("seed", 0 <= self.seed < 2**31, "between 0 and 2147483647"),
@@ -163,9 +169,14 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     values |= given | {"method": method, "preset": preset, "hyper": hyper}
     if not kind.needs_labels:
         values.setdefault("unlabelled", "spread")
-        for name, neutral in (("balance", "none"), ("select", "last"), ("labels", 1.0)):
+        values.setdefault("probe_every", PROBE_EVERY)
+        for name, neutral in (("balance", "none"), ("labels", 1.0)):
             if values.get(name, neutral) != neutral:
                 raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no meaning: leave it out.")
+        if values.get("select") == "tune" and not values["probe_every"]:
+            raise SettingError("--select tune chooses a round by its probe: give --probe-every 1 or more.")
+    elif values.get("probe_every"):
+        raise SettingError(f"{method} learns no backbone, so --probe-every has no meaning: leave it out.")
     settings = RunSettings(**values)
     settings.build_method()  # a value out of range shows here, before any data is read
     _check_specs(settings.data)

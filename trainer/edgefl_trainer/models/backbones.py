@@ -6,6 +6,7 @@
     run:DIR            what `edgefl-train run fedmae … --out DIR` learned
     file:PATH          the same file anywhere
     timm:NAME          a plain vision transformer or convolutional network of timm's hub; needs a network the first time
+    derm-vit-tiny-84   one that comes with EdgeFL, see `models.shipped`
 
 A file holds every tensor that training moves, running statistics of batch norm included, and reads back to the same
 digest; a fixed position table is not among them. Source: docs/methods.md, backbones; docs/decisions/0004 and 0017.
@@ -41,6 +42,7 @@ from edgefl_trainer.models.architectures import (
     uses_attention,
 )
 from edgefl_trainer.models.cnn import Backbone, FrozenCNN
+from edgefl_trainer.models.shipped import shipped_backbones
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
 
@@ -139,8 +141,11 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
         named = CNNArchitecture(cnn=rest, image_px=image_px or DEFAULT_PX)
         return _frozen(build_cnn(rest, seed), name, named, self_supervised=True)
     architecture = parse_architecture(name, image_px or DEFAULT_PX)
+    if name in (shipped := shipped_backbones()):
+        return _from_file(shipped[name], name, image_px)
     if architecture is None:
-        raise BackboneError(f"no backbone is called {name!r}: use {FORMS}.")
+        with_us = f", or one that comes with EdgeFL: {', '.join(shipped)}" if shipped else ""
+        raise BackboneError(f"no backbone is called {name!r}: use {FORMS}{with_us}.")
     return _frozen(_fresh_vit(architecture, seed), name, architecture, self_supervised=True)
 
 
@@ -165,7 +170,7 @@ def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]
 
 def is_trained(name: str) -> bool:
     """False for a bare architecture, whose features are those of a random network."""
-    return name.partition(":")[0] in {"run", "file", "timm"}
+    return name.partition(":")[0] in {"run", "file", "timm"} or name in shipped_backbones()
 
 
 def names_fresh_network(name: str) -> bool:
