@@ -12,12 +12,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
 from edgefl_trainer.errors import USAGE_CODES
+
+if TYPE_CHECKING:
+    from edgefl_export.training_gates import StepParity
+    from edgefl_trainer.engine.models import FinishedRun
 
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 WORD = r"[a-z0-9-]{1,32}"
@@ -120,6 +124,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @click.option(
     "--version", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Above every published one."
 )
+@click.option("--with-training", is_flag=True, help="Also export the training step, so that a device can learn.")
 @click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Product line.")
 @click.option("--federation", callback=_word, metavar="NAME", help="Federation it belongs to.  [default: none]")
 @click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Refused afterwards.  [default: never]")
@@ -145,9 +150,11 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     passphrase = read_passphrase(options["passphrase_file"])
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
-    model = site_model(open_run(run), site)
+    finished = open_run(run)
+    model = site_model(finished, site)
     click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
     members = build_members(model)
+    files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
     created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
     days = options["expires_days"]
     fields = BundleFields(
@@ -160,7 +167,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         min_runtime=members.min_runtime,
     )
     try:
-        data = build_bundle(members.files, fields, keys)
+        data = build_bundle(files, fields, keys)
     except BundleError as error:  # our own members were refused: a failure here, not a matter of trust
         raise ExportError(f"the bundle would not load on a device: {error}") from error
     write_atomic(output, data)
@@ -171,8 +178,22 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         "version": fields.version,
         "signers": [key.key_id for key in keys],
         "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
+        "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
     }
     click.echo(json.dumps(facts) if as_json else _bundle_text(facts))
+
+
+def _with_training(
+    finished: "FinishedRun", site: str, files: Mapping[str, bytes]
+) -> "tuple[Mapping[str, bytes], tuple[StepParity, ...]]":
+    """The members and those of the training step, and the figures of its gate."""
+    from edgefl_export.training_members import build_training
+    from edgefl_protocol.tensors import read_tensors
+
+    click.echo("tracing the training step and comparing ten steps with the trainer: takes minutes …", err=True)
+    data = files["weights.safetensors"]
+    training = build_training(finished, site, read_tensors(data, max_bytes=len(data))[0])
+    return {**files, **training.files}, training.parity
 
 
 @main.command()
@@ -257,6 +278,11 @@ def _bundle_text(facts: Mapping[str, Any]) -> str:
     lines += [f"signed by {key}" for key in facts["signers"]]
     lines.append("largest difference to the trainer on 64 images, batches of 1 and 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
+    if facts["training"]:
+        lines.append("distance to the trainer after ten training steps, relative:")
+        lines += [
+            f"  {name:<34}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["training"].items()
+        ]
     return "\n".join(lines)
 
 

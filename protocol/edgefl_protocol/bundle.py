@@ -13,6 +13,8 @@ The checks run in this order and the first that fails decides; nothing of a step
     (8) weights are finite tensors in bounds                          bad_weights
     (9) every graph is self-contained, of allowed operators; the scoring graph takes these weights and gives the
         documented outputs    external_data, bad_graph, forbidden_operator, wrong_inputs, wrong_outputs
+    (10) a training graph has its record, takes these weights and gives them back    wrong_members, bad_training,
+                                                                      wrong_inputs, wrong_outputs
 
 A file is identified by its SHA-256, a model by `id` = federation/line/task with its version. Verified bytes, never a
 path, go to the runtime. `build_bundle` gives the same bytes for the same input, and checks them with `load_bundle`.
@@ -50,7 +52,10 @@ from edgefl_protocol.manifest import (
 )
 from edgefl_protocol.model_card import Card, Labels
 from edgefl_protocol.onnx_rules import check_operators, check_score_graph
+from edgefl_protocol.onnx_training import check_training_graph
+from edgefl_protocol.onnx_wire import Graph
 from edgefl_protocol.tensors import read_tensors
+from edgefl_protocol.training import GRAPH, RECORD, TrainingPlan
 
 __all__ = [
     "Bundle",
@@ -82,11 +87,12 @@ class Bundle:
         card: the model card.
         score_onnx: the scoring graph, for the runtime.
         weights: tensors by name (read-only), the graph's inputs besides `image`.
-        extras: optional members that are there, by name (`train_step.onnx`, `encode.onnx`, `tokenizer.json`,
-            `answers.json`).
+        extras: optional members that are there, by name (`train_step.onnx`, `training.json`, `encode.onnx`,
+            `tokenizer.json`, `answers.json`).
         outputs: names of the scoring graph's outputs, in order.
         sha256: of the file, 64 hex digits.
         signers: key ids of the trusted keys whose signatures held.
+        training: how a device learns with `train_step.onnx`; None where the bundle only scores.
     """
 
     manifest: Manifest
@@ -99,6 +105,7 @@ class Bundle:
     outputs: tuple[str, ...]
     sha256: str
     signers: tuple[str, ...]
+    training: TrainingPlan | None = None
 
     @property
     def id(self) -> str:
@@ -152,6 +159,7 @@ def load_bundle(
     for name, content in extras.items():
         if name.endswith(".onnx"):
             check_operators(content)
+    training = _training(members, weights, graph, preprocess.size)  # (10)
     return Bundle(
         manifest=manifest,
         preprocess=preprocess,
@@ -163,7 +171,21 @@ def load_bundle(
         outputs=tuple(graph.outputs),
         sha256=archive.sha256,
         signers=signers,
+        training=training,
     )
+
+
+def _training(
+    members: Mapping[str, bytes], weights: Mapping[str, NDArray[Any]], score: Graph, size_px: int
+) -> TrainingPlan | None:
+    """Step 10."""
+    if (GRAPH in members) != (RECORD in members):
+        raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
+    if RECORD not in members:
+        return None
+    plan = _read("training", TrainingPlan.from_bytes, members[RECORD])
+    check_training_graph(members[GRAPH], plan, weights, score, size_px)
+    return plan
 
 
 def _weights(data: bytes) -> dict[str, NDArray[Any]]:

@@ -24,7 +24,7 @@ CLIENT_VERSION = "0.1.0"  # what `min_client` is compared with; a test keeps it 
 MAX_SIGNATURES = 16
 
 REQUIRED_MEMBERS = frozenset({"score.onnx", "weights.safetensors", "preprocess.json", "labels.json", "card.json"})
-OPTIONAL_MEMBERS = frozenset({"train_step.onnx", "encode.onnx", "tokenizer.json", "answers.json"})
+OPTIONAL_MEMBERS = frozenset({"train_step.onnx", "training.json", "encode.onnx", "tokenizer.json", "answers.json"})
 
 _KEYS = {
     "format",

@@ -1,0 +1,127 @@
+"""What makes a bundle one that a device can learn with: `train_step.onnx` and `training.json` of a finished run.
+
+Guarantees: the graph passed its gate with the values that the bundle carries; rates, annealing and distillation are
+those of the run, so a device learns as the site did. Source: docs/design.md, sections 7 and 9.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from edgefl_export.errors import ExportError
+from edgefl_export.training_gates import StepParity, check_training, rate_inputs
+from edgefl_export.training_graph import export_training_graph
+from edgefl_export.training_step import FedEvPromptStep
+from edgefl_protocol.training import COUNTS, GRAPH, MEANS, RECORD, SETTINGS, TrainingPlan, constants, fresh_state
+from edgefl_trainer.contract import Predictor
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.learning.attention_buffer import MapSharing
+from edgefl_trainer.learning.evidential import EvidentialRecipe
+from edgefl_trainer.methods.fedevprompt import FedEvPrompt
+from edgefl_trainer.models.vit import FrozenViT
+from edgefl_trainer.rollout import bilinear_gram, nearest_gram
+
+
+@dataclass(frozen=True)
+class TrainingMembers:
+    """Files of a bundle by name, and the figures of the gate."""
+
+    files: Mapping[str, bytes]
+    parity: tuple[StepParity, ...]
+
+
+def training_plan(run: FinishedRun) -> TrainingPlan:
+    """How a device goes on learning what a run has learned.
+
+    Args:
+        run: the opened run directory.
+
+    Raises:
+        ExportError: the run's method has no training step for devices.
+    """
+    method = run.settings.build_method()
+    if not isinstance(method, FedEvPrompt) or method.recipe.loss != "evidential":
+        raise ExportError(
+            f"the run's method is {run.settings.method}; a device can learn fedevprompt with the evidential loss: "
+            "leave --with-training out, or export such a run"
+        )
+    recipe, maps = method.recipe, method.maps
+    return TrainingPlan(
+        trained=recipe.trained,
+        rates=_rates(recipe),
+        weight_decay=recipe.weight_decay,
+        batch=recipe.batch,
+        epochs=run.settings.epochs,
+        epochs_before=run.settings.rounds * run.settings.epochs,
+        anneal_epochs=recipe.anneal_epochs,
+        anneal_clock=recipe.anneal_clock,
+        kd_weight=maps.kd_weight,
+        kd_peers=maps.kd_peers,
+        prior_floor=recipe.prior_floor,
+        balance=run.settings.balance,
+        augment=recipe.augment,
+        seed=run.settings.seed,
+    )
+
+
+def training_step(predictor: Predictor, plan: TrainingPlan, sharing: MapSharing | None = None) -> FedEvPromptStep:
+    """The step that a device takes.
+
+    Args:
+        predictor: the site's model.
+        plan: how it learns.
+        sharing: tells how maps are compared; the method's defaults where it is None.
+    """
+    module = predictor.module.cpu().eval()
+    metric = (sharing or MapSharing()).kd_metric
+    gram = (bilinear_gram if metric == "bilinear" else nearest_gram)(module.vit.spec.grid)
+    return FedEvPromptStep(module, plan.trained, gram.float())
+
+
+def build_training(run: FinishedRun, site: str, weights: Mapping[str, NDArray[np.float32]]) -> TrainingMembers:
+    """Trace, check and pack the training step of a site.
+
+    Args:
+        run: the opened run directory.
+        site: whose model it is.
+        weights: the bundle's tensors by name.
+
+    Returns:
+        The members to add.
+
+    Raises:
+        ExportError: the method has no such step, or the graph cannot be made or fails its gate.
+    """
+    plan = training_plan(run)
+    method = run.settings.build_method()
+    assert isinstance(method, FedEvPrompt)
+    predictor = run.predictor(site)
+    if not isinstance(predictor.module.backbone, FrozenViT):
+        raise ExportError(
+            f"the run's backbone is {predictor.module.backbone.spec.name}, without rollout maps to learn from: leave "
+            "--with-training out"
+        )
+    step = training_step(predictor, plan, method.maps)
+    graph = export_training_graph(step, plan, example_inputs(step, plan, weights))
+    parity = check_training(graph, step, plan, weights)
+    return TrainingMembers({GRAPH: graph, RECORD: plan.to_bytes()}, tuple(parity))
+
+
+def example_inputs(
+    step: FedEvPromptStep, plan: TrainingPlan, weights: Mapping[str, NDArray[np.float32]]
+) -> dict[str, torch.Tensor]:
+    """A value of every input of the graph but image and target, in the graph's order."""
+    classes, tokens = len(weights["prior"]), step.module.vit.spec.tokens
+    peers = {MEANS: np.full((classes, tokens), 0.5, np.float32), COUNTS: np.ones(classes, np.float32)}
+    numbers = {name: np.asarray(0.5, np.float32) for name in SETTINGS}
+    values = {**fresh_state(plan, weights), **rate_inputs(plan), **numbers, **peers, **constants(plan, weights)}
+    return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
+
+
+def _rates(recipe: EvidentialRecipe) -> dict[str, float]:
+    """Rate of each trained tensor, as the trainer's optimiser has it."""
+    rates = {"prompts.b": recipe.lr_b, "prompts.g": recipe.lr_b, "prompts.t": recipe.lr_t}
+    return {name: rates.get(name, recipe.lr_head) for name in recipe.trained}
