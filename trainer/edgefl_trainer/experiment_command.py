@@ -13,12 +13,13 @@ from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.federation import JUDGED, read_metrics
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.evaluate.bars import plot_bars
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
 from edgefl_trainer.evaluate.table import origin, render_table
-from edgefl_trainer.experiments.comparison import render_comparison
+from edgefl_trainer.experiments.comparison import bars_of, render_comparison
 from edgefl_trainer.experiments.files import Experiment, read_experiment
 from edgefl_trainer.experiments.finished import environment_of, find_runs, run_folders
-from edgefl_trainer.experiments.planning import Choice, commands, plan_runs
+from edgefl_trainer.experiments.planning import Choice, commands, plan_runs, pretraining_of
 from edgefl_trainer.experiments.running import run_planned
 
 
@@ -50,6 +51,10 @@ def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | 
     click.echo(render_comparison(experiment, found, style))
     if plot is None:
         return
+    if experiment.plot == "bars":
+        with _comparable():
+            _write(plot, plot_bars(*bars_of(experiment, found), title=experiment.title))
+        return
     several = len({one.part for one in found}) > 1
     tracks: dict[str, list[Lines]] = {}
     for part, row in experiment.pairs():
@@ -72,7 +77,7 @@ def run_and_print(file: Path, out: Path, options: Mapping[str, Any], style: str)
     """Run what is not there yet, print the table of what is; returns how many runs failed."""
     experiment = read_experiment(file)
     planned = plan_runs(experiment, choice_of(out, options), os.environ)
-    click.echo(_expected(experiment, len(planned)), err=True)
+    click.echo(_expected(experiment, len(planned), len(pretraining_of(planned))), err=True)
     failed = run_planned(planned, lambda line: click.echo(line, err=True))
     folders = [one.folder for one in planned if one.name not in failed]
     if folders:
@@ -80,9 +85,10 @@ def run_and_print(file: Path, out: Path, options: Mapping[str, Any], style: str)
     return len(failed)
 
 
-def _expected(experiment: Experiment, runs: int) -> str:
+def _expected(experiment: Experiment, runs: int, first: int) -> str:
     known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in experiment.commands)
-    return f"{experiment.title}: {runs} runs; the file's figures: {known}"
+    from_what = f" that start from {first} pre-training runs" if first else ""
+    return f"{experiment.title}: {runs} runs{from_what}; the file's figures: {known}"
 
 
 def choice_of(out: Path, options: Mapping[str, Any]) -> Choice:
@@ -118,5 +124,9 @@ def _comparable() -> Iterator[None]:
 
 
 def _draw(path: Path, tracks: Mapping[str, Sequence[Lines]], title: str) -> None:
-    write_atomic(path, plot_progress(tracks, metric=JUDGED, title=title))
+    _write(path, plot_progress(tracks, metric=JUDGED, title=title))
+
+
+def _write(path: Path, picture: bytes) -> None:
+    write_atomic(path, picture)
     click.echo(f"drew {path}", err=True)

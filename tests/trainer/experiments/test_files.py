@@ -178,7 +178,7 @@ def test_the_example_is_read(tmp_path):
         ('title = "T"', "title = = 1", "is not valid TOML"),
         ('title = "T"', 'titel = "T"', "the key 'titel'; did you mean title"),
         ('title = "T"', "", "has no 'title': add it"),
-        ('metric = "accuracy"', 'metric = "accurate"', "allowed: balanced_accuracy, accuracy"),
+        ('metric = "accuracy"', 'metric = "accurate"', "allowed: balanced_accuracy, macro_precision"),
         ("minutes = 1", 'minutes = "1"', "minutes"),
         ('method = "head"', 'method = "head"\nmetod = "head"', "metod"),
         ('name = "a"', 'name = "A b"', "name of a folder"),

@@ -8,16 +8,20 @@ compared.
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.table import UNDEFINED, bytes_text, latex, markdown, origin
 from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
 from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of
+
+PER_CENT = ("mean", "worst", "p5", "p10", "p15", "pooled")  # figures that are shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,7 @@ class Found:
     measured: Measurement
     settings: RunSettings
     environment: Mapping[str, Any]
+    first: RunSettings | None = None  # of the run it starts from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +70,32 @@ def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measureme
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
+
+
+def bars_of(experiment: Experiment, found: Sequence[Found]) -> tuple[dict[str, list[Bar]], list[str]]:
+    """The rows that were run as bars, and the names of the groups: the columns of all parts that have a run."""
+    parts = [part for part in experiment.parts if any(one.part == part.name for one in found)]
+    rows: dict[str, list[Bar]] = {}
+    groups: list[str] = []
+    for part in parts:
+        shown = [i for i, column in enumerate(part.columns) if column.figure in PER_CENT]
+        lines = lines_of(experiment, part, found)
+        groups += [part.columns[i].name + (f", {part.name}" if len(parts) > 1 else "") for i in shown]
+        for line in lines:
+            if len(line.seeds):
+                earlier = len(groups) - len(shown)
+                bars = rows.setdefault(line.label, [Bar()] * earlier)
+                bars += [Bar()] * (earlier - len(bars)) + [_bar(line.ours[i], line.paper[i]) for i in shown]
+    return {name: bars + [Bar()] * (len(groups) - len(bars)) for name, bars in rows.items()}, groups
+
+
+def _bar(ours: Cell, printed: str) -> Bar:
+    number = re.match(r"\d+(\.\d+)?", printed)
+    return Bar(
+        ours=None if ours.value is None else 100 * ours.value,
+        std=None if ours.std is None else 100 * ours.std,
+        paper=float(number[0]) if number else None,
+    )
 
 
 def render_comparison(experiment: Experiment, found: Sequence[Found], style: str = "md") -> str:
@@ -110,9 +141,9 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found]) -> str:
     seeds = sorted({one.measured.seed for one in found})
     reported = sorted({str(one.measured.summary.get("reported_rows")) for one in found})
     parts += [
-        f"ours: {experiment.metric.replace('_', ' ')} in per cent on `{'`, `'.join(reported)}` rows",
+        f"ours: {_all(_metrics(experiment, part))} in per cent on `{'`, `'.join(reported)}` rows",
         f"data {_all(_short(text) for one in found for text in one.settings.data)}",
-        f"network {_all(_short(one.settings.backbone) for one in found)}",
+        f"network {_all(_network(one) for one in found)}",
         f"preset {_all(_schedule(one.settings) for one in found)}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
@@ -133,15 +164,35 @@ def _all(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
 
 
+def _metrics(experiment: Experiment, part: Part) -> Iterator[str]:
+    """What the figures of a part measure, in words."""
+    apart = any(column.figure == "pooled" for column in part.columns)
+    for column in part.columns:
+        if column.figure in PER_CENT:
+            over = " of all rows together" if column.figure == "pooled" else " of a site" if apart else ""
+            yield (column.metric or experiment.metric).replace("_", " ").replace("f1", "F1").replace(
+                "roc", "ROC"
+            ) + over
+
+
+def _network(found: Found) -> str:
+    """The network, and how it was pre-trained where that is the first stage of a row."""
+    if found.first is None:
+        return _short(found.settings.backbone)
+    first = found.first
+    return f"{_short(first.backbone)} after {first.method} ({_schedule(first)})"
+
+
 def _short(name: str) -> str:
     """A SPEC or backbone without the folders before it: those are of one machine."""
     kind, colon, where = name.partition(":")
-    return name if kind in ("timm", "vit") else f"{kind}{colon}{where.rpartition('/')[2]}"
+    return name if kind in ("timm", "vit", "cnn") else f"{kind}{colon}{where.rpartition('/')[2]}"
 
 
 def _schedule(settings: RunSettings) -> str:
     share = "" if settings.participation == 1 else f", {settings.participation:.1%} of the sites in each"
-    return f"{settings.preset}, {settings.rounds} rounds of {settings.epochs} epochs{share}"
+    labels = "" if settings.labels == 1 else f", {settings.labels:.0%} of the labels"
+    return f"{settings.preset}, {settings.rounds} rounds of {settings.epochs} epochs{labels}{share}"
 
 
 def _page(part: Part, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:

@@ -1,7 +1,8 @@
 """An experiment file: a table or figure of a paper, what to run for it, and the numbers that were printed.
 
 Guarantees: a file that was read holds only known keys, of the right types; every number of the paper belongs to a row
-and a column; what a run is given are plain settings, which `engine.settings` checks in turn. See docs/experiments.md.
+and a column; what a run is given are plain settings, which `engine.settings` checks in turn. A row may have two stages:
+a pre-training run, which several rows can share, and a run that starts from it. See docs/experiments.md.
 """
 
 import re
@@ -9,6 +10,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from edgefl_protocol.durable import read_bounded
@@ -21,6 +23,11 @@ MAX_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a folder
 PRINTED = re.compile(r"[>~]?\d+(\.\d+)?( ?± ?\d+(\.\d+)?)?( M)?|NA|")  # one cell of a paper's table; empty: no cell
 GIVEN_ELSEWHERE = ("method", "data", "hyper", "partition", "seed")  # settings that have a place of their own
+SHARED = ("preset", "task", "classes", "image_px", "images_per_site", "device", "autocast")  # by both stages of a row
+
+MetricName = Literal[
+    "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +53,21 @@ class Command:
 class Column:
     """A figure of a run that stands under a heading.
 
-    `mean`, `worst`, `p5`, `p10` and `p15` run over sites, each counting once; `rounds`, `seconds` and `bytes` are what
-    it took until the mean over sites on `tune` rows reached `target`; `none` is a column that only the paper has.
+    `mean`, `worst`, `p5`, `p10` and `p15` run over sites, each counting once; `pooled` is over the rows of all sites
+    that train, each counting once; `rounds`, `seconds` and `bytes` are what it took until the mean over sites on `tune`
+    rows reached `target`; `none` is a column that only the paper has.
     """
 
     name: str
-    figure: Literal["mean", "worst", "p5", "p10", "p15", "rounds", "seconds", "bytes", "none"]
+    figure: Literal["mean", "worst", "p5", "p10", "p15", "pooled", "rounds", "seconds", "bytes", "none"]
     sites: str = "*"  # pattern of the sites that count
     held_out: bool = False  # the sites that never train instead of those that do
     target: float = 0.0  # share, for rounds, seconds and bytes
-    metric: Literal["", "balanced_accuracy", "accuracy"] = ""  # empty: the file's
+    metric: MetricName | None = None  # left out: the file's
 
     def __post_init__(self) -> None:
+        if self.figure == "pooled" and (self.sites != "*" or self.held_out):
+            raise SettingError(f"column {self.name!r}: pooled is over the rows of all sites that train.")
         if (self.figure in ("rounds", "seconds", "bytes")) != (self.target > 0):
             raise SettingError(f"column {self.name!r}: rounds, seconds and bytes need a target, other figures none.")
 
@@ -71,6 +81,35 @@ class Part:
     columns: tuple[Column, ...]
     partition: Mapping[str, Any] = field(default_factory=dict)  # numbers of a `Plan` and seed; empty: the data's sites
     settings: Mapping[str, Any] = field(default_factory=dict)
+    federation: str = ""  # parts of one name share partition and pre-training runs; empty: the part's own name
+
+    @property
+    def shared(self) -> str:
+        """Name of its partition and of the folder of its pre-training runs."""
+        return self.federation or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What every pre-training run is given."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    hyper: Mapping[str, Any] = field(default_factory=dict)  # of those whose method has it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain:
+    """A run without labels that a row starts from; rows with the same `run` share it."""
+
+    method: str
+    run: str = ""  # folder name; empty: the method's
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of its runs."""
+        return self.run or self.method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +123,7 @@ class Row:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # part → cells as printed, column by column
+    pretrain: Pretrain | None = None  # left out: a single stage
 
     @property
     def folder(self) -> str:
@@ -98,6 +138,8 @@ class Tiny:
     data: tuple[str, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     partition: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # scheme → numbers that replace the part's
+    backbones: Mapping[str, str] = field(default_factory=dict)  # the file's → a smaller one
+    pretrain: Stage = field(default_factory=Stage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +148,7 @@ class Experiment:
 
     title: str
     source: Source
-    metric: Literal["balanced_accuracy", "accuracy"]
+    metric: MetricName
     spread: Literal["sites", "seeds"]  # what the printed ± runs over
     commands: tuple[Command, ...]
     parts: tuple[Part, ...]
@@ -115,6 +157,8 @@ class Experiment:
     settings: Mapping[str, Any] = field(default_factory=dict)
     hyper: Mapping[str, Any] = field(default_factory=dict)  # of every row whose method has it
     notes: tuple[str, ...] = ()
+    pretrain: Stage = field(default_factory=Stage)
+    plot: Literal["progress", "bars"] = "progress"  # what `table --plot` draws: lines over rounds and bytes, or bars
 
     def part(self, name: str) -> Part:
         """The part of that name."""
@@ -164,6 +208,8 @@ def _built(kind: type[Any], found: Any, where: str) -> Any:
 
 def _value(wanted: Any, value: Any, where: str) -> Any:
     inner = get_args(wanted)
+    if NoneType in inner:
+        return _value(inner[0], value, where)
     if isinstance(wanted, type) and is_dataclass(wanted):
         return _built(wanted, value, where)
     if get_origin(wanted) is tuple:
@@ -183,7 +229,9 @@ def _check(experiment: Experiment) -> None:
     """What the types cannot say."""
     names = [part.name for part in experiment.parts]
     _check_unique("part", names)
-    for text in (*names, *(row.folder for row in experiment.rows)):
+    stages = [row.pretrain for row in experiment.rows if row.pretrain is not None]
+    folders = [*names, *(part.shared for part in experiment.parts), *(row.folder for row in experiment.rows)]
+    for text in (*folders, *(stage.folder for stage in stages)):
         if not NAME.fullmatch(text):
             raise SettingError(f"{text!r} is to be the name of a folder: use small letters, digits, - and dots.")
     for row in experiment.rows:
@@ -199,6 +247,25 @@ def _check(experiment: Experiment) -> None:
         _check_settings(settings)
     for row in experiment.rows:
         _check_settings(row.settings)
+        if row.pretrain is not None and "backbone" in row.settings:
+            raise SettingError(f"row {row.label!r} starts from its pre-training: give the backbone there.")
+    for settings in (experiment.pretrain.settings, experiment.tiny.pretrain.settings, *(s.settings for s in stages)):
+        _check_settings(settings)
+        if shared := [name for name in settings if name in SHARED]:
+            raise SettingError(f"{shared[0]} is the same in both stages: give it to the file, the part or the row.")
+    _check_federations(experiment.parts)
+
+
+def _check_federations(parts: tuple[Part, ...]) -> None:
+    """Parts that share pre-training runs have the same data and the same partition."""
+    first: dict[str, Part] = {}
+    for part in parts:
+        known = first.setdefault(part.shared, part)
+        if (known.data, known.partition) != (part.data, part.partition):
+            raise SettingError(
+                f"parts {known.name!r} and {part.name!r} are of one federation, {part.shared!r}, but have other data "
+                "or another partition."
+            )
 
 
 def _check_unique(what: str, names: list[str]) -> None:

@@ -1,14 +1,16 @@
 """Finds the finished runs of an experiment: by where they lie, else by their settings."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.federation import read_metrics
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.models import FinishedRun, open_run
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.experiments.comparison import Found
 from edgefl_trainer.experiments.files import Experiment, Part, Row
@@ -70,8 +72,25 @@ def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
 def _found(path: Path, part: Part, row: Row) -> Found:
     run = open_run(path)
     measured = Measurement(seed=run.settings.seed, summary=run.summary, lines=read_metrics(path))
-    environment = environment_of(path)
-    return Found(part=part.name, row=row.folder, measured=measured, settings=run.settings, environment=environment)
+    return Found(
+        part=part.name,
+        row=row.folder,
+        measured=measured,
+        settings=run.settings,
+        environment=environment_of(path),
+        first=_first_stage(run.settings),
+    )
+
+
+def _first_stage(settings: RunSettings) -> RunSettings | None:
+    """The settings of the run that a run starts from, while that is still there."""
+    kind, _, where = settings.backbone.partition(":")
+    if kind != "run":
+        return None
+    try:
+        return read_settings(Path(where) / CONFIG)
+    except EdgeflError:
+        return None
 
 
 def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, Row] | None:
@@ -83,19 +102,38 @@ def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, 
             continue
         if lies is not None and lies[:2] == (part.name, row.folder):
             return part, row
-        if _has(run, row):
+        if _has(run.settings, row.hyper) and _starts(run.settings, row) and _labels(run.settings, part, row):
             candidates.append((part, row))
-    most = max((len(row.hyper) for _, row in candidates), default=0)
-    closest = [(part, row) for part, row in candidates if len(row.hyper) == most]
+    most = max((_named(row) for _, row in candidates), default=0)
+    closest = [(part, row) for part, row in candidates if _named(row) == most]
     return closest[0] if len(closest) == 1 else None
 
 
-def _has(run: FinishedRun, row: Row) -> bool:
+def _named(row: Row) -> int:
+    """How many hyper-parameters a row names, of both stages."""
+    return len(row.hyper) + (0 if row.pretrain is None else len(row.pretrain.hyper))
+
+
+def _has(settings: RunSettings, hyper: Mapping[str, Any]) -> bool:
     """Whether a run has every hyper-parameter that a row names."""
     values: dict[str, Any] = {}
-    for name, value in asdict(run.settings.build_method()).items():  # type: ignore[call-overload]
+    for name, value in asdict(settings.build_method()).items():  # type: ignore[call-overload]
         values.update(_flat(name, value))
-    return all(values.get(name) == value for name, value in row.hyper.items())
+    return all(values.get(name) == value for name, value in hyper.items())
+
+
+def _starts(settings: RunSettings, row: Row) -> bool:
+    """Whether a run starts from the pre-training that a row names."""
+    if row.pretrain is None:
+        return True
+    first = _first_stage(settings)
+    return first is not None and first.method == row.pretrain.method and _has(first, row.pretrain.hyper)
+
+
+def _labels(settings: RunSettings, part: Part, row: Row) -> bool:
+    """Whether a run uses the share of labels that a row of a part names."""
+    wanted = {**part.settings, **row.settings}.get("labels", settings.labels)
+    return bool(wanted == settings.labels)
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:

@@ -60,6 +60,9 @@ def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
     if column.figure in ("rounds", "seconds", "bytes"):
         reached = _reached(run.lines, column.target)
         return None if reached is None else reached[column.figure]
+    if column.figure == "pooled":
+        pooled = run.summary["pooled"][column.metric or metric]
+        return None if pooled is None else float(pooled)
     found = list(site_figures(column, metric, run.summary).values())
     if not found:
         return None

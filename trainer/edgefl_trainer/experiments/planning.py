@@ -1,24 +1,27 @@
 """From an experiment file to runs: settings, seeds, folders, partitions, and the commands that do the same by hand.
 
 Settings come from the preset, the file, the part, the row, `[tiny]` where it was asked for, then the command line, each
-overriding the one before. A run lies in OUT/PART/ROW/seed-N, a partition in OUT/partitions/PART.json, so experiments
-that share an OUT share the runs that they have in common.
+overriding the one before. A run lies in OUT/PART/ROW/seed-N, the run it starts from in
+OUT/pretraining/FEDERATION/RUN/seed-N, a partition in OUT/partitions/FEDERATION.json (a part that names no federation is
+one), so experiments that share an OUT share the runs that they have in common.
 """
 
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.engine.settings import RunSettings, hyper_types, method_class, nearest, preset_of, resolve
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.experiments.files import Experiment, Part, Row, plan_of
+from edgefl_trainer.experiments.files import SHARED, Experiment, Part, Pretrain, Row, plan_of
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 SEED = re.compile(r"seed-(\d+)")
+PRETRAIN = "pretrain."  # before a key of --set: of the pre-training runs
+PRETRAIN_FLAGS = {"backbone": "backbone", "pretrain_rounds": "rounds", "pretrain_epochs": "epochs"}  # flag → setting
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,15 @@ class PlannedPartition:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlannedPretraining:
+    """The first stage of rows that have two: a run without labels."""
+
+    settings: RunSettings
+    folder: Path
+    name: str  # how a person is told of it
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlannedRun:
     """One row of one part with one seed."""
 
@@ -40,6 +52,7 @@ class PlannedRun:
     settings: RunSettings
     folder: Path
     partition: PlannedPartition | None
+    pretraining: PlannedPretraining | None = None
 
     @property
     def name(self) -> str:
@@ -74,7 +87,7 @@ def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, 
     _check_chosen(choice.parts, {part.name: part.name for part in experiment.parts}, "part")
     known_rows = {name: row.folder for row in experiment.rows for name in (row.label, row.folder)}
     _check_chosen(choice.rows, known_rows, "row")
-    _check_hyper(experiment, choice)
+    _check_given(experiment, choice)
     chosen = [
         (part, row)
         for part, row in experiment.pairs()
@@ -83,7 +96,11 @@ def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, 
     ]
     if not chosen:
         raise SettingError("no row is both in these --rows and in these --parts: name others.")
-    return [_planned(experiment, choice, part, row, seed, environment) for part, row in chosen for seed in choice.seeds]
+    planned = [
+        _planned(experiment, choice, part, row, seed, environment) for part, row in chosen for seed in choice.seeds
+    ]
+    pretraining_of(planned)
+    return planned
 
 
 def _check_chosen(names: Sequence[str], known: Mapping[str, str], what: str) -> None:
@@ -92,10 +109,22 @@ def _check_chosen(names: Sequence[str], known: Mapping[str, str], what: str) -> 
             raise SettingError(f"the experiment has no {what} {name!r}; did you mean {nearest(name, known)}?")
 
 
-def _check_hyper(experiment: Experiment, choice: Choice) -> None:
-    """What is given to every row has to be known to one of them at least."""
-    known = {name for row in experiment.rows for name in hyper_types(method_class(row.method))}
-    for name in (*experiment.hyper, *(text.partition("=")[0] for text in choice.assignments)):
+def _check_given(experiment: Experiment, choice: Choice) -> None:
+    """What is given to every row, or every pre-training, has to be known to one of them at least."""
+    first = [row.pretrain.method for row in experiment.rows if row.pretrain is not None]
+    assigned = [text.partition("=")[0] for text in choice.assignments]
+    tuned = [name for name in assigned if not name.startswith(PRETRAIN)]
+    learned = [name.removeprefix(PRETRAIN) for name in assigned if name.startswith(PRETRAIN)]
+    _check_hyper([*experiment.hyper, *tuned], [row.method for row in experiment.rows])
+    _check_hyper([*experiment.pretrain.hyper, *experiment.tiny.pretrain.hyper, *learned], first)
+    given = [name for name in ("pretrain_rounds", "pretrain_epochs") if choice.flags.get(name) is not None]
+    if given and not first:
+        raise SettingError(f"the experiment has no pre-training runs: leave --{given[0].replace('_', '-')} out.")
+
+
+def _check_hyper(names: Sequence[str], methods: Sequence[str]) -> None:
+    known = {name for method in methods for name in hyper_types(method_class(method))}
+    for name in names:
         if name not in known:
             raise SettingError(f"no method here has a hyper-parameter {name!r}; did you mean {nearest(name, known)}?")
 
@@ -109,22 +138,93 @@ def _planned(
         given |= experiment.tiny.settings
         data = experiment.tiny.data
         numbers |= experiment.tiny.partition.get(str(numbers.get("scheme")), {})
-    given |= {name: value for name, value in choice.flags.items() if value is not None}
+    flags = {name: value for name, value in choice.flags.items() if value is not None}
+    given |= {name: value for name, value in flags.items() if name not in ("pretrain_rounds", "pretrain_epochs")}
     data = tuple(expanded(text, environment) for text in given.pop("data", data))
     if "backbone" in given:
         given["backbone"] = expanded(given["backbone"], environment)
+    given |= {"data": data, "seed": seed}
     partition = None
     if (found := plan_of(numbers)) is not None:
         plan, partition_seed = found
-        path = choice.out / "partitions" / f"{part.name}.json"
+        path = choice.out / "partitions" / f"{part.shared}.json"
         partition = PlannedPartition(path=path, data=data, plan=plan, seed=partition_seed)
         given["partition"] = str(path)
-    known = hyper_types(method_class(row.method))
-    given["hyper"] = {name: value for name, value in experiment.hyper.items() if name in known} | dict(row.hyper)
-    assignments = [text for text in choice.assignments if text.partition("=")[0] in known]
-    settings = resolve(row.method, {**given, "data": data, "seed": seed}, None, assignments)
+    first = None if row.pretrain is None else _pretraining(experiment, choice, part, row.pretrain, given, environment)
+    if first is not None:
+        given["backbone"] = first.settings.backbone  # which presets ask for; the run itself is not there yet
+    given["hyper"] = _known_hyper(row.method, experiment.hyper) | dict(row.hyper)
+    settings = resolve(row.method, given, None, _known_assignments(row.method, choice.assignments))
+    if first is not None:
+        settings = replace(settings, backbone=f"run:{first.folder}")
     folder = choice.out / part.name / row.folder / f"seed-{seed}"
-    return PlannedRun(part=part, row=row, settings=settings, folder=folder, partition=partition)
+    return PlannedRun(part=part, row=row, settings=settings, folder=folder, partition=partition, pretraining=first)
+
+
+def _pretraining(
+    experiment: Experiment,
+    choice: Choice,
+    part: Part,
+    stage: Pretrain,
+    second: Mapping[str, Any],
+    environment: Mapping[str, str],
+) -> PlannedPretraining:
+    """The run that a row starts from.
+
+    Args:
+        experiment: The file.
+        choice: Settings of the command line.
+        part: Of the row.
+        stage: Of the row.
+        second: Settings of the row's own run: what both stages share is taken from there.
+        environment: See `plan_runs`.
+    """
+    shared = {name: second[name] for name in (*SHARED, "data", "partition", "seed") if name in second}
+    given = {**experiment.pretrain.settings, **stage.settings}
+    hyper = {**experiment.pretrain.hyper}
+    if choice.tiny:
+        given |= experiment.tiny.pretrain.settings
+        hyper |= experiment.tiny.pretrain.hyper
+        if given.get("backbone") in experiment.tiny.backbones:
+            given["backbone"] = experiment.tiny.backbones[given["backbone"]]
+    given |= {name: choice.flags[flag] for flag, name in PRETRAIN_FLAGS.items() if choice.flags.get(flag) is not None}
+    if "backbone" in given:
+        given["backbone"] = expanded(given["backbone"], environment)
+    given["hyper"] = _known_hyper(stage.method, hyper) | dict(stage.hyper)
+    assigned = [text.removeprefix(PRETRAIN) for text in choice.assignments if text.startswith(PRETRAIN)]
+    settings = resolve(stage.method, {**given, **shared}, None, _known_assignments(stage.method, assigned))
+    place = Path("pretraining") / part.shared / stage.folder / f"seed-{settings.seed}"
+    return PlannedPretraining(settings=settings, folder=choice.out / place, name=str(place))
+
+
+def _known_hyper(method: str, hyper: Mapping[str, Any]) -> dict[str, Any]:
+    """Of hyper-parameters for every row those that a method has."""
+    known = hyper_types(method_class(method))
+    return {name: value for name, value in hyper.items() if name in known}
+
+
+def _known_assignments(method: str, assignments: Sequence[str]) -> list[str]:
+    """Of `key=value` texts for every row those of a method."""
+    known = hyper_types(method_class(method))
+    return [text for text in assignments if text.partition("=")[0] in known]
+
+
+def pretraining_of(runs: Sequence[PlannedRun]) -> list[PlannedPretraining]:
+    """The pre-training runs that runs start from, each once, in the order of their first use.
+
+    Raises:
+        SettingError: two rows name one with different settings.
+    """
+    found: dict[Path, PlannedPretraining] = {}
+    for run in runs:
+        if run.pretraining is not None:
+            known = found.setdefault(run.pretraining.folder, run.pretraining)
+            if known.settings != run.pretraining.settings:
+                raise SettingError(
+                    f"row {run.row.label!r} starts from {known.name}, to which another row gives other settings: name "
+                    "another run."
+                )
+    return list(found.values())
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
@@ -167,23 +267,32 @@ def commands(runs: Sequence[PlannedRun]) -> Iterator[str]:
         numbers = {"dirichlet_by" if n == "by" else n: v for n, v in partition.plan.to_json().items()}
         words = ["edgefl-train", "partition", *_options({"data": partition.data, **numbers, "seed": partition.seed})]
         yield shlex.join([*words, "-o", str(partition.path)])
+    begun: set[Path] = set()
     for run in runs:
-        words = ["edgefl-train", "run", run.settings.method, *_options(_told(run.settings))]
-        for name, value in _told_hyper(run.settings).items():
+        architecture = ""
+        if run.pretraining is not None:
+            architecture = run.pretraining.settings.backbone
+            if run.pretraining.folder not in begun:
+                begun.add(run.pretraining.folder)
+                yield _run_line(run.pretraining.settings, run.pretraining.folder)
+        yield _run_line(run.settings, run.folder, architecture)
+
+
+def _run_line(settings: RunSettings, folder: Path, architecture: str = "") -> str:
+    """The command of one run; `architecture` is that of a pre-training which is still to come."""
+    preset = preset_of(settings.method, settings.preset, architecture or settings.backbone, settings.hyper)
+    words = ["edgefl-train", "run", settings.method, *_options(_told(settings, preset))]
+    for name, value in settings.hyper.items():
+        if preset.get("hyper", {}).get(name) != value:
             words += ["--set", f"{name}={_text(value)}"]
-        yield shlex.join([*words, "--out", str(run.folder)])
+    return shlex.join([*words, "--out", str(folder)])
 
 
-def _told(settings: RunSettings) -> dict[str, Any]:
+def _told(settings: RunSettings, preset: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that differ from what the method and preset give by themselves."""
-    plain = resolve(settings.method, {"preset": settings.preset, "data": settings.data}, None, [])
+    plain = resolve(settings.method, {**preset, "preset": settings.preset, "data": settings.data}, None, [])
     told = {name: value for name, value in vars(settings).items() if value != getattr(plain, name)}
     return {"data": settings.data, "preset": settings.preset} | {n: v for n, v in told.items() if n != "hyper"}
-
-
-def _told_hyper(settings: RunSettings) -> dict[str, Any]:
-    preset = preset_of(settings.method, settings.preset).get("hyper", {})
-    return {name: value for name, value in settings.hyper.items() if name not in preset or preset[name] != value}
 
 
 def _options(values: Mapping[str, Any]) -> Iterator[str]:
