@@ -75,6 +75,7 @@ def test_a_fine_tuned_model_stands_for_selection_too(tmp_path, large, mae, monke
     script(monkeypatch, east=(0.5, 0.6, 0.6, 0.9), west=(0.9, 0.5, 0.5, 0.6))
     found = edgefl_train(*command("fedavgpers", tmp_path / "a", large, mae, "--select", "tune", "--json")).json()
     assert {name: one["selected_round"] for name, one in found["sites"].items()} == {"east": ROUNDS + 1, "west": 1}
+    assert {name: one["selected_phase"] for name, one in found["sites"].items()} == {"east": "final", "west": "train"}
     latest = json.loads((tmp_path / "a" / "checkpoints" / "latest.json").read_text())
     for name, fine_tuned in (("east", True), ("west", False)):
         state = load_file(tmp_path / "a" / "checkpoints" / latest["sites"][name])

@@ -12,15 +12,16 @@ from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.foreign import foreign_figures
-from edgefl_trainer.engine.held_out import summary_of
+from edgefl_trainer.engine.held_out import federation_report
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
-from edgefl_trainer.evaluate.report import sites_report, thin_sites
+from edgefl_trainer.evaluate.report import thin_sites
 
-KEPT_FIGURES = ("n_train", "n_labelled", "held_out", "readout", "selected_round")  # what of a run's site rows do not change
+KEPT = ("method", "task", "seed", "rounds", "preset", "select", "labels", "travels", "settings_sha256")
+KEPT_OF_SITES = ("n_train", "n_labelled", "held_out", "readout", "selected_round", "selected_phase")
 
 
 def evaluate(
@@ -62,16 +63,20 @@ def evaluate(
     without = [name for name in federation.sites if name not in run.sites]
     if without:
         warn(f"the run has no model of {', '.join(without)}: not judged")
-    scored, facts = _score_sites(run, federation, labels, known, where)
-    report = sites_report(scored, facts)
-    kept = ("method", "task", "seed", "rounds", "preset", "select", "labels", "travels", "settings_sha256")
+    scored, facts, seen = _score_sites(run, federation, labels, known, where)
+    for line in thin_sites(scored, seen, run.classes, federation.report_split):
+        warn(line)
+    trained = [name for name in known if not facts[name].get("held_out")]
+    further = {
+        way: federation_report(*_score_sites(run, federation, labels, trained, where, way)[:2]) for way in run.further
+    }
     return {
-        **{key: run.summary[key] for key in (*kept, "backbone_sha256") if key in run.summary},
+        **{key: run.summary[key] for key in (*KEPT, "backbone_sha256") if key in run.summary},
         "partition_sha256": federation.partition_sha256,
         "reported_rows": federation.report_split,
         "classes": list(run.classes),
-        **report,
-        **summary_of(report["sites"]),
+        **federation_report(scored, facts),
+        **({"further": further} if further else {}),
         "sites_without_model": without,
         **({"ood": foreign_figures(run, foreign, scored, where)} if foreign else {}),
         "state_sha256": run.summary["state_sha256"],
@@ -79,22 +84,25 @@ def evaluate(
 
 
 def _score_sites(
-    run: FinishedRun, federation: Federation, labels: NDArray[np.int64], names: Sequence[str], device: torch.device
-) -> tuple[dict[str, Scored], dict[str, dict[str, Any]]]:
-    """Scored rows of these sites, and what of the run's site rows stays; says whose figures are over few classes."""
+    run: FinishedRun,
+    federation: Federation,
+    labels: NDArray[np.int64],
+    names: Sequence[str],
+    device: torch.device,
+    further: str = "",
+) -> tuple[dict[str, Scored], dict[str, dict[str, Any]], dict[str, Sequence[bool]]]:
+    """Of these sites the scored rows, what of the run's site rows stays, and the classes each can name."""
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     for name in names:
         rows = federation.sites[name].rows(federation.report_split).astype(np.int64)
         own = run.summary["sites"][name]
-        facts[name] = {key: own[key] for key in KEPT_FIGURES if key in own}
-        predictor = run.predictor(name)
+        facts[name] = {key: own[key] for key in KEPT_OF_SITES if key in own}
+        predictor = run.predictor(name, further)
         seen[name] = predictor.seen
         scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, device)
-    for line in thin_sites(scored, seen, run.classes, federation.report_split):
-        warn(line)
-    return scored, facts
+    return scored, facts, seen
 
 
 def _partition_of(run: FinishedRun) -> Partition | None:

@@ -11,7 +11,9 @@ from typing import Any
 
 from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.evaluate.report import sites_report
 
 LEARNED_HEAD = "head.weight"  # what a broadcast must hold for a newcomer to have a learned model
 
@@ -26,6 +28,12 @@ def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Sit
         if name in broadcasts and LEARNED_HEAD in broadcasts[name].arrays
     }
     return {name: predictor for name, predictor in found.items() if predictor is not None}
+
+
+def federation_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """All figures of some sites' models: see `sites_report`, then means over trained and over held-out sites."""
+    report = sites_report(scored, facts)
+    return {**report, **summary_of(report["sites"])}
 
 
 def summary_of(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,10 +26,14 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     tuned = summary.get("select") == "tune"
     for name, site in summary["sites"].items():
         chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
+        chosen = "   final phase" if site.get("selected_phase") == "final" else chosen
         chosen = "   held out" if site.get("held_out") else chosen
         lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
     lines.append(f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    for way, found in summary.get("further", {}).items():
+        mean, spread = _pct(found["mean_balanced_accuracy"]), _pct(found["std_balanced_accuracy"])
+        lines.append(f"further answers, {way}: mean {mean} ± {spread}, worst {_pct(found['worst_balanced_accuracy'])}")
     if apart := summary.get("held_out"):
         mean, spread = _pct(apart["mean_balanced_accuracy"]), _pct(apart["std_balanced_accuracy"])
         lines.append(f"held-out sites: mean {mean} ± {spread}, worst {_pct(apart['worst_balanced_accuracy'])}")

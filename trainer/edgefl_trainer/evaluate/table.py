@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ class TableRow:
 def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") -> list[TableRow]:
     """Gather summaries into rows, in the order in which a setting first appears.
 
-    Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``.
+    Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``. A run whose method
+    answers in more than one way has a row for each, the further ones as ``NAME, WAY``.
 
     Args:
         summaries: Of the runs to compare.
@@ -68,7 +70,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") 
     if len(tasks) > 1:
         raise ValueError(f"the runs are of {len(tasks)} tasks ({', '.join(tasks)}); a table compares runs of one task")
     groups: list[tuple[tuple[object, ...], list[Summary]]] = []
-    for summary in summaries:
+    for summary in chain.from_iterable(map(_answers, summaries)):
         key = tuple(
             summary.get(name) for name in ("label", "method", "preset", "rounds", "reported_rows", "settings_sha256")
         )
@@ -79,6 +81,12 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") 
         else:
             groups.append((key, [summary]))
     return _numbered([_row(runs, metric) for _, runs in groups])
+
+
+def _answers(summary: Summary) -> list[Summary]:
+    """A run as one summary for each way in which its method answers: the first, then `NAME, WAY`."""
+    name, further = summary.get("label") or summary["method"], summary.get("further", {})
+    return [summary, *({**summary, **found, "label": f"{name}, {way}"} for way, found in further.items())]
 
 
 def _numbered(rows: list[TableRow]) -> list[TableRow]:
