@@ -1,14 +1,31 @@
-"""Random views of training images, from torchvision, with every draw taken from a given generator.
+"""Random views of training images, on the device of the images, with every draw taken from a given generator.
 
-Guarantees: images stay uint8 (B, px, px, 3) on their device; the same generator state gives the same views.
+Guarantees: each image of a batch has its own draws; the same generator state gives the same views; the draws of others
+are not disturbed. Views of contrastive methods come from kornia, in the order of the public recipes; a masked
+autoencoder's crops are two batched matrix products. Sources: MoCo v2 (arXiv 2003.04297), SimCLR (arXiv 2002.05709,
+appendix A), MAE (arXiv 2111.06377), RotNet (arXiv 1803.07728); docs/methods.md, FedCLF.
 """
+
+import math
+from functools import cache
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
-from torch import Tensor
+from jaxtyping import Float, Int, UInt8
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2 import RandomResizedCrop
+from torchvision.transforms.v2.functional import resized_crop
+
+Recipe = Literal["moco-v2", "simclr", "rotation"]
+"""`moco-v2`: crop of 20 to 100 % of the area, colours, grey, blur, mirror. `simclr`: crop from 8 %, colours twice as
+strong, otherwise the same. `rotation`: crop and mirror only."""
+
+SMALLEST_CROP = {"moco-v2": 0.2, "simclr": 0.08, "rotation": 0.2}  # share of the area
+COLOURS = {"moco-v2": (0.4, 0.4, 0.4, 0.1), "simclr": (0.8, 0.8, 0.8, 0.2)}  # brightness, contrast, saturation, hue
+RATIO = (3 / 4, 4 / 3)  # of a crop's sides
+CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 
 
 def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt8[Tensor, "B H W 3"]:
@@ -43,18 +60,129 @@ def random_crops(
     Returns:
         One view for each image.
     """
-    side = images.shape[1]
-    crop = RandomResizedCrop(side, scale=(smallest, 1.0), interpolation=InterpolationMode.BICUBIC, antialias=True)
-    with torch.random.fork_rng(devices=[]):
+    boxes = crop_boxes(rng, len(images), images.shape[1], smallest)
+    resample = resized_one_by_one if images.device.type == "cpu" else resized_together
+    return dihedral(resample(images, boxes), rng)
+
+
+def crop_boxes(rng: np.random.Generator, count: int, side: int, smallest: float) -> NDArray[np.int64]:
+    """Boxes (count, 4) of top, left, height and width in pixels, drawn as torchvision's RandomResizedCrop does.
+
+    Area uniform in (smallest, 1), logarithm of the ratio of sides uniform in (3:4, 4:3), the first of ten draws that
+    fits, else the whole image; then the place, uniform.
+    """
+    area = rng.uniform(smallest, 1.0, (count, CROP_TRIES)) * side**2
+    ratio = np.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1]), (count, CROP_TRIES)))
+    sides = np.stack([np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))], axis=-1)  # height, width
+    fits = np.logical_and(sides > 0, sides <= side).all(axis=-1)  # (count, tries)
+    first = sides[np.arange(count), fits.argmax(axis=1)]
+    chosen = np.where(np.logical_or.reduce(fits, axis=1)[:, None], first, side).astype(np.int64)
+    return np.concatenate([rng.integers(0, side - chosen, endpoint=True), chosen], axis=1)
+
+
+def resized_one_by_one(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64]) -> UInt8[Tensor, "B H W 3"]:
+    """Cut each box out of its image and enlarge it to the image's size (bicubic): torchvision, quickest on a CPU."""
+    size = list(images.shape[1:3])
+    mode = InterpolationMode.BICUBIC
+    pairs = zip(images.permute(0, 3, 1, 2), boxes.tolist(), strict=True)
+    return torch.stack([resized_crop(image, *box, size, mode, antialias=True) for image, box in pairs]).permute(
+        0, 2, 3, 1
+    )
+
+
+def resized_together(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64]) -> UInt8[Tensor, "B H W 3"]:
+    """The same for a whole batch in two matrix products, where a kernel for each image would keep a GPU idle."""
+    place = torch.from_numpy(boxes).to(images.device)
+    count, side, _, channels = images.shape
+    across = bicubic_weights(place[:, 1], place[:, 3], side)
+    down = bicubic_weights(place[:, 0], place[:, 2], side)
+    columns = images.transpose(1, 2).float().reshape(count, side, -1)
+    wide = torch.bmm(across, columns).round_().clamp_(0, 255)  # (B, W, H·3), eight bits between the passes as Pillow
+    rows = wide.reshape(count, side, side, channels).transpose(1, 2).reshape(count, side, -1)
+    return torch.bmm(down, rows).round_().clamp_(0, 255).to(torch.uint8).reshape(images.shape)
+
+
+def bicubic_weights(start: Int[Tensor, " B"], length: Int[Tensor, " B"], side: int) -> Float[Tensor, "B side side"]:
+    """Matrices (to, from) that enlarge the pixels `start` … `start + length − 1` of a row to `side` pixels.
+
+    Keys' cubic with a = −1/2, cut at the crop's edge and renormalised, so rows sum to 1: Pillow's bicubic.
+    """
+    pixel = torch.arange(side, device=start.device)
+    centre = start[:, None] + (pixel + 0.5) * (length[:, None].float() / side)  # (B, to)
+    distance = (pixel + 0.5 - centre[..., None]).abs()  # (B, to, from)
+    near = (1.5 * distance - 2.5) * distance.square() + 1
+    far = ((-0.5 * distance + 2.5) * distance - 4) * distance + 2
+    weights = torch.where(distance < 1, near, torch.where(distance < 2, far, torch.zeros_like(distance)))
+    inside = (pixel >= start[:, None]) & (pixel < (start + length)[:, None])  # (B, from), True within the crop
+    weights = weights * inside[:, None]
+    return weights / weights.sum(dim=-1, keepdim=True)
+
+
+def contrastive_views(
+    images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator, recipe: Recipe, view_px: int
+) -> Float[Tensor, "B 3 px px"]:
+    """One random view of each image.
+
+    Args:
+        images: square images.
+        rng: source of every draw.
+        recipe: which augmentations.
+        view_px: side of the views in pixels.
+
+    Returns:
+        Views in [0, 1], in the order of the images; not yet normalised.
+    """
+    pictures = images.permute(0, 3, 1, 2).float().div(255)
+    with torch.random.fork_rng(devices=[]):  # kornia draws on the CPU, whatever the device of the images
         torch.manual_seed(int(rng.integers(2**63)))
-        views = [crop(image) for image in images.permute(0, 3, 1, 2)]
-    return dihedral(torch.stack(views).permute(0, 2, 3, 1), rng)
+        views: Tensor = _pipeline(recipe, view_px)(pictures)
+    return views
+
+
+def blur_kernel(view_px: int) -> int:
+    """Side of the Gaussian blur's kernel: a tenth of the view, odd (SimCLR, appendix A): 7 at 64 px, 23 at 224 px."""
+    return max(3, 2 * (view_px // 20) + 1)
+
+
+def quarter_turns(images: Float[Tensor, "B 3 px px"]) -> tuple[Float[Tensor, "four_B 3 px px"], Int[Tensor, " four_B"]]:
+    """All four rotations of each image, and which: label r is r quarter turns counter-clockwise (RotNet).
+
+    Returns:
+        First all images as they are, then all turned once, and so on; labels 0 … 3.
+    """
+    turned = torch.cat([torch.rot90(images, turns, dims=(2, 3)) for turns in range(4)])
+    return turned, torch.arange(4, device=images.device).repeat_interleave(len(images))
 
 
 def to_float(
     images: UInt8[Tensor, "B H W 3"], mean: tuple[float, ...], std: tuple[float, ...]
 ) -> Float[Tensor, "B 3 H W"]:
     """Scale to [0, 1], then subtract the channel means and divide by the deviations."""
-    scaled = images.permute(0, 3, 1, 2).float().div(255)
+    return normalised(images.permute(0, 3, 1, 2).float().div(255), mean, std)
+
+
+def normalised(
+    images: Float[Tensor, "B 3 H W"], mean: tuple[float, ...], std: tuple[float, ...]
+) -> Float[Tensor, "B 3 H W"]:
+    """Subtract the channel means and divide by the deviations."""
     shape = (1, 3, 1, 1)
-    return (scaled - scaled.new_tensor(mean).view(shape)) / scaled.new_tensor(std).view(shape)
+    return (images - images.new_tensor(mean).view(shape)) / images.new_tensor(std).view(shape)
+
+
+@cache
+def _pipeline(recipe: Recipe, view_px: int) -> nn.Module:
+    """The augmentations of one recipe, in the order of its public code."""
+    from kornia import augmentation as kornia  # takes a tenth of a second, and most methods need none of it
+
+    crop = kornia.RandomResizedCrop((view_px, view_px), scale=(SMALLEST_CROP[recipe], 1.0), ratio=RATIO)
+    mirror = kornia.RandomHorizontalFlip(p=0.5)
+    if recipe == "rotation":
+        return nn.Sequential(crop, mirror)
+    kernel = blur_kernel(view_px)
+    return nn.Sequential(
+        crop,
+        kornia.ColorJitter(*COLOURS[recipe], p=0.8),
+        kornia.RandomGrayscale(p=0.2),
+        kornia.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=0.5),
+        mirror,
+    )

@@ -3,8 +3,8 @@
 Guarantees: the skewed Dirichlet prior sums to K; the evidential loss keeps the dtype of its input and evaluates lnΓ and
 ψ in float64; distillation against a buffer of rollout maps costs the same whatever the number of maps.
 
-Sources: FedEvPrompt (arXiv 2411.10071) section 3.1 and eq. 2 and 7; FedCLF (arXiv 2208.11278) eq. 6; docs/methods.md,
-prior and distillation.
+Sources: FedEvPrompt (arXiv 2411.10071) section 3.1 and eq. 2 and 7; FedCLF (arXiv 2208.11278) eq. 6; SimCLR (arXiv
+2002.05709) eq. 1; docs/methods.md, prior and distillation.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -199,3 +199,23 @@ def contrastive_loss(
     positive = (q * k).sum(dim=-1, keepdim=True)  # (B, 1)
     logits = torch.cat([positive, q @ negatives.T], dim=-1) / temperature  # (B, 1+Q)
     return (torch.logsumexp(logits, dim=-1) - logits[:, 0]).mean()
+
+
+def paired_loss(first: Float[Tensor, "B D"], second: Float[Tensor, "B D"], temperature: float) -> Float[Tensor, ""]:
+    """SimCLR's loss: each of the 2B views has to find the other view of its image among the 2B − 1 others.
+
+    The mean over the 2B views, as the paper's Algorithm 1 has it; its public code adds the two directions, which is
+    twice this. The vectors are used as given: the caller normalises them.
+
+    Args:
+        first: one view of each image, unit length, (B, D).
+        second: the other, (B, D).
+        temperature: τ above zero.
+
+    Returns:
+        In nats.
+    """
+    both = torch.cat([first, second])  # (2B, D)
+    similar = (both @ both.T / temperature).fill_diagonal_(-torch.inf)  # a view is not its own negative
+    partner = torch.arange(len(both), device=both.device).roll(len(first))
+    return torch.nn.functional.cross_entropy(similar, partner)

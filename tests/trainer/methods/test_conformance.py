@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.trainer.methods.conftest import Exchange, after, play, told
 
-from edgefl_protocol import Payload, digest
+from edgefl_protocol import Payload
 from edgefl_trainer.contract import LearnsBackbone, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine

@@ -1,0 +1,121 @@
+"""FedCLF. "Federated Self-supervised Learning for Skin Lesions", arXiv 2208.11278, section III; MoCo v2, 2003.04297.
+
+    before round 1: each site's bank Q_l of local features          local_round, `warm`
+    server sends theta, and to site i Q_r = the others' banks       broadcast
+    site i: Q_CL := Q_r (remote) or Q_l (both, local);              contrast_round
+            E epochs of momentum contrast against Q_CL, into which
+            B of Q_r enter each step, and with `both` B local ones;
+            the momentum encoder's features enter Q_l
+    sites send theta_i and Q_l; theta = sum_c n_c/n theta_c         aggregate
+
+`negatives=remote` is FE+Neg, the paper's method; `both` is FE; `local` shares no features and is FedMoCo. A site that
+is alone has no others: its own features serve as negatives.
+
+Differs from the paper: K = 1024, tau = 0.2, m = 0.99 (0.999 from 20,000 local steps on) and the momentum encoder's
+fresh copy each round, none of which it prints; a bank holds fewer than K features where a site has fewer images, never
+random vectors; a site that misses a round keeps its old bank at the server; optimiser moments start afresh each round;
+`dp_noise` (see `learning.feature_bank`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays, Phase, Predictor, Scalar, Site, State, Task
+from edgefl_trainer.learning import contrast, feature_bank, self_supervised
+from edgefl_trainer.learning.contrast import ContrastRecipe
+from edgefl_trainer.learning.feature_bank import FeatureNoise
+from edgefl_trainer.learning.self_supervised import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedCLF:
+    """Federated momentum contrast with features of the other sites as negatives."""
+
+    family: ClassVar[str] = "self-supervised"
+    paper: ClassVar[str] = "arXiv 2208.11278"
+    needs_labels: ClassVar[bool] = False
+
+    contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
+    noise: FeatureNoise = field(default_factory=FeatureNoise)
+    negatives: Literal["remote", "both", "local"] = "remote"  # FE+Neg, FE, without feature exchange
+
+    @property
+    def shares(self) -> bool:
+        """Whether features travel."""
+        return self.negatives != "local"
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`."""
+        return ("features", "weights") if self.shares else ("weights",)
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """A warm exchange of features where they travel, then R rounds."""
+        warm = [Phase("warm", 0)] if self.shares else []
+        return [*warm, *self_supervised.phases(self.contrast.sgd, rounds)]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """A fresh network, or the backbone to learn on, and a fresh projection."""
+        self.noise.check_accountant()
+        return contrast.start(self.contrast, task)
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """The averaged weights, and in train rounds the others' features."""
+        weights = contrast.weights_to_send(state, phase)
+        if phase.kind != "train" or not self.shares:
+            return dict.fromkeys(sites, Payload(weights, {}))
+        remote = feature_bank.others_features(state.arrays, sites)
+        return {name: Payload({**weights, **remote[name]}, {}) for name in sites}
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """The first bank in the warm phase, then E epochs; the last exchange collects batch norm where it stayed."""
+        kind, round_ = broadcast.scalars["phase"], int(broadcast.scalars["round"])
+        if kind == "final":
+            return contrast.last_exchange(site, state)
+        if kind == "warm":
+            model = contrast.received(self.contrast, site, state, broadcast.arrays)
+            bank = contrast.begun_bank(self.contrast, site, state, model)
+            new = State(contrast.kept(bank), state.values)
+            features, values = self._outgoing(site, new, model, round_)
+            return State(new.arrays, values), Payload(features, {"n_train": len(site.unlabelled)})
+        others = feature_bank.incoming(broadcast.arrays, site.device) if self.shares else None
+        both = self.negatives == "both"
+        learned = contrast.contrast_round(
+            self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=both
+        )
+        new, weights = contrast.divided(self.contrast, learned, state)
+        features, values = self._outgoing(site, new, learned.slow, round_) if self.shares else ({}, new.values)
+        return State(new.arrays, values), Payload({**weights, **features}, {"n_train": len(site.unlabelled)})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """The mean of the weights by numbers of images; new banks replace those of their sites."""
+        learned = contrast.average(state, phase, replies)
+        if phase.kind == "final" or not self.shares:
+            return learned
+        return State(feature_bank.accepted(learned.arrays, replies, self.contrast.queue), learned.values)
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """None: features name no class."""
+        return None
+
+    def backbone(self, state: State) -> Arrays:
+        """The learned network by timm's names; the projection is dropped."""
+        return self_supervised.encoder_of(state)
+
+    def _outgoing(self, site: Site, new: State, slow: Learner, round_: int) -> tuple[Arrays, Mapping[str, Scalar]]:
+        """The features a site sends, and what it has spent: Q_l, or with noise one fresh feature of each image."""
+        if not self.noise.dp_noise:
+            return feature_bank.outgoing(new.arrays[contrast.BANK].astype("float32")), new.values
+        fresh = contrast.local_features(self.contrast, site, slow, "release", round_, training=False)
+        noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
+        releases = int(new.values.get("releases", 0)) + 1
+        spent = self.noise.epsilon(releases)
+        if releases == 1:
+            most = self.noise.epsilon(site.task.rounds + 1)
+            text = f"shared features of site {site.name} cost epsilon {spent:.3g}, {most:.3g} after all rounds"
+            site.report(
+                {"warning": f"{text}, at delta {self.noise.dp_delta:g}; the weights beside them are not noised."}
+            )
+        return feature_bank.outgoing(noised), {**new.values, "releases": releases, "epsilon_spent": spent}

@@ -1,0 +1,68 @@
+"""Local CL: momentum contrast at each site alone, the baseline of FedCLF (arXiv 2208.11278) section V-A; MoCo v2.
+
+    site i: R·E epochs of MoCo on its own images, encoder, momentum encoder and queue its own      local_round
+
+Nothing travels. The server holds the common start; what a site learned is `backbone` of the site's own state.
+
+Differs from the paper: K, tau and m as FedCLF has them; optimiser moments start afresh each round, as in the federated
+methods it is compared with.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.learning import contrast, self_supervised
+from edgefl_trainer.learning.contrast import ContrastRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalCL:
+    """Momentum contrast without a federation."""
+
+    family: ClassVar[str] = "self-supervised"
+    paper: ClassVar[str] = "arXiv 2208.11278"
+    needs_labels: ClassVar[bool] = False
+
+    contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`: nothing."""
+        return ()
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """R rounds, for progress and checkpoints."""
+        return [Phase("train", r) for r in range(1, rounds + 1)]
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """The common start: a fresh network, or the backbone to learn on."""
+        return contrast.start(self.contrast, task)
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """Nothing: every site makes the common start itself."""
+        return dict.fromkeys(sites, Payload({}, {}))
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """E epochs from where the site stopped."""
+        alone = replace(self.contrast, momentum_encoder="local")
+        round_ = int(broadcast.scalars["round"])
+        learned = contrast.contrast_round(alone, site, state, state.arrays, round_)
+        network = self_supervised.tensors_of(learned.encoder)
+        slow = contrast.momentum_arrays(learned.slow)
+        new = State({**network, **slow, **contrast.kept(learned.bank)})
+        return new, Payload({}, {"n_train": len(site.unlabelled)})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """Nothing to sum up."""
+        return state
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """None: features name no class."""
+        return None
+
+    def backbone(self, state: State) -> Arrays:
+        """Of a site's state the network it learned, of the server's the common start; by timm's names."""
+        return self_supervised.encoder_of(state)

@@ -1,0 +1,59 @@
+"""Random init: no pre-training, the baseline of FedCLF and FedMAE (arXiv 2208.11278) section V.
+
+    server: a fresh network, the same as every other self-supervised method begins with at this seed      start
+
+No exchange, no learning: a run ends at once with the network that fine-tuning then starts from.
+
+Differs from the paper: nothing.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.models.backbones import build_network, weights_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomInit:
+    """A network that has learned nothing."""
+
+    family: ClassVar[str] = "self-supervised"
+    paper: ClassVar[str] = "arXiv 2208.11278"
+    needs_labels: ClassVar[bool] = False
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `Method`: nothing."""
+        return ()
+
+    def phases(self, rounds: int) -> Sequence[Phase]:
+        """None."""
+        return ()
+
+    def start(self, task: Task, sites: Sequence[str]) -> State:
+        """The fresh network of the seed."""
+        weights = weights_of(build_network(task.backbone, task.seed))
+        return State({f"backbone.{name}": value for name, value in weights.items()})
+
+    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+        """Nothing."""
+        return dict.fromkeys(sites, Payload({}, {}))
+
+    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+        """Nothing is learned."""
+        return state, Payload({}, {"n_train": len(site.unlabelled)})
+
+    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+        """The network stays."""
+        return state
+
+    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+        """None: it names no class."""
+        return None
+
+    def backbone(self, state: State) -> Arrays:
+        """The fresh network by timm's names."""
+        return {name.removeprefix("backbone."): value for name, value in state.arrays.items()}
