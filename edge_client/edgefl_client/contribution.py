@@ -37,10 +37,12 @@ class LabelledImage:
     Attributes:
         path: the picture's file.
         label: index of its class.
+        lesion: what the column `lesion_id` calls the lesion, or None.
     """
 
     path: Path
     label: int
+    lesion: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Candidate:
 
 
 def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
-    """Read a CSV with the columns `image` and `label`; other columns are ignored.
+    """Read a CSV with the columns `image` and `label`, and `lesion_id` where it is there; others are ignored.
 
     Args:
         path: the table; relative pictures are looked up beside it.
@@ -91,7 +93,8 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
                 f"its classes are {', '.join(classes)}",
                 code="unknown_class",
             )
-        found.append(LabelledImage(path=path.parent / image, label=index[label]))
+        lesion = row.get("lesion_id") or None
+        found.append(LabelledImage(path=path.parent / image, label=index[label], lesion=lesion))
     return found
 
 

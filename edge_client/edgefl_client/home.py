@@ -5,6 +5,7 @@
     models/              bundles, named by the SHA-256 of the file
     member/              membership, private keys, sequence numbers, coordinator's certificate
     broadcasts/          payloads received, one file a round
+    learning/            where learning on this device stands, and the values that passed their gate
     outbox.sqlite3       work items waiting to be sent
 
 Nothing is created by looking: a folder comes into being when something is first kept in it.
@@ -58,6 +59,11 @@ class Home:
     def broadcasts(self) -> Path:
         """Folder of received payloads."""
         return self.root / "broadcasts"
+
+    @property
+    def learning(self) -> Path:
+        """Folder of learned values."""
+        return self.root / "learning"
 
     @property
     def outbox_file(self) -> Path:

@@ -9,19 +9,18 @@
 """
 
 import math
-import os
 import re
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
-from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 from PIL import Image
 
+from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.imaging import decode, from_pillow, prepare
@@ -32,18 +31,11 @@ from edgefl_protocol.quality import measure_quality
 from edgefl_protocol.referral import ReferralRules
 from edgefl_protocol.score import ModelInfo, Score, make_score
 
+if TYPE_CHECKING:
+    from edgefl_client.learning.personal import PersonalState
+
 Photo = bytes | Image.Image | NDArray[np.uint8]
 Floats = NDArray[np.float32]
-
-_RUNTIME_ERRORS = (
-    runtime_errors.Fail,
-    runtime_errors.InvalidArgument,
-    runtime_errors.InvalidGraph,
-    runtime_errors.InvalidProtobuf,
-    runtime_errors.NotImplemented,
-    runtime_errors.RuntimeException,
-    RuntimeError,
-)
 
 
 class ScoreError(EdgeflError):
@@ -67,6 +59,7 @@ class Scorer:
         threads: threads of one run; None for the processors this process may use.
         refer_above: vacuity (softmax methods: entropy in nats) above which a picture is referred; None for the card's.
         clock: gives Unix milliseconds; a scorer that outlives its bundle refers everything.
+        personal: values learned here that passed their gate, to score with in place of the bundle's.
 
     Raises:
         BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
@@ -79,6 +72,7 @@ class Scorer:
         threads: int | None = None,
         refer_above: float | None = None,
         clock: Callable[[], int] | None = None,
+        personal: "PersonalState | None" = None,
     ) -> None:
         if threads is not None and not 1 <= threads <= 1024:
             raise ValueError(f"threads is {threads}; allowed are 1 to 1024")
@@ -87,14 +81,19 @@ class Scorer:
             raise ValueError(f"refer_above is {refer_above}; for this model, allowed are 0 to {most:g}")
         _check_runtime(bundle.manifest.min_runtime)
         self._bundle = bundle
-        self._classes, self._seen = bundle.labels.classes, bundle.labels.seen
+        self._weights = bundle.weights if personal is None else personal.weights
+        self._classes = bundle.labels.classes
+        self._seen = bundle.labels.seen if personal is None else personal.seen
         self._rules = _rules(bundle.card, refer_above)
         self._clock = clock or _wall_clock_ms
-        self._graph = _load_graph(bundle.score_onnx, threads or _processors())
+        self._graph = load_graph(bundle.score_onnx, threads or processors())
         self.model = ModelInfo(
-            id=bundle.id, sha256=bundle.sha256, version=bundle.manifest.version, state_kind="bundle",
-            state_sha256=digest(bundle.weights),
-        )  # fmt: skip
+            id=bundle.id,
+            sha256=bundle.sha256,
+            version=bundle.manifest.version,
+            state_kind="bundle" if personal is None else "personal",
+            state_sha256=digest(self._weights),
+        )
 
     @property
     def fit(self) -> str:
@@ -158,9 +157,9 @@ class Scorer:
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         try:
-            values = self._graph.run(list(self._bundle.outputs), {"image": pixels, **self._bundle.weights})
-        except _RUNTIME_ERRORS as error:
-            raise BundleError(f"the model cannot run: {_first_line(error)}", "graph_run") from error
+            values = self._graph.run(list(self._bundle.outputs), {"image": pixels, **self._weights})
+        except RUNTIME_ERRORS as error:
+            raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
         found = dict(zip(self._bundle.outputs, values, strict=True))
         for name, value in found.items():
             if not np.isfinite(value).all():
@@ -205,32 +204,6 @@ def _check_runtime(least: str) -> None:
             f"the bundle needs onnxruntime {least} or newer, this is {onnxruntime.__version__}; update onnxruntime",
             "runtime_too_old",
         )
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors only
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    with tempfile.TemporaryDirectory(prefix="edgefl-empty-") as empty:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
-        try:
-            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except _RUNTIME_ERRORS as error:
-            raise BundleError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the model: {_first_line(error)}", "graph_load"
-            ) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 def _wall_clock_ms() -> int:

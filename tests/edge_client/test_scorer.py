@@ -12,7 +12,8 @@ from onnx import TensorProto, helper
 from PIL import Image
 
 from edgefl_client import Scorer
-from edgefl_client.scorer import ScoreError, _load_graph
+from edgefl_client.runtime import load_graph
+from edgefl_client.scorer import ScoreError
 from edgefl_protocol.errors import BundleError, ImageError
 from edgefl_protocol.imaging import prepare
 from edgefl_protocol.payload import digest
@@ -232,5 +233,5 @@ def test_the_runtime_reads_no_file_beside_the_graph(with_external_data):
     named = onnxruntime.InferenceSession(with_external_data, options, providers=["CPUExecutionProvider"])
     assert named.run(None, {"x": np.zeros(3, np.float32)})[0].tolist() == [7, 7, 7]  # the graph itself is sound
     with pytest.raises(BundleError) as error:
-        _load_graph(with_external_data, 1)
+        load_graph(with_external_data, 1)
     assert error.value.code == "graph_load"

@@ -1,0 +1,91 @@
+"""When learning has to stop for now: minutes, memory, battery. Where it stopped, it goes on another time.
+
+Linux tells a battery under /sys/class/power_supply and the largest memory of a process; where the system tells nothing,
+that limit never applies.
+"""
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+POWER = Path("/sys/class/power_supply")
+KIB_PER_MIB = 1024
+
+
+@dataclass(frozen=True)
+class Battery:
+    """The device's battery.
+
+    Attributes:
+        discharging: the device runs on it.
+        percent: charge.
+    """
+
+    discharging: bool
+    percent: int
+
+
+def read_battery(folder: Path = POWER) -> Battery | None:
+    """The emptiest battery of the device itself, None where the system tells of none.
+
+    Args:
+        folder: where Linux lists power supplies.
+    """
+    found = []
+    for supply in sorted(folder.glob("*")):
+        if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":  # a mouse, a pen
+            continue
+        charge = _text(supply / "capacity")
+        if charge.isdecimal():
+            found.append(Battery(_text(supply / "status") == "Discharging", int(charge)))
+    return min(found, key=lambda battery: battery.percent, default=None)
+
+
+def peak_memory_mib() -> float:
+    """Largest resident memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the owner allows.
+
+    Attributes:
+        minutes: of wall time; None for no limit.
+        memory_mib: of resident memory; None for no limit.
+        battery_percent: on battery, learning stops below this charge.
+        battery: reads the battery.
+        memory: reads the peak memory.
+        clock: monotonic seconds.
+    """
+
+    minutes: float | None = None
+    memory_mib: int | None = None
+    battery_percent: int = 50
+    battery: Callable[[], Battery | None] = read_battery
+    memory: Callable[[], float] = peak_memory_mib
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    def reached(self, started: float) -> str | None:
+        """The limit that is reached, as a clause of a sentence; None for none.
+
+        Args:
+            started: when this process began, by `clock`.
+        """
+        if self.minutes is not None and self.clock() - started >= 60 * self.minutes:
+            return f"{self.minutes:g} minutes are over"
+        if self.memory_mib is not None and (used := self.memory()) > self.memory_mib:
+            return f"it took {used:.0f} MiB of memory, allowed are {self.memory_mib}: a smaller --batch needs less"
+        battery = self.battery()
+        if battery is not None and battery.discharging and battery.percent < self.battery_percent:
+            return f"the battery is at {battery.percent} %, learning needs {self.battery_percent} % or a charger"
+        return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

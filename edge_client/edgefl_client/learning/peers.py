@@ -1,0 +1,54 @@
+"""The others' rollout maps, folded into what the distillation term of a step takes.
+
+One mean map a class, the mean over peers of each peer's mean map, and the number of peers that hold the class: the cost
+does not grow with the buffer. Source: FedEvPrompt (arXiv 2411.10071) eq. 7; docs/methods.md, distillation.
+"""
+
+from collections import defaultdict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_client.learning.errors import LearningError
+from edgefl_protocol.payload import Payload
+from edgefl_protocol.training import COUNTS, MEANS, TrainingPlan
+
+MEAN5 = 5.0  # kd_peers = mean5: five times the mean over peers
+
+
+def peer_targets(
+    broadcast: Payload | None, plan: TrainingPlan, classes: int, tokens: int
+) -> dict[str, NDArray[np.float32]]:
+    """Mean maps and their weights.
+
+    Args:
+        broadcast: arrays `maps.<peer>.<class>` (m, N); None where none came.
+        plan: says whether peers are summed or averaged.
+        classes: K.
+        tokens: N.
+
+    Returns:
+        `peers.means` (K, N) and `peers.counts` (K,), zero where no peer holds a class.
+
+    Raises:
+        LearningError: maps of another grid or class.
+    """
+    by_class: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+    arrays = {} if broadcast is None else broadcast.arrays
+    for name in sorted(arrays):
+        if not name.startswith("maps."):
+            continue
+        label, maps = name.rpartition(".")[2], arrays[name]
+        if not label.isdecimal() or int(label) >= classes or maps.ndim != 2 or maps.shape[1] != tokens:
+            raise LearningError(
+                f"the others' array {name[:40]} does not fit this model of {classes} classes and {tokens} patches; "
+                "pull the federation's bundle",
+                "other_maps",
+            )
+        if len(maps):
+            by_class[int(label)].append(maps.astype(np.float64).mean(axis=0))
+    means, counts = np.zeros((classes, tokens), np.float32), np.zeros(classes, np.float32)
+    for index, found in by_class.items():
+        means[index] = np.stack(found).mean(axis=0)
+        counts[index] = MEAN5 if plan.kd_peers == "mean5" else len(found)
+    return {MEANS: means, COUNTS: counts}

@@ -1,0 +1,140 @@
+"""The owner's labelled pictures: prepared for the network, and dealt into those that teach and those that judge.
+
+Of each class 15 %, at least 20, are held back for the gate. Who is held back is decided by the SHA-256 of the lesion's
+name, or of the prepared pixels where the table names no lesion: all pictures of a lesion, and all copies of a picture,
+stand on one side, and a picture keeps its side when others are added later, because the limit of each class is kept.
+Source: docs/design.md, section 7 (gate) and section 5 (rows); DESIGN: at least 20 a class.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_client.contribution import LabelledImage
+from edgefl_client.learning.errors import LearningError
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.imaging import MAX_FILE_BYTES, Preprocess, decode, prepare
+
+HELD_SHARE = 0.15
+LEAST_HELD = 20  # of each class
+LEAST_LEARNED = 5  # of each class: as many maps as a class shares
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Prepared pictures with their classes.
+
+    Attributes:
+        images: (n, S, S, 3).
+        labels: class index of each, (n,).
+        groups: 64 hex digits that all pictures of one lesion share, (n,).
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    groups: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, chosen: NDArray[np.bool_]) -> "Rows":
+        """The rows where `chosen` (n,) holds, in order."""
+        groups = tuple(group for group, wanted in zip(self.groups, chosen, strict=True) if wanted)
+        return Rows(self.images[chosen], self.labels[chosen], groups)
+
+    def digest(self) -> str:
+        """SHA-256 over pixels and classes in order: the same table gives the same."""
+        whole = hashlib.sha256(self.labels.astype("<i8").tobytes())
+        for image in self.images:
+            whole.update(np.ascontiguousarray(image).data)
+        return whole.hexdigest()
+
+
+def read_rows(
+    table: Sequence[LabelledImage], preprocess: Preprocess, report: Callable[[int], None] = lambda done: None
+) -> Rows:
+    """Decode and prepare the pictures of a table; they stay in memory as small squares.
+
+    Args:
+        table: what `read_labels` gave.
+        preprocess: the bundle's.
+        report: called with the number of pictures read so far.
+
+    Raises:
+        ImageError: a picture cannot be used; the sentence names its file.
+        StorageError: a file cannot be read.
+    """
+    side = preprocess.size
+    images = np.empty((len(table), side, side, 3), np.uint8)
+    groups = []
+    for index, row in enumerate(table):
+        try:
+            images[index] = prepare(decode(read_bounded(row.path, MAX_FILE_BYTES)), preprocess)
+        except EdgeflError as error:
+            raise type(error)(f"{row.path}: {error}", error.code) from error
+        named = row.lesion.encode() if row.lesion else images[index].tobytes()
+        groups.append(hashlib.sha256(named).hexdigest())
+        report(index + 1)
+    return Rows(images, np.array([row.label for row in table], np.int64), tuple(groups))
+
+
+def hold_back(
+    rows: Rows, classes: Sequence[str], limits: Mapping[str, str]
+) -> tuple[NDArray[np.bool_], dict[str, str]]:
+    """Deal the rows.
+
+    Args:
+        rows: all labelled pictures.
+        classes: names, in index order.
+        limits: class name to the highest group held back, from an earlier deal; empty at first.
+
+    Returns:
+        Which rows are held back, (n,), and the limits to keep.
+
+    Raises:
+        LearningError: fewer than two classes, or a class with too few pictures for both sides (`few_images`).
+    """
+    found = np.unique(rows.labels)
+    if len(found) < 2:
+        raise LearningError(
+            f"the table shows one class, {classes[found[0]]}; learning to tell classes apart needs two", "few_images"
+        )
+    held, kept = np.zeros(len(rows), dtype=np.bool_), dict(limits)
+    for label in found:
+        members = np.flatnonzero(rows.labels == label)
+        groups = sorted(rows.groups[index] for index in members)
+        name = classes[label]
+        wanted = max(LEAST_HELD, round(HELD_SHARE * len(members)))
+        limit = kept.setdefault(name, groups[min(wanted, len(groups)) - 1])
+        held[members] = [rows.groups[index] <= limit for index in members]
+        judging = int(held[members].sum())
+        if judging < LEAST_HELD or len(members) - judging < LEAST_LEARNED:
+            raise LearningError(
+                f"the class {name} has {judging} pictures to judge with and {len(members) - judging} to learn from; "
+                f"needed are {LEAST_HELD} and {LEAST_LEARNED} of different lesions: label more of it, or leave "
+                "the class out",
+                "few_images",
+            )
+    return held, kept
+
+
+def skewed_prior(labels: NDArray[np.int64], classes: int, floor: float, *, balanced: bool) -> NDArray[np.float32]:
+    """Dirichlet prior W of the class frequencies that learning shows (docs/methods.md, prior).
+
+    W_k = K/(K−1)·(1 − N_k/N), raised to `floor`, then rescaled to sum K.
+
+    Args:
+        labels: of the rows that teach, (n,).
+        classes: K.
+        floor: smallest value before rescaling.
+        balanced: the classes are drawn equally often, so each that has a row counts alike.
+    """
+    counts = np.bincount(labels, minlength=classes).astype(np.float64)
+    shown = (counts > 0).astype(np.float64) if balanced else counts
+    prior = np.maximum(classes / (classes - 1) * (1 - shown / shown.sum()), floor)
+    rescaled: NDArray[np.float32] = (prior * (classes / prior.sum())).astype(np.float32)
+    return rescaled

@@ -1,0 +1,60 @@
+"""onnxruntime as this package uses it: graphs from verified bytes only, a fixed number of threads that do not spin.
+
+The graph is loaded with an empty folder as the only place external data could come from (docs/security.md, attack
+list 1 and 2), and every way in which the runtime can fail becomes one sentence.
+"""
+
+import os
+import tempfile
+
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
+
+from edgefl_protocol.errors import BundleError
+
+RUNTIME_ERRORS = (
+    runtime_errors.Fail,
+    runtime_errors.InvalidArgument,
+    runtime_errors.InvalidGraph,
+    runtime_errors.InvalidProtobuf,
+    runtime_errors.NotImplemented,
+    runtime_errors.RuntimeException,
+    RuntimeError,
+)
+
+
+def processors() -> int:
+    """Number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
+    """Load a verified graph.
+
+    Args:
+        model: a serialised ModelProto.
+        threads: of one run.
+
+    Raises:
+        BundleError: the runtime cannot load it.
+    """
+    options = onnxruntime.SessionOptions()
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors only
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    with tempfile.TemporaryDirectory(prefix="edgefl-empty-") as empty:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
+        try:
+            return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        except RUNTIME_ERRORS as error:
+            raise BundleError(
+                f"onnxruntime {onnxruntime.__version__} cannot load the model: {first_line(error)}", "graph_load"
+            ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of the runtime says, in one line."""
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
