@@ -27,6 +27,7 @@ KINDS = {
     "maps": "maps", "prompts": "prompts", "prototypes": "prototypes", "outputs": "logits", "moments": "features",
     "head": "weights", "backbone": "weights", "decoder": "weights", "mask_token": "weights", "momentum": "weights",
     "features": "features",
+    "network": "weights",
     "keys": "prompts", "selections": "prompts",  # of prompts in groups: what a group answers to, how often it was taken
 }  # fmt: skip
 SETTINGS = {
@@ -34,6 +35,7 @@ SETTINGS = {
     "kd": (True,),
     "share": ("b", "g"),
     "predict": ("nearest",),
+    "mode": ("local",),
     "negatives": ("both", "local"),
     "momentum_encoder": ("averaged", "local"),
 }  # what may matter
