@@ -1,0 +1,121 @@
+"""Progress for people: time left counted in images, and what a line says. Source: docs/train.md, progress."""
+
+import pytest
+
+from edgefl_trainer.contract import Phase
+from edgefl_trainer.engine.display import Display, Pace, duration
+from edgefl_trainer.engine.federation import Probed
+from edgefl_trainer.evaluate.probe import ProbeReport
+
+ROUNDS = [Phase("train", 1), Phase("train", 2)]
+IMAGES = {"large": 300, "small": 100}
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_time_left_counts_images_not_sites(clock):
+    """300 of 800 images took 30 s, so the other 500 take 50 s; two of four sites would have said 30 s."""
+    pace = Pace(ROUNDS, IMAGES, clock=clock)
+    pace.phase(ROUNDS[0], ["large", "small"])
+    assert pace.left_seconds() is None
+    pace.site("large")
+    pace.within(1.0)
+    clock.now += 30
+    assert pace.left_seconds() == pytest.approx(50)
+    pace.site("small")
+    pace.within(0.5)
+    clock.now += 5
+    assert pace.left_seconds() == pytest.approx(45)
+    pace.within(1.0)
+    pace.phase(ROUNDS[1], ["large", "small"])
+    clock.now += 5
+    assert (pace.done, pace.left_seconds()) == (400, pytest.approx(40))
+
+
+def test_finished_rounds_of_an_earlier_process_do_not_count_as_quick(clock):
+    """Taken up at the second of two rounds: half of this round took 20 s, the other half takes as long."""
+    pace = Pace(ROUNDS, {"a": 100, "b": 100}, clock=clock)
+    pace.phase(ROUNDS[1], ["a", "b"])
+    pace.site("a")
+    pace.within(1.0)
+    clock.now += 20
+    assert pace.done == 300
+    assert pace.left_seconds() == pytest.approx(20)
+
+
+def test_a_share_of_the_sites_is_the_share_of_the_work(clock):
+    """One of four equal sites a round: after the first of two rounds as much is left as was done."""
+    sites = dict.fromkeys("abcd", 100)
+    pace = Pace(ROUNDS, sites, participation=0.25, clock=clock)
+    assert pace.total == 200
+    pace.phase(ROUNDS[0], ["c"])
+    pace.site("c")
+    pace.within(1.0)
+    clock.now += 7
+    assert pace.left_seconds() == pytest.approx(7)
+
+
+def test_phases_without_training_are_short(clock):
+    """A run of one round and two exchanges is all but done after the round."""
+    pace = Pace([Phase("train", 1), Phase("final", 2), Phase("final", 3)], {"a": 100}, clock=clock)
+    pace.phase(Phase("train", 1), ["a"])
+    pace.site("a")
+    pace.within(1.0)
+    clock.now += 100
+    assert pace.left_seconds() == pytest.approx(20)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, ""), (0.4, "0 s"), (61, "61 s"), (119, "2 min"), (3480, "58 min"), (7500, "2 h 05 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_a_line_says_round_site_loss_speed_waiting_and_time_left(capsys):
+    display = Display(Pace(ROUNDS, IMAGES), epochs=2)
+    with display:
+        display.phase_started(ROUNDS[0], 2, ["large", "small"])
+        display.site_started("large")
+        for step in (1, 2):
+            facts = {"epoch": 1, "step": step, "steps": 2, "loss": 0.5, "images": 150, "wait_seconds": 1e-9}
+            display.site_reported("large", facts)
+        display.site_finished("large", {"phase": "train", "loss": 0.25, "seconds": 12.5})
+    line = capsys.readouterr().err
+    assert line.startswith("round 1/2 · large: loss 0.25, seconds 12.5, ")
+    assert "images/s, waiting for data 0%, " in line
+    assert line.rstrip().endswith(" left")
+
+
+def test_a_method_that_does_not_tell_its_waiting_has_none_shown(capsys):
+    display = Display(Pace(ROUNDS, IMAGES), epochs=1)
+    display.phase_started(ROUNDS[0], 2, ["large"])
+    display.site_started("large")
+    display.site_reported("large", {"epoch": 1, "step": 1, "steps": 1, "loss": 0.5, "images": 150})
+    display.site_finished("large", {"phase": "train", "loss": 0.5, "seconds": 1.0})
+    assert "waiting" not in capsys.readouterr().err
+
+
+def test_a_probe_is_told_with_its_readout(capsys):
+    reports = {
+        "cls": ProbeReport(sites={"a": 0.5, "b": 0.6, "c": None}, mean=0.55, pooled=0.7),
+        "mean": ProbeReport(sites={"a": 0.6, "b": 0.8, "c": None}, mean=0.7, pooled=0.65),
+    }
+    display = Display(Pace(ROUNDS, IMAGES), epochs=1)
+    display.phase_started(ROUNDS[0], 2, ["large"])
+    display.phase_probed(ROUNDS[0], Probed(1, {}, reports))
+    told = "round 1/2: linear probe 70.0%, mean of 2 sites; 65.0% pooled (balanced accuracy, readout mean)"
+    assert capsys.readouterr().err.strip() == told
