@@ -113,7 +113,13 @@ def methods(as_json: bool) -> None:
 @click.option(
     "--select",
     type=click.Choice(["last", "tune"]),
-    help="Whose round a site keeps: the last, or its best on tune rows.  [default: last]",
+    help="Which round is kept: the last, or the best on tune rows (of a backbone: by its probe).  [default: last]",
+)
+@click.option(
+    "--probe-every",
+    type=click.IntRange(min=0),
+    metavar="ROUNDS",
+    help="Self-supervised: rounds from one linear probe of the encoder to the next, 0 for none.  [default: 5]",
 )
 @click.option("--rounds", type=int, metavar="N", help="Train rounds.  [default: the preset's]")
 @click.option("--epochs", type=int, metavar="N", help="Local epochs of a round.  [default: the preset's]")
@@ -315,8 +321,16 @@ def table(runs: tuple[Path, ...], file: Path | None, metric: str | None, style: 
 @click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Instead of the file's.")
 @click.option("--rounds", type=int, metavar="N", help="Instead of the file's.")
 @click.option("--epochs", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--pretrain-rounds", type=int, metavar="N", help="Rounds of the runs that rows start from.")
+@click.option("--pretrain-epochs", type=int, metavar="N", help="Epochs of a round of the runs that rows start from.")
 @click.option("--images-per-site", type=int, metavar="N", help="Instead of the file's.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="For every row whose method has KEY.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For every row whose method has KEY; pretrain.KEY for the runs that rows start from.",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
 @click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision.  [default: auto]")
 @click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")

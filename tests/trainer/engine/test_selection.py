@@ -163,8 +163,3 @@ def test_another_selection_cannot_resume(tmp_path, undisturbed, large, mae):
         *arguments[:-4], "--select", "tune", "--set", "lr_head=0.3", "--set", "select=random", "--resume"
     )
     assert maps.code == 2 and "has --set select = 'vacuity', this command 'random'" in maps.sentence()
-
-
-def test_selection_needs_labels(ward, tmp_path):
-    outcome = edgefl_train("run", "fedmae", "--data", ward, "--out", tmp_path / "run", "--select", "tune", *TINY)
-    assert outcome.code == 2 and "--select tune has no meaning" in outcome.sentence()
