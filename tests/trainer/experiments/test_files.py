@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgefl_trainer.cli import cli
+from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.experiments.files import Experiment, plan_of, read_experiment
-from edgefl_trainer.experiments.planning import Choice, commands, expanded, place_of, plan_runs
+from edgefl_trainer.experiments.planning import Choice, commands, expanded, place_of, plan_runs, pretraining_of
 from edgefl_trainer.methods import METHODS
 
 ROOT = Path(__file__).parents[3]
@@ -30,6 +31,8 @@ def test_there_is_a_file_for_each_table_and_figure(read):
         "pep-fedpt-isic-pathological",
         "pep-fedpt-isic-dirichlet",
     }
+    wanted |= {f"fedclf-fedmae-{name}" for name in (*(f"table-{n}" for n in range(1, 6)), "figure-6")}
+    wanted |= {f"fedclf-fedmae-centres-{mode}" for mode in ("local", "federated")}
     assert set(read) == wanted
 
 
@@ -43,6 +46,10 @@ def test_every_row_resolves_and_its_commands_parse(name, tiny, read, tmp_path):
     assert len({run.folder for run in planned}) == len(planned)
     for run in planned:
         assert isinstance(run.settings, RunSettings) and run.settings.method in METHODS
+        first = run.pretraining
+        assert (first is None) == (run.settings.method != "finetune")
+        if first is not None:
+            assert not METHODS[first.settings.method].needs_labels and first.settings.data == run.settings.data
         assert place_of(run.folder) == (run.part.name, run.row.folder, 0)
         if tiny:
             assert run.settings.preset == "tiny" and all(text.startswith("lesions:") for text in run.settings.data)
@@ -66,14 +73,15 @@ def test_commands_of_a_file_are_commands(name, read):
         assert command.minutes > 0
 
 
-@pytest.mark.parametrize("first", ["pep-fedpt", "fedevprompt"])
+@pytest.mark.parametrize("first", ["pep-fedpt", "fedevprompt", "fedclf-fedmae"])
 def test_experiments_that_share_an_out_agree_on_the_runs_they_share(first, read, tmp_path):
     """The same folder never means two settings, so tables can share runs."""
     seen: dict[Path, RunSettings] = {}
     shared = 0
     for name, experiment in read.items():
         if name.startswith(first):
-            for run in plan_runs(experiment, Choice(out=tmp_path), EVERYTHING):
+            planned = plan_runs(experiment, Choice(out=tmp_path), EVERYTHING)
+            for run in (*planned, *pretraining_of(planned)):
                 shared += run.folder in seen
                 before, now = seen.setdefault(run.folder, run.settings), run.settings
                 assert before.build_method() == now.build_method(), run.folder
@@ -130,6 +138,63 @@ def test_the_papers_own_means_follow_from_its_sites(read):
             mean = sum(map(float, cells[:6])) / 6
             slack = 0.07 if row.label == "FedAvg b-prompts" else 0.011
             assert abs(mean - float(cells[12].partition("±")[0])) < slack, row.label
+
+
+def printed(experiment: Experiment, label: str, part: str) -> list[float]:
+    return [float(cell) for row in experiment.rows if row.label == label for cell in row.paper[part] if cell]
+
+
+def test_what_the_fedclf_papers_text_says_of_its_tables_follows_from_them(read):
+    """arXiv 2208.11278, V-A and V-B: gains over the best baseline in Tables I and II; +5.67 F1 and +3.64 AUC over
+    FedSimCLR in III, +13.19 F1 in IV; Table V ends with the row of Table IV, Figure 6 with that of Table II."""
+    gains = {
+        1: {"10": (0.30, 2.29), "20": (1.64, 1.29), "40": (1.53, 1.86), "80": (1.67, 1.17)},
+        2: {"10": (2.14, 1.43), "20": (2.58, 2.32), "40": (0.96, 2.02), "80": (0.59, 1.94)},
+    }
+    for number, shares in gains.items():
+        table = read[f"fedclf-fedmae-table-{number}"]
+        others = [row.label for row in table.rows if "ours" not in row.label]
+        assert len(others) == 4
+        for share, wanted in shares.items():
+            lines = [printed(table, label, f"labels-{share}") for label in others]
+            best = [max(column) for column in zip(*lines, strict=True)]
+            ours = printed(table, "FedCLF (ours)", f"labels-{share}")
+            assert [a - b for a, b in zip(ours, best, strict=True)] == pytest.approx(wanted), (number, share)
+    local, together, split = (read[f"fedclf-fedmae-table-{number}"] for number in (3, 4, 5))
+    mae, simclr = (printed(local, label, "isic-labels-80") for label in ("FedMAE (ours)", "FedSimCLR"))
+    assert (mae[2] - simclr[2], mae[4] - simclr[4]) == pytest.approx((5.67, 3.64))
+    mae, simclr = (printed(together, label, "isic-labels-80") for label in ("FedMAE (ours)", "FedSimCLR"))
+    assert mae[2] - simclr[2] == pytest.approx(13.19)
+    assert printed(split, "W/o Class Token (ours)", "isic-labels-80") == mae
+    bars, table = read["fedclf-fedmae-figure-6"], read["fedclf-fedmae-table-2"]
+    assert printed(bars, "FE+Neg", "labels-10") == printed(table, "FedCLF (ours)", "labels-10")
+
+
+def test_the_fedclf_papers_federation_and_schedule(read):
+    """arXiv 2208.11278. V-A: ten sites, seven of them parts of ISIC; 60/20/20; 100 rounds of one epoch, batch 128, rate
+    0.03; then 20 epochs at 1e-4 alone, or 100 rounds together. V-B: ten parts; ten epochs a round; 200 epochs or 50
+    rounds."""
+    for number, spent in ((1, 20), (2, 100)):
+        runs = plan_runs(read[f"fedclf-fedmae-table-{number}"], Choice(out=Path("out")), EVERYTHING)
+        assert {run.settings.labels for run in runs} == {0.1, 0.2, 0.4, 0.8}
+        for run in runs:
+            specs = [parse_spec(text) for text in run.settings.data]
+            assert [spec.iid_sites or spec.site for spec in specs] == [7, "AtlasDerm", "Dermnet", "DarkDerm"]
+            assert all((spec.shares.test, spec.shares.tune) == (0.2, 0.25) for spec in specs)
+            assert run.settings.classes == ("BCC", "DF", "MEL", "NV", "SCC") and run.settings.image_px == 72
+            assert run.settings.rounds * run.settings.epochs == spent and run.settings.hyper["lr"] == 1e-4
+            first = run.pretraining.settings
+            assert (first.backbone, first.rounds, first.epochs) == ("cnn:resnet18", 100, 1)
+            assert first.method == "random-init" or (first.hyper["batch"], first.hyper["lr"]) == (128, 0.03)
+    for number, spent, batch, rate in ((3, 200, 512, 1e-3), (4, 50, 256, 5e-4), (5, 50, 256, 5e-4)):
+        for run in plan_runs(read[f"fedclf-fedmae-table-{number}"], Choice(out=Path("out")), EVERYTHING):
+            (spec,) = map(parse_spec, run.settings.data)
+            assert (spec.iid_sites, spec.shares.test, run.settings.classes) == (10, 0.2, ())
+            assert run.settings.rounds * run.settings.epochs == spent
+            assert (run.settings.hyper["batch"], run.settings.hyper["lr"]) == (batch, rate)
+            first = run.pretraining.settings
+            network = "vit:768x12/16" if first.method == "fedmae" or "ViT" in run.row.label else "cnn:resnet50"
+            assert (first.backbone, first.rounds, first.epochs) == (network, 100, 10 if first.method == "fedmae" else 1)
 
 
 # ---------------------------------------------------------------------------------------------- what a file may not say

@@ -1,13 +1,14 @@
-"""docs/experiments.md: its commands run, in order, as a reader would type them; its example is a file that is read."""
+"""docs/experiments.md: its commands run, in order, as a reader types them; its examples are files that are read."""
 
 import re
 import shlex
 from pathlib import Path
 
+import pytest
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.experiments.files import read_experiment
-from edgefl_trainer.experiments.planning import Choice, plan_runs
+from edgefl_trainer.experiments.planning import Choice, plan_runs, pretraining_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
@@ -22,7 +23,7 @@ def test_the_commands_run(cached, tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
-    assert len(lines) == 4
+    assert len(lines) == 5
     for line in lines:
         words = shlex.split(line)
         assert words[0] == "edgefl-train"
@@ -31,7 +32,7 @@ def test_the_commands_run(cached, tmp_path, monkeypatch):
         assert found.code == 0, (line, found.err)
         assert found.out
     assert (tmp_path / "runs/try.png").exists()
-    assert not (tmp_path / "runs/positions").exists()
+    assert not (tmp_path / "runs/positions").exists() and not (tmp_path / "runs/stages").exists()
 
 
 def test_the_commands_for_real_data_plan(tmp_path, monkeypatch):
@@ -40,16 +41,19 @@ def test_the_commands_for_real_data_plan(tmp_path, monkeypatch):
     monkeypatch.setenv("EDGEFL_DATA", "/data")
     monkeypatch.chdir(ROOT)
     ours = [line for line in text.splitlines() if "experiment " in line]
-    assert len(ours) == 3
+    assert len(ours) == 5
     for line in ours:
         found = edgefl_train(*shlex.split(line)[1:], "--dry-run")
         assert found.code == 0 and "edgefl-train run " in found.out, found.err
 
 
-def test_the_example_is_a_file(tmp_path):
-    (example,) = blocks("toml")
-    (tmp_path / "mine.toml").write_text(example, encoding="utf-8")
+@pytest.mark.parametrize(
+    ("place", "methods", "first"), [(0, ["finetune"] * 4, ["fedmae"]), (1, ["fedavg", "fedevprompt"], [])]
+)
+def test_the_examples_are_files(place, methods, first, tmp_path):
+    (tmp_path / "mine.toml").write_text(blocks("toml")[place], encoding="utf-8")
     experiment = read_experiment(tmp_path / "mine.toml")
     for tiny in (False, True):
         runs = plan_runs(experiment, Choice(out=tmp_path, tiny=tiny), {})
-        assert [run.settings.method for run in runs] == ["fedavg", "fedevprompt"]
+        assert [run.settings.method for run in runs] == methods
+        assert [run.settings.method for run in pretraining_of(runs)] == first
