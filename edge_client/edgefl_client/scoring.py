@@ -1,16 +1,17 @@
-"""`edgefl score`: from files to scores, heat maps and lines of output.
+"""From files to scores and heat maps, for `edgefl score` and `edgefl watch`.
 
 Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
-map that cannot be written costs no score.
+map that cannot be written costs no score. What is not skin gets no heat map, as it gets no prediction.
 """
 
-import csv
 import dataclasses
-import io
-import json
+import glob
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +20,15 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError, StorageError
-from edgefl_protocol.imaging import MAX_FILE_BYTES, decode
-from edgefl_protocol.referral import REASON_WORDS
+from edgefl_protocol.imaging import MAX_FILE_BYTES
 from edgefl_protocol.score import Score
 
 if TYPE_CHECKING:
+    from edgefl_client.pictures import PictureReader
     from edgefl_client.scorer import Scorer
 
-SUFFIXES = (".jpg", ".jpeg", ".png")
+STANDARD_INPUT = "-"
+_DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,43 +53,97 @@ class Failure:
 Result = Score | Failure
 
 
-def expand(given: Sequence[str]) -> list[str]:
-    """Files to score: a folder stands for its pictures in name order, everything else for itself."""
+def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Files to score: a folder stands for its pictures, a pattern for what it matches, anything else for itself.
+
+    Args:
+        given: files, folders, patterns such as `day/**/*.jpg`, or `-` for a picture on standard input.
+        suffixes: how the names of a folder's pictures end, in lower case.
+    """
     files: list[str] = []
     for name in given:
-        path = Path(name)
-        if path.is_dir():
-            files += sorted(str(entry) for entry in path.iterdir() if entry.suffix.lower() in SUFFIXES)
+        if Path(name).is_dir():
+            files += pictures_below(Path(name), suffixes)
+        elif glob.has_magic(name) and not Path(name).exists():
+            files += _matches(name) or [name]  # a pattern that matches nothing is a file that is missing
         else:
             files.append(name)
     return files
 
 
-def score_files(
-    scorer: "Scorer", files: Sequence[str], heatmaps: Path | None, batch: int, not_drawn: Callable[[str], None]
-) -> Iterator[Result]:
+def _matches(pattern: str) -> list[str]:
+    path = Path(pattern)
+    try:
+        found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+    except ValueError:  # no valid pattern
+        return []
+    return [str(one) for one in found if not one.is_dir()]
+
+
+def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
+    """Pictures in a folder and the folders in it, by name; without hidden ones, heat maps and folders behind links.
+
+    Args:
+        folder: where to look.
+        suffixes: how the names of pictures end, in lower case.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [
+            str(Path(place) / name)
+            for name in names
+            if name.lower().endswith(tuple(suffixes)) and not name.startswith(".") and not name.endswith(_DRAWN)
+        ]
+    return sorted(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to score with and where to draw.
+
+    Attributes:
+        scorer: the model.
+        reader: decodes the files.
+        heatmaps: folder for heat maps; None for none.
+        not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
+        keep_drawn: never write over a heat map that is there already.
+        batch: pictures in one run of the network.
+    """
+
+    scorer: "Scorer"
+    reader: "PictureReader"
+    heatmaps: Path | None
+    not_drawn: Callable[[str], None]
+    keep_drawn: bool = False
+    batch: int = 1
+
+
+def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
     """Score files in batches, yielding results in order.
 
     Args:
-        scorer: the model.
-        files: names of JPEG or PNG files.
-        heatmaps: folder for heat maps; None for none.
-        batch: pictures in one run of the network.
-        not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
+        task: what to score with.
+        files: their names; `-` is standard input.
     """
     taken: set[str] = set()
-    for start in range(0, len(files), batch):
-        loaded = [_load(name) for name in files[start : start + batch]]
-        photos = [one for one in loaded if isinstance(one, _Photo)]
-        scores = iter(_score(scorer, photos))
+    for names in _batches(files, task.batch):
+        loaded = [_load(name, task.reader) for name in names]
+        scores = iter(_score(task.scorer, [one for one in loaded if isinstance(one, _Photo)]))
         for one in loaded:
             result = one if isinstance(one, Failure) else next(scores)
-            if heatmaps is not None and isinstance(result, Score) and isinstance(one, _Photo):
+            if task.heatmaps is not None and isinstance(result, Score) and isinstance(one, _Photo):
                 try:
-                    result = _drawn(result, one, heatmaps, scorer, taken)
+                    result = _drawn(result, one, task.heatmaps, task, taken)
                 except StorageError as error:  # the score is made: a full disk must not cost it
-                    not_drawn(f"{one.name}: no heat map: {error}")
+                    task.not_drawn(f"{one.name}: no heat map: {error}")
             yield result
+
+
+def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    ahead = iter(names)
+    while batch := list(islice(ahead, size)):
+        yield batch
 
 
 @dataclass(frozen=True)
@@ -97,10 +153,14 @@ class _Photo:
     milliseconds: float  # reading and decoding
 
 
-def _load(name: str) -> "_Photo | Failure":
+def _load(name: str, reader: "PictureReader") -> "_Photo | Failure":
     started = time.perf_counter()
     try:
-        pixels = decode(read_bounded(name, MAX_FILE_BYTES))
+        if name == STANDARD_INPUT:
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            data = read_bounded(name, MAX_FILE_BYTES)
+        pixels = reader.read(data)
     except EdgeflError as error:
         return Failure(image=name, code=error.code, message=str(error))
     except ValueError:  # a name with a NUL byte
@@ -124,85 +184,22 @@ def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
     ]
 
 
-def _drawn(score: Score, photo: _Photo, folder: Path, scorer: "Scorer", taken: set[str]) -> Score:
-    """The score with its heat map on the disk; networks without attention have none.
+def _drawn(score: Score, photo: _Photo, folder: Path, task: Task, taken: set[str]) -> Score:
+    """The score with its heat map on the disk; none for networks without attention, and none for what is not skin.
 
     Raises:
         StorageError: the heat map cannot be written.
     """
-    if score.attention is None:
+    if score.attention is None or "not_skin" in score.refer_reasons:
         return score
-    stem = Path(photo.name).stem
-    name, number = f"{stem}.heatmap.png", 2
-    while name in taken:
-        name, number = f"{stem}-{number}.heatmap.png", number + 1
+    stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
+    name, number = f"{stem}{_DRAWN}", 2
+    while name in taken or (task.keep_drawn and (folder / name).exists()):
+        name, number = f"{stem}-{number}{_DRAWN}", number + 1
     taken.add(name)
     path = folder / name
     from edgefl_client.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
-    picture = draw_heatmap(photo.pixels, score, scorer.fit, rule_set=scorer.refers_uncertain)
+    picture = draw_heatmap(photo.pixels, score, task.scorer.fit, rule_set=task.scorer.refers_uncertain)
     write_atomic(path, png_bytes(picture))
     return dataclasses.replace(score, heatmap=str(path))
-
-
-def human_line(result: Result) -> str:
-    """One line for a person."""
-    if isinstance(result, Failure):
-        return f"{result.image}: not scored: {result.message}"
-    if result.predicted is None:
-        said = "no prediction"
-    else:
-        said = f"{result.predicted}, probability {result.probabilities[result.predicted]:.3f}"
-    vacuity = "" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
-    why = "; ".join(REASON_WORDS[reason] for reason in result.refer_reasons)
-    refer = f"; refer: {why}" if result.refer else ""
-    drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return f"{result.image}: {said}{vacuity}{refer}{drawn}"
-
-
-def json_line(result: Result) -> str:
-    """One JSON object on one line."""
-    return json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False)
-
-
-class CsvLines:
-    """Rows of a CSV with one column per class and measure.
-
-    Args:
-        classes: names of the classes, in index order.
-    """
-
-    _PLAIN = ("image", "predicted", "vacuity", "dissonance", "entropy_nats", "refer", "refer_reasons", "heatmap")
-    _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
-
-    def __init__(self, classes: Sequence[str]) -> None:
-        self._classes = classes
-
-    def head(self) -> str:
-        """The first line."""
-        per_class = [f"{measure}.{name}" for measure in ("probability", "evidence") for name in self._classes]
-        return self._line([*self._PLAIN, *self._MODEL, *per_class, "error_code", "error_message"])
-
-    def row(self, result: Result) -> str:
-        """The line of one result; what is undefined stays empty."""
-        if isinstance(result, Failure):
-            empty = [""] * (len(self._PLAIN) - 1 + len(self._MODEL) + 2 * len(self._classes))
-            return self._line([result.image, *empty, result.code, result.message])
-        plain = [
-            result.image, result.predicted, result.vacuity, result.dissonance, result.entropy_nats,
-            str(result.refer).lower(), " ".join(result.refer_reasons), result.heatmap,
-        ]  # fmt: skip
-        model = [
-            result.model.id, result.model.sha256, result.model.version, result.model.state_kind,
-            result.model.state_sha256, round(result.milliseconds, 3),
-        ]  # fmt: skip
-        evidence = result.evidence or {}
-        per_class = [result.probabilities[name] for name in self._classes] + [
-            evidence.get(name) for name in self._classes
-        ]
-        return self._line([*plain, *model, *per_class, "", ""])
-
-    def _line(self, values: Sequence[object]) -> str:
-        out = io.StringIO()
-        csv.writer(out, lineterminator="").writerow(["" if value is None else value for value in values])
-        return out.getvalue()

@@ -44,7 +44,7 @@ def files(lab, tmp_path):
     (tmp_path / "model.edgefl").write_bytes(lab.bundle_bytes())
     (tmp_path / "signing.pub").write_text(lab.SIGNER.public.hex())
     (tmp_path / "good.png").write_bytes(lab.encoded(lab.photo(60, 40)))
-    (tmp_path / "photo.JPG").write_bytes(lab.encoded(lab.photo(90, 90, (200, 40, 60)), "JPEG"))
+    (tmp_path / "photo.JPG").write_bytes(lab.encoded(lab.photo(90, 90, (200, 110, 80)), "JPEG"))
     (tmp_path / "text.jpg").write_bytes(b"this is no picture")
     (tmp_path / "cut.png").write_bytes(lab.encoded(lab.photo(60, 40))[:60])
     return tmp_path

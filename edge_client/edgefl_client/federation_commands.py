@@ -1,0 +1,151 @@
+"""`edgefl enrol`, `pull`, `contribute`, `sync`, `status`: a device's part in a federation, at the command line.
+
+The work is done by `federate`; here its results become lines.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from edgefl_client.command_options import (
+    device_of,
+    home_option,
+    json_option,
+    model_option,
+    open_scorer,
+    passphrase_option,
+    report,
+    threads_option,
+    trust_option,
+)
+
+
+@click.command()
+@click.argument("invite")
+@click.option(
+    "--ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="PEM certificate of the coordinator or its authority.  [default: the public authorities]",
+)
+@click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
+@click.option(
+    "--suite", type=click.IntRange(1, 2), default=2, show_default=True, help="Sealing: 2 resists quantum computers."
+)
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def enrol(
+    context: click.Context,
+    invite: str,
+    ca: Path | None,
+    proxy: str | None,
+    suite: int,
+    passphrase_file: Path | None,
+    as_json: bool,
+    home_dir: str | None,
+) -> None:
+    """Join a federation with the INVITE its operator gave you; run it again after any failure.
+
+    An INVITE of "-" is read from standard input, so that it stands in no list of processes.
+    """
+    from edgefl_client import federate
+
+    if invite == "-":
+        invite = sys.stdin.read(4096)
+    found = federate.run_enrol(device_of(context, home_dir, passphrase_file), invite, ca, proxy, suite)
+    text = (
+        f"{found['name']} is {found['state']} in {found['federation']}; "
+        f"tell the operator this fingerprint: {found['fingerprint']}"
+    )
+    report(found, as_json, text)
+
+
+@click.command()
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
+    """Fetch the federation's current bundle, verify it and use it from now on."""
+    from edgefl_client import federate
+
+    found = federate.run_pull(device_of(context, home_dir, passphrase_file))
+    verb = "now in use" if found["changed"] else "in use already"
+    report(found, as_json, f"{found['line']}/{found['task']} version {found['version']} is {verb}: {found['file']}")
+
+
+@click.command()
+@click.option(
+    "--labels",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="CSV",
+    help="Table with the columns image (a file, relative to the table) and label (a class of the model).",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would leave this device.")
+@model_option
+@trust_option
+@threads_option
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def contribute(
+    context: click.Context,
+    labels: Path,
+    dry_run: bool,
+    model: Path | None,
+    trusted: tuple[str, ...],
+    threads: int | None,
+    passphrase_file: Path | None,
+    as_json: bool,
+    home_dir: str | None,
+) -> None:
+    """Score labelled pictures here and put a few attention maps per class into the outbox; pictures never leave."""
+    from edgefl_client import federate
+
+    device = device_of(context, home_dir, passphrase_file)
+    scorer, bundle = open_scorer(device.home, model, trusted, threads, None)
+    found = federate.run_contribute(device, labels, scorer, bundle, dry_run=dry_run)
+    maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
+    what = f"{found['bytes']} bytes: attention maps ({maps}) and the digest of the model's values; no picture, no name"
+    report(found, as_json, f"would leave: {what}" if dry_run else f"in the outbox: {what}; edgefl sync sends it")
+
+
+@click.command()
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def sync(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
+    """Do what is due and leave: fetch the task and the others' maps, send what the open round takes."""
+    from edgefl_client import federate
+
+    found = federate.run_sync(device_of(context, home_dir, passphrase_file))
+    parts = [f"round {found['round']['number']} is {found['round']['state']}"]
+    parts += [f"reply {one['outcome']} ({one['bytes']} bytes)" for one in found["sent"]]
+    got = found["broadcast"]
+    if got is not None:
+        maps = "1 map" if got["maps"] == 1 else f"{got['maps']} maps"
+        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{maps} of others here")
+    parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
+    report(found, as_json, "; ".join(parts))
+
+
+@click.command()
+@click.option("--offline", is_flag=True, help="Do not ask the coordinator.")
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def status(
+    context: click.Context, offline: bool, passphrase_file: Path | None, as_json: bool, home_dir: str | None
+) -> None:
+    """Show model, membership, round and outbox of this device."""
+    from edgefl_client import federate
+
+    found = federate.run_status(device_of(context, home_dir, passphrase_file), online=not offline)
+    report(found, as_json, federate.status_text(found))

@@ -1,0 +1,159 @@
+"""`edgefl score`: pictures in, one line a picture out."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgefl_client.command_options import (
+    finite,
+    home_of,
+    home_option,
+    json_option,
+    model_option,
+    open_scorer,
+    threads_option,
+    trust_option,
+)
+
+if TYPE_CHECKING:
+    from edgefl_protocol.bundle import Bundle
+
+FEW = 3  # pictures up to which no progress bar is drawn
+_KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
+
+heatmap_option = click.option(
+    "--heatmap",
+    "heatmaps",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Draw a heat map of each picture into this folder.",
+)
+refer_option = click.option(
+    "--refer-above",
+    type=click.FloatRange(0.0),
+    callback=finite,
+    metavar="U",
+    help="Refer above this vacuity, 0 to 1 (softmax models: entropy in nats, 0 to ln of the number of classes).  "
+    "[default: the bundle's]",
+)
+formats_option = click.option(
+    "--formats",
+    default=",".join(_KNOWN),
+    show_default=True,
+    callback=lambda _context, _option, value: parse_formats(value),
+    metavar="LIST",
+    help="Kinds of files that are read; HEIC and DICOM need their extra.",
+)
+
+
+def parse_formats(value: str) -> tuple[str, ...]:
+    """Names of formats from a list with commas.
+
+    Raises:
+        click.BadParameter: one is unknown, or there is none.
+    """
+    names = tuple(name.strip().lower() for name in value.split(",") if name.strip())
+    unknown = [name for name in names if name not in _KNOWN]
+    if unknown or not names:
+        raise click.BadParameter(
+            f"{', '.join(unknown) or 'an empty list'} is not known; known are {', '.join(_KNOWN)}."
+        )
+    return names
+
+
+@click.command()
+@click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
+@model_option
+@trust_option
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
+@heatmap_option
+@refer_option
+@click.option(
+    "--weights",
+    type=click.Choice(["bundle"]),
+    default="bundle",
+    show_default=True,
+    help="Values to score with: those that the bundle was signed with.",
+)
+@formats_option
+@click.option(
+    "--batch", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Pictures in one run."
+)
+@threads_option
+@home_option
+@click.pass_context
+def score(
+    context: click.Context,
+    images: tuple[str, ...],
+    model: Path | None,
+    trusted: tuple[str, ...],
+    as_json: bool,
+    as_csv: bool,
+    heatmaps: Path | None,
+    refer_above: float | None,
+    weights: str,
+    formats: tuple[str, ...],
+    batch: int,
+    threads: int | None,
+    home_dir: str | None,
+) -> None:
+    """Score pictures: files, folders with all that is in them, patterns, or - for one on standard input.
+
+    `--json` prints one object a picture, in order.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    scorer, bundle = open_scorer(home_of(context, home_dir), model, trusted, threads, refer_above)
+    from edgefl_client import score_lines, scoring
+    from edgefl_client.pictures import PictureReader
+
+    troubles, failures = list[str](), list[scoring.Failure]()
+    with PictureReader(formats) as reader:
+        files = scoring.expand(images, reader.suffixes)
+        if not files:
+            raise click.UsageError(f"the folders given hold no file that ends in {', '.join(reader.suffixes)}")
+        prepare(bundle, heatmaps)
+        table = score_lines.CsvLines(bundle.labels.classes)
+        if as_csv:
+            click.echo(table.head())
+        task = scoring.Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch)
+        with _progress(len(files)) as step:
+            for result in scoring.score_files(task, files):
+                if isinstance(result, scoring.Failure):
+                    failures.append(result)
+                line = (score_lines.json_line if as_json else table.row if as_csv else score_lines.human_line)(result)
+                click.echo(line)
+                step(1)
+    if failures:
+        noun = "pictures" if len(files) > 1 else "picture"
+        troubles.append(f"{len(failures)} of {len(files)} {noun} could not be scored.")
+        troubles += sorted({one.message for one in failures if one.code == "missing_extra"})
+    if troubles:
+        click.echo("\n".join(troubles), err=True)
+        context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
+
+
+def prepare(bundle: "Bundle", heatmaps: Path | None) -> None:
+    """Make the folder of heat maps, and say what has to be said before the first score."""
+    if heatmaps is not None:
+        heatmaps.mkdir(parents=True, exist_ok=True)
+    if bundle.card.research_use_only:
+        click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
+    if heatmaps is not None and "map" not in bundle.outputs:
+        click.echo("This model has no attention map, so no heat maps are drawn.", err=True)
+
+
+@contextmanager
+def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error, for a person who does not see the results pass by on the same screen."""
+    import sys
+
+    if pictures <= FEW or not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda _steps: None
+        return
+    with click.progressbar(length=pictures, label="Scoring", file=sys.stderr) as bar:
+        yield bar.update

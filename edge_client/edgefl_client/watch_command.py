@@ -1,0 +1,198 @@
+"""`edgefl watch`: scores what a capture device drops into a folder, each picture once, until it is told to stop."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from edgefl_client.command_options import (
+    home_of,
+    home_option,
+    model_option,
+    open_scorer,
+    threads_option,
+    trust_option,
+)
+from edgefl_client.score_command import formats_option, heatmap_option, prepare, refer_option
+
+if TYPE_CHECKING:
+    from edgefl_client.scoring import Result, Task
+    from edgefl_client.watching import Notes, Seen
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Append the lines to this file.  [default: standard output]",
+)
+@click.option("--once", is_flag=True, help="Score what is there and leave; for cron.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 3600),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks; a file is scored when it did not change from one to the next.",
+)
+@model_option
+@trust_option
+@heatmap_option
+@refer_option
+@formats_option
+@threads_option
+@home_option
+@click.pass_context
+def watch(
+    context: click.Context,
+    folder: Path,
+    out: Path | None,
+    once: bool,
+    interval_s: float,
+    model: Path | None,
+    trusted: tuple[str, ...],
+    heatmaps: Path | None,
+    refer_above: float | None,
+    formats: tuple[str, ...],
+    threads: int | None,
+    home_dir: str | None,
+) -> None:
+    """Score every picture that appears below DIR, once; prints the JSON objects of edgefl score, one a line.
+
+    Ends with what it is doing when it gets SIGTERM or Ctrl-C, and goes on from there the next time.
+    """
+    home = home_of(context, home_dir)
+    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above)
+    from contextlib import closing
+
+    from edgefl_client import watching
+    from edgefl_client.pictures import PictureReader
+    from edgefl_client.scoring import Task
+
+    prepare(bundle, heatmaps)
+    with (
+        _stop_on_signal() as stop,
+        PictureReader(formats) as reader,
+        watching.open_output(out) as output,
+        closing(watching.Notes(home, folder)) as notes,
+    ):
+        notes.recover(output)
+        task = Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True)
+        watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
+        failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
+    context.exit(1 if once and failed else 0)
+
+
+@dataclass
+class _Watcher:
+    """One run of the command.
+
+    Attributes:
+        folder: what is watched.
+        task: how its pictures are scored.
+        notes: which were scored.
+        output: takes the lines; None for standard output.
+        stop: set when the run is to end.
+        scored: what `notes` holds, kept here so that a look costs no query.
+    """
+
+    folder: Path
+    task: "Task"
+    notes: "Notes"
+    output: BinaryIO | None
+    stop: threading.Event
+    scored: "dict[str, Seen]"
+
+    def once(self, interval_s: float) -> int:
+        """Two looks and the pictures that were the same in both; gives the number that could not be scored."""
+        before = self._look()
+        if all(self.scored.get(name) == seen for name, seen in before.items()) or self.stop.wait(interval_s):
+            return 0
+        return self._score(before, self._look())
+
+    def until_stopped(self, interval_s: float) -> int:
+        """Look, score and wait in turn; gives the number that could not be scored."""
+        from edgefl_protocol.errors import StorageError
+
+        before: dict[str, Seen] = {}
+        failed, lost = 0, False
+        while not self.stop.is_set():
+            try:
+                now = self._look()
+                lost = False
+            except StorageError as error:  # a share that went away may come back
+                now = {}
+                if not lost:
+                    _say(f"{error}; still watching")
+                lost = True
+            failed += self._score(before, now)
+            before = now
+            self.stop.wait(interval_s)
+        return failed
+
+    def _look(self) -> "dict[str, Seen]":
+        from edgefl_client.watching import look
+
+        return look(self.folder, self.task.reader.suffixes)
+
+    def _score(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> int:
+        from edgefl_client.scoring import Failure, score_files
+
+        new = [name for name, seen in now.items() if before.get(name) == seen and self.scored.get(name) != seen]
+        failed = 0
+        for name, result in zip(new, score_files(self.task, new), strict=True):
+            if not (isinstance(result, Failure) and result.code == "missing"):  # gone since the look
+                self._write(name, now[name], result)
+                failed += isinstance(result, Failure)
+            if self.stop.is_set():
+                break
+        if new:
+            self.notes.forget(now)
+        return failed
+
+    def _write(self, name: str, seen: "Seen", result: "Result") -> None:
+        import os
+
+        from edgefl_client.score_lines import json_line
+        from edgefl_client.watching import write_line
+
+        position = 0 if self.output is None else self.output.seek(0, os.SEEK_END)
+        self.notes.begin(name, seen, position)
+        if self.output is None:
+            click.echo(json_line(result))
+        else:
+            write_line(self.output, json_line(result))
+        self.notes.finish(name)
+        self.scored[name] = seen
+
+
+@contextmanager
+def _stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one of them ends the process at once."""
+    stop = threading.Event()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before: list[Callable[..., object] | int | None] = [signal.getsignal(kind) for kind in kinds]
+
+    def handle(kind: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(kind, signal.SIG_DFL)
+
+    for kind in kinds:
+        signal.signal(kind, handle)
+    try:
+        yield stop
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def _say(sentence: str) -> None:
+    click.echo(sentence, err=True)

@@ -1,0 +1,312 @@
+"""TIFF, HEIC and DICOM on the device: the right pixels, each way to be wrong, and a second process that may die."""
+
+import io
+import os
+import signal
+import struct
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgefl_client import pictures
+from edgefl_client.decoders import MAX_ADDRESS_BYTES, REQUEST, decode_safely
+from edgefl_client.pictures import FORMATS, PictureReader, kind_of
+from edgefl_protocol.errors import ImageError
+
+SHAPE = (48, 64)
+
+
+def scene(seed: int = 0) -> np.ndarray:
+    """Every quadrant different, some noise."""
+    y, x = np.mgrid[0 : SHAPE[0], 0 : SHAPE[1]]
+    base = np.stack([120 + 2 * x, 60 + 3 * y, 200 - x - y], axis=-1)
+    return np.clip(base + np.random.default_rng(seed).normal(0, 4, base.shape), 0, 255).astype(np.uint8)
+
+
+def saved(image: np.ndarray | Image.Image, kind: str = "TIFF", **options: object) -> bytes:
+    out = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(out, kind, **options)
+    return out.getvalue()
+
+
+def oriented(number: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = number
+    return exif
+
+
+@pytest.fixture(scope="module")
+def reader():
+    with PictureReader() as one:
+        yield one
+
+
+def code_of(reader: PictureReader, data: bytes) -> str:
+    with pytest.raises(ImageError) as refused:
+        reader.read(data)
+    assert len(str(refused.value).splitlines()) == 1
+    return refused.value.code
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_deflate", "packbits"])
+def test_tiff_gives_its_pixels(reader, compression):
+    """Lossless, so exactly what was stored."""
+    np.testing.assert_array_equal(reader.read(saved(scene(), compression=compression)), scene())
+
+
+UPRIGHT = {  # TIFF 6.0, tag 274: where row 0 and column 0 of the stored picture lie
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.transpose(1, 0, 2),
+    6: lambda a: a[::-1].transpose(1, 0, 2),
+    7: lambda a: a[::-1, ::-1].transpose(1, 0, 2),
+    8: lambda a: a[:, ::-1].transpose(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("number", UPRIGHT)
+def test_tiff_is_turned_upright_once(reader, number):
+    """TIFF 6.0, tag 274; oracle: numpy flips."""
+    np.testing.assert_array_equal(reader.read(saved(scene(), exif=oriented(number))), UPRIGHT[number](scene()))
+
+
+def sixteen_bit_rgb(samples: np.ndarray) -> bytes:
+    """A TIFF of 16-bit RGB by hand (TIFF 6.0, sections 2 and 6): one strip, little endian."""
+    height, width = samples.shape[:2]
+    pixels = samples.astype("<u2").tobytes()
+    entries = [
+        (256, 3, 1, width), (257, 3, 1, height), (258, 3, 3, 8 + 2 + 12 * 9 + 4), (259, 3, 1, 1), (262, 3, 1, 2),
+        (273, 4, 1, 8 + 2 + 12 * 9 + 4 + 6), (277, 3, 1, 3), (278, 3, 1, height), (279, 4, 1, len(pixels)),
+    ]  # fmt: skip
+    body = b"".join(struct.pack("<HHII", *entry) for entry in entries)
+    return b"II*\x00" + struct.pack("<IH", 8, len(entries)) + body + bytes(4) + struct.pack("<3H", 16, 16, 16) + pixels
+
+
+def test_tiff_modes(reader):
+    """16 bits keep the high byte, CMYK and palettes become RGB, transparency is laid on white, as in imaging (9)."""
+    grey = scene()[:, :, 0]
+    deep = (grey.astype(np.uint16) << 8) + 255
+    np.testing.assert_array_equal(reader.read(saved(deep))[:, :, 1], grey)
+    np.testing.assert_array_equal(reader.read(saved(grey))[:, :, 2], grey)
+    samples = scene().astype(np.uint16) * 256 + 200
+    np.testing.assert_array_equal(reader.read(sixteen_bit_rgb(samples)), scene())
+    cmyk = Image.new("CMYK", (8, 8), (0, 255, 255, 0))
+    assert np.abs(reader.read(saved(cmyk)).astype(int) - [255, 0, 0]).max() <= 3
+    clear = np.dstack([scene(), np.zeros(SHAPE, np.uint8)])
+    assert (reader.read(saved(clear)) == 255).all()
+    assert (reader.read(saved(Image.fromarray(grey > 100)))[:, :, 0] == (grey > 100) * 255).all()
+
+
+def test_tiff_that_is_refused(reader):
+    whole = saved(scene())
+    pages = saved(Image.fromarray(scene()), save_all=True, append_images=[Image.fromarray(scene(1))])
+    assert code_of(reader, pages) == "animated"
+    assert code_of(reader, whole[: len(whole) // 2]) in ("truncated", "unreadable")
+    assert code_of(reader, b"II*\x00" + bytes(200)) == "unreadable"
+    assert code_of(reader, saved(scene().astype(np.float32)[:, :, 0])) == "unsupported_format"
+    assert code_of(reader, whole.ljust(20_000_001, b"\x00")) == "too_large"
+    huge = bytearray(saved(Image.new("1", (8, 8))))
+    for tag in (256, 257):  # width and height
+        at = (
+            huge.index(struct.pack("<HH", tag, 4))
+            if struct.pack("<HH", tag, 4) in huge
+            else huge.index(struct.pack("<HH", tag, 3))
+        )
+        huge[at : at + 12] = struct.pack("<HHII", tag, 4, 1, 30_000)
+    assert code_of(reader, bytes(huge)) == "too_large"
+    from PIL.TiffImagePlugin import ImageFileDirectory_v2
+
+    raw = ImageFileDirectory_v2()
+    raw[50706] = b"\x01\x04\x00\x00"  # DNGVersion
+    assert code_of(reader, saved(scene(), tiffinfo=raw)) == "unsupported_format"
+    np.testing.assert_array_equal(reader.read(whole), scene())  # and the reader goes on
+
+
+def test_mutated_tiffs_end_in_pixels_or_one_error(reader):
+    """docs/security.md check 34, for TIFF: 300 damaged files, no crash reaches the caller."""
+    rng = np.random.default_rng(34)
+    seeds = [saved(scene(), compression=kind) for kind in (None, "tiff_lzw", "tiff_deflate")]
+    found = {"pixels": 0, "error": 0}
+    for number in range(300):
+        data = bytearray(seeds[number % 3])
+        for _ in range(int(rng.integers(1, 5))):
+            data[int(rng.integers(0, len(data)))] = int(rng.integers(0, 256))
+        if number % 5 == 0:
+            data = data[: int(rng.integers(8, len(data)))]
+        try:
+            pixels = reader.read(bytes(data))
+            assert pixels.dtype == np.uint8 and pixels.ndim == 3
+            found["pixels"] += 1
+        except ImageError:
+            found["error"] += 1
+    assert min(found.values()) > 30, found
+
+
+def test_content_decides_not_the_name():
+    """docs/device.md: a mislabelled file is what it holds."""
+    assert kind_of(saved(scene())) == "tiff"
+    assert kind_of(saved(scene(), "PNG")) == "png"
+    assert kind_of(saved(scene(), "JPEG")) == "jpeg"
+    assert kind_of(saved(scene(), "GIF")) is None
+    assert kind_of(b"") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"GIF89a" + bytes(90), b"%!PS-Adobe", b"8BPS\x00\x01", b"SIMPLE  = T"])
+def test_other_files_are_refused(reader, data):
+    assert code_of(reader, data) == "unsupported_format"
+
+
+def test_formats_can_be_narrowed():
+    """docs/security.md, attack list 6: a site that wants JPEG and PNG alone starts no other reader."""
+    with PictureReader(("jpeg", "png")) as narrow:
+        assert code_of(narrow, saved(scene())) == "unsupported_format"
+        np.testing.assert_array_equal(narrow.read(saved(scene(), "PNG")), scene())
+        assert narrow.suffixes == (".jpg", ".jpeg", ".png")
+
+
+@pytest.mark.parametrize(("kind", "start"), [("heic", b"\x00\x00\x00\x1cftypheic"), ("dicom", bytes(128) + b"DICM")])
+def test_a_missing_extra_is_named(monkeypatch, kind, start):
+    """Issue text: a clear message where the extra is missing."""
+    real = pictures.find_spec
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None if name in ("pillow_heif", "pydicom") else real(name))
+    with PictureReader() as reader, pytest.raises(ImageError) as refused:
+        reader.read(start + bytes(100))
+    assert refused.value.code == "missing_extra"
+    assert f"pip install 'edgefl[{kind}]'" in str(refused.value)
+
+
+def test_a_reader_that_dies_costs_one_picture():
+    with PictureReader() as reader:
+        np.testing.assert_array_equal(reader.read(saved(scene())), scene())
+        process = reader._process
+        os.kill(process.pid, signal.SIGSTOP)  # it hears nothing any more
+        reader_timeout, pictures.TIMEOUT_S = pictures.TIMEOUT_S, 0.5
+        try:
+            assert code_of(reader, saved(scene())) == "unreadable"
+        finally:
+            pictures.TIMEOUT_S = reader_timeout
+        np.testing.assert_array_equal(reader.read(saved(scene())), scene())
+        os.kill(reader._process.pid, signal.SIGKILL)
+        reader._process.wait()
+        np.testing.assert_array_equal(reader.read(saved(scene())), scene())
+        last = reader._process
+    assert last.poll() is not None  # none is left behind
+
+
+def test_the_second_process_is_bounded():
+    """Its address space is limited, and it ends with its input."""
+    import subprocess
+
+    script = (
+        "import runpy, sys, resource\n"
+        "sys.argv=['x']\n"
+        "runpy.run_module('edgefl_client.decoders', run_name='__main__')\n"
+        "print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) == MAX_ADDRESS_BYTES
+    assert REQUEST.size == 12 and set(FORMATS) >= {"tiff", "heic", "dicom"}
+
+
+HEIC_EXTRA = "pillow_heif not installed: needs edgefl[heic]"
+DICOM_EXTRA = "pydicom not installed: needs edgefl[dicom]"
+
+
+def heic(image: np.ndarray, orientation: int = 1, bits: int = 8) -> bytes:
+    heif = pytest.importorskip("pillow_heif", reason=HEIC_EXTRA)
+    out = io.BytesIO()
+    made = heif.from_pillow(Image.fromarray(image))
+    made.info["exif"] = oriented(orientation).tobytes()
+    made.save(out, quality=-1, chroma=444)  # lossless but for the change of colour space
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_heic_gives_upright_pixels(reader, orientation):
+    """Turned once: the file's own rotation counts, the EXIF tag beside it does not turn it again."""
+    got = reader.read(heic(scene(), orientation))
+    wanted = UPRIGHT[orientation](scene())
+    assert got.shape == wanted.shape
+    assert np.abs(got.astype(int) - wanted.astype(int)).mean() < 3
+
+
+def test_heic_that_is_damaged(reader):
+    whole = heic(scene())
+    assert code_of(reader, whole[: len(whole) // 2]) in ("truncated", "unreadable")
+    assert code_of(reader, whole[:40] + bytes(400)) in ("truncated", "unreadable")
+
+
+def dicom(pixels: np.ndarray, kind: str, **tags: object) -> bytes:
+    pydicom = pytest.importorskip("pydicom", reason=DICOM_EXTRA)
+    from pydicom.dataset import FileDataset, FileMetaDataset
+
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID = tags.pop("syntax", "1.2.840.10008.1.2.1")
+    meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.77.1.4"  # VL Photographic Image
+    meta.MediaStorageSOPInstanceUID = "1.2.3"
+    file = FileDataset(None, {}, file_meta=meta, preamble=bytes(128))
+    file.PatientName = "CANARY^4711"
+    file.SOPClassUID, file.SOPInstanceUID = meta.MediaStorageSOPClassUID, "1.2.3"
+    file.Rows, file.Columns = pixels.shape[:2]
+    file.SamplesPerPixel = 3 if pixels.ndim == 3 else 1
+    file.PhotometricInterpretation, file.PixelRepresentation = kind, 0
+    file.BitsAllocated = file.BitsStored = 8 * pixels.dtype.itemsize
+    file.HighBit = file.BitsStored - 1
+    if pixels.ndim == 3:
+        file.PlanarConfiguration = 0
+    file.PixelData = pixels.tobytes()
+    for name, value in tags.items():
+        setattr(file, name, value)
+    out = io.BytesIO()
+    pydicom.dcmwrite(out, file, enforce_file_format=True)
+    return out.getvalue()
+
+
+def test_dicom_pixels(reader):
+    """DICOM PS3.3, C.7.6.3.1.2: RGB as it is, MONOCHROME1 inverted, 16 bits shifted, planes apart put together."""
+    np.testing.assert_array_equal(reader.read(dicom(scene(), "RGB")), scene())
+    grey = scene()[:, :, 0]
+    np.testing.assert_array_equal(reader.read(dicom(grey, "MONOCHROME2"))[:, :, 0], grey)
+    np.testing.assert_array_equal(reader.read(dicom(grey, "MONOCHROME1"))[:, :, 2], 255 - grey)
+    twelve = (grey.astype(np.uint16) << 4) + 5
+    got = reader.read(dicom(twelve, "MONOCHROME2", BitsStored=12, HighBit=11))
+    np.testing.assert_array_equal(got[:, :, 1], grey)
+    apart = dicom(scene(), "RGB", PlanarConfiguration=1, PixelData=scene().transpose(2, 0, 1).tobytes())
+    np.testing.assert_array_equal(reader.read(apart), scene())
+    ybr = np.asarray(Image.fromarray(scene()).convert("YCbCr"))
+    assert np.abs(reader.read(dicom(ybr, "YBR_FULL")).astype(int) - scene()).max() <= 3
+
+
+def test_dicom_with_jpeg_inside(reader):
+    pytest.importorskip("pydicom", reason=DICOM_EXTRA)
+    from pydicom.encaps import encapsulate
+
+    inside = saved(scene(), "JPEG", quality=95)
+    data = dicom(
+        scene(),
+        "YBR_FULL_422",
+        syntax="1.2.840.10008.1.2.4.50",
+        PixelData=encapsulate([inside + b"\x00" * (len(inside) % 2)]),
+    )
+    np.testing.assert_array_equal(reader.read(data), np.asarray(Image.open(io.BytesIO(inside)).convert("RGB")))
+
+
+def test_dicom_that_is_refused(reader):
+    frames = dicom(np.concatenate([scene(), scene(1)]), "RGB", Rows=48, NumberOfFrames=2)
+    assert code_of(reader, frames) == "animated"
+    assert code_of(reader, dicom(scene(), "RGB", Rows=30_000, Columns=30_000)) == "too_large"
+    assert code_of(reader, dicom(scene(), "RGB", Rows=480)) in ("truncated", "unreadable")
+    assert code_of(reader, dicom(scene()[:, :, 0], "PALETTE COLOR")) == "unsupported_format"
+    assert code_of(reader, bytes(128) + b"DICM" + bytes(50)) in ("truncated", "unreadable")
+
+
+def test_no_name_and_no_tag_comes_back(reader):
+    """docs/security.md check 36: what a second process answers is pixels or a sentence of ours."""
+    with pytest.raises(ImageError) as refused:
+        decode_safely("dicom", dicom(scene()[:, :, 0], "PALETTE COLOR"))
+    assert "CANARY" not in str(refused.value)
+    assert b"CANARY" not in reader.read(dicom(scene(), "RGB")).tobytes()
