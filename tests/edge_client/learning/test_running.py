@@ -1,0 +1,180 @@
+"""A round of learning on the device: its result, its stops, its refusals, and what a kill at any moment leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgefl_client.home import Home
+from edgefl_client.learning.checkpoint import load_checkpoint, only_one, save_checkpoint
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.limits import Battery, Limits
+from edgefl_client.learning.personal import load_personal
+from edgefl_client.learning.running import TrainOptions, run_train
+from edgefl_client.scorer import Scorer
+from edgefl_protocol.errors import StorageError
+from edgefl_protocol.payload import digest
+
+ONE = {"threads": 1}
+LONG = {"threads": 1, "epochs": 60}
+
+
+def test_a_round_learns_and_is_scored_with(bundle, labels, home, lab):
+    """docs/design.md 7: what passed its gate on at least 20 held-back pictures a class is what a score then uses."""
+    seen = []
+    found = run_train(home, bundle, labels, TrainOptions(**LONG, report=lambda facts: seen.append(dict(facts))))
+    assert (found["state"], found["held_back"], found["learned_from"]) == ("done", 40, 14)
+    assert found["gate"]["passed"] and found["gate"]["personal_balanced_accuracy"] > 0.9
+    losses = [facts["loss"] for facts in seen if "summary" in facts]
+    assert len(losses) == 60 and losses[-1] < losses[0]
+    personal = load_personal(home, bundle)
+    assert personal is not None and digest(personal.weights) == found["weights_sha256"]
+    assert personal.seen == (True, True, False)
+    score = Scorer(bundle, personal=personal).score(lab.photo(colour=(90, 60, 50)))
+    assert score.predicted == "MEL"
+    assert score.to_json()["model"]["state"] == {"kind": "personal", "sha256": found["weights_sha256"]}
+    assert Scorer(bundle).score(lab.photo()).to_json()["model"]["state"]["kind"] == "bundle"
+
+
+def test_what_is_worse_is_never_used(school, labels, home):
+    """docs/design.md 7, gate: personal values that judge worse than the bundle's are kept from use."""
+    good = np.array([[-20, -20, -20], [20, 20, 20], [0, 0, 0]], np.float32)
+    bias = np.array([25, -21, -9], np.float32)
+    bundle = school.learning_bundle(
+        weights={"head__weight": good, "head__bias": bias}, rates=dict.fromkeys(("head.weight", "head.bias"), 0.0)
+    )
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
+    point = load_checkpoint(home, bundle)
+    turned = {**point.state, "head.weight": -good, "head.bias": -bias}
+    save_checkpoint(home, replace(point, state=turned))
+    found = run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert found["gate"]["bundle_balanced_accuracy"] > 0.9 > found["gate"]["personal_balanced_accuracy"]
+    assert not found["gate"]["passed"] and load_personal(home, bundle) is None
+    assert run_train(home, bundle, labels, TrainOptions(**ONE, restart=True))["gate"]["passed"]  # as good is enough
+
+
+def test_the_next_round_goes_on_from_the_last(bundle, labels, home):
+    """Private prompts and moments live on from round to round (docs/methods.md 1.6)."""
+    run_train(home, bundle, labels, TrainOptions(**ONE))
+    after = load_checkpoint(home, bundle)
+    found = run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert after is not None and after.stage == "judged" and found["round"] == 2
+    assert int(load_checkpoint(home, bundle).state["optimizer.step"]) == 2 * int(after.state["optimizer.step"])
+    again = run_train(home, bundle, labels, TrainOptions(**ONE, restart=True))
+    assert again["round"] == 1 and again["state_sha256"] == digest(dict(after.state))
+
+
+def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels, tmp_path):
+    """Stopped after every single step by an empty battery, the round ends with the bits of an uninterrupted one."""
+    whole = run_train(Home(tmp_path / "a"), bundle, labels, TrainOptions(**ONE))
+    home, stops = Home(tmp_path / "b"), 0
+    limits = Limits(battery=lambda: Battery(True, 49))
+    while True:
+        found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits))
+        if found["state"] == "done":
+            break
+        assert "battery is at 49 %" in found["reason"]
+        stops += 1
+    assert stops == 8  # 2 epochs of 14 pictures in batches of 4
+    assert found["state_sha256"] == whole["state_sha256"]
+    assert found["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_other_pictures_begin_a_new_round(bundle, labels, home, school, tmp_path):
+    """A round is never continued on pictures it did not begin with; its values are kept and the owner is told."""
+    stop = Limits(minutes=1e-9)
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=stop))
+    notes = []
+    other = school.table(tmp_path / "more", each=30)
+    found = run_train(home, bundle, other, TrainOptions(**ONE, report=lambda facts: notes.append(facts.get("warning"))))
+    assert found["round"] == 2
+    assert any(note and "new round" in note for note in notes)
+
+
+def test_another_bundle_takes_nothing_over(bundle, labels, home, school):
+    """Personal values belong to the bundle they were learned with, by its SHA-256."""
+    run_train(home, bundle, labels, TrainOptions(**LONG))
+    other = school.learning_bundle(seed=4)
+    assert load_personal(home, other) is None and load_checkpoint(home, other) is None
+    assert run_train(home, other, labels, TrainOptions(**ONE))["round"] == 1
+
+
+def test_one_process_at_a_time(bundle, labels, home):
+    """Two rounds at once would overwrite each other's checkpoint."""
+    with only_one(home), pytest.raises(LearningError) as caught:
+        run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert caught.value.code == "busy"
+
+
+def test_values_that_are_not_finite_never_replace_the_state(school, labels, home):
+    """A loss that runs away ends the round with one sentence; the checkpoint before stays."""
+    bundle = school.learning_bundle(rates={"head.weight": 1.0, "head.bias": 1.0})
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
+    point = load_checkpoint(home, bundle)
+    wild = {**point.state, "head.weight": np.full((3, 3), 3e38, np.float32)}
+    save_checkpoint(home, replace(point, state=wild))
+    with pytest.raises(LearningError) as caught:
+        run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert caught.value.code == "not_finite"
+    assert load_checkpoint(home, bundle).step == point.step
+
+
+def test_a_bundle_that_only_scores_is_named(plain_bundle, labels, home):
+    """One sentence that says whom to ask."""
+    with pytest.raises(LearningError, match="--with-training"):
+        run_train(home, plain_bundle, labels, TrainOptions(**ONE))
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "personal"])
+def test_damaged_files_are_refused(bundle, labels, home, name):
+    """A file that is cut short is never read as values."""
+    run_train(home, bundle, labels, TrainOptions(**LONG))
+    file = home.learning / f"{name}.payload"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(StorageError):
+        load_checkpoint(home, bundle) if name == "checkpoint" else load_personal(home, bundle)
+
+
+def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, lab):
+    """docs/security.md check 57, on the device: kill −9 at random moments; the last start ends with the same values."""
+    file = tmp_path / "model.edgefl"
+    file.write_bytes(school.learning_bytes())
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from edgefl_client.home import Home\n"
+        "from edgefl_client.learning.running import TrainOptions, run_train\n"
+        "from edgefl_protocol.bundle import load_bundle\n"
+        f"signer = bytes.fromhex({lab.SIGNER.public.hex()!r})\n"
+        f"bundle = load_bundle(Path({str(file)!r}).read_bytes(), [signer], {lab.NOW_MS})\n"
+        "options = TrainOptions(threads=1, epochs=60, checkpoint_seconds=0)\n"
+        f"print(run_train(Home(Path(sys.argv[1])), bundle, Path({str(labels)!r}), options)['state_sha256'])\n"
+    )
+
+    def start(home: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        arguments = [sys.executable, "-c", script, str(tmp_path / home)]
+        return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
+
+    expected = start("whole").communicate(timeout=60)[0].strip()
+    checkpoint = tmp_path / "killed" / "learning" / "checkpoint.payload"
+    rng, kills = np.random.default_rng(0), 0
+    for _ in range(3):
+        process = start("killed")
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
+            time.sleep(0.005)
+        time.sleep(float(rng.uniform(0, 0.1)))
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=60)
+    found = start("killed").communicate(timeout=60)[0].strip()
+    assert kills >= 2, "the training ended before it could be killed"
+    assert len(expected) == 64
+    assert found == expected
