@@ -13,6 +13,7 @@ import click
 if TYPE_CHECKING:
     from edgefl_client.federate import Device
     from edgefl_client.home import Home
+    from edgefl_client.learning.personal import PersonalState
     from edgefl_client.scorer import Scorer
     from edgefl_protocol.bundle import Bundle
 
@@ -62,8 +63,21 @@ def device_of(context: click.Context, home_dir: str | None, passphrase_file: Pat
     return Device(home=home_of(context, home_dir), passphrase=read_passphrase(passphrase_file))
 
 
+weights_option = click.option(
+    "--weights",
+    type=click.Choice(["bundle", "personal"]),
+    help="Values to score with: those the bundle was signed with, or those learned here that passed their gate.  "
+    "[default: personal where there are some]",
+)
+
+
 def open_scorer(
-    home: "Home", model: Path | None, trusted: tuple[str, ...], threads: int | None, refer_above: float | None
+    home: "Home",
+    model: Path | None,
+    trusted: tuple[str, ...],
+    threads: int | None,
+    refer_above: float | None,
+    weights: str | None = None,
 ) -> "tuple[Scorer, Bundle]":
     """The scorer and its verified bundle.
 
@@ -73,11 +87,12 @@ def open_scorer(
         trusted: keys of signers trusted for this call.
         threads: processor threads; None for all that are allowed.
         refer_above: threshold of uncertainty; None for the card's.
+        weights: `bundle` or `personal`; None for the personal ones where there are some.
 
     Raises:
         click.UsageError: no picture could exceed the threshold.
         BundleError: the bundle is refused.
-        StorageError: it cannot be read.
+        StorageError: it cannot be read, or there are no personal values (`no_personal`).
     """
     import time
     from concurrent.futures import ThreadPoolExecutor
@@ -99,7 +114,26 @@ def open_scorer(
     most = largest_uncertainty(bundle)
     if refer_above is not None and refer_above > most:
         raise click.UsageError(f"--refer-above is {refer_above}; for this model, allowed are 0 to {most:g}")
-    return Scorer(bundle, threads, refer_above), bundle
+    personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
+    return Scorer(bundle, threads, refer_above, personal=personal), bundle
+
+
+def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":
+    """The values learned here for this bundle; nothing of learning is loaded where nothing was learned."""
+    from edgefl_protocol.errors import StorageError
+
+    found = None
+    if home.learning.exists():
+        from edgefl_client.learning.personal import load_personal
+
+        found = load_personal(home, bundle)
+    if required and found is None:
+        raise StorageError(
+            "no personal values for this bundle have passed their gate here; learn some with edgefl train, or score "
+            "with --weights bundle",
+            "no_personal",
+        )
+    return found
 
 
 def report(value: dict[str, Any], as_json: bool, text: str) -> None:

@@ -1,5 +1,6 @@
 """`edgefl score`: pictures in, one line a picture out."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from edgefl_client.command_options import (
     open_scorer,
     threads_option,
     trust_option,
+    weights_option,
 )
 
 if TYPE_CHECKING:
@@ -72,13 +74,7 @@ def parse_formats(value: str) -> tuple[str, ...]:
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
 @heatmap_option
 @refer_option
-@click.option(
-    "--weights",
-    type=click.Choice(["bundle"]),
-    default="bundle",
-    show_default=True,
-    help="Values to score with: those that the bundle was signed with.",
-)
+@weights_option
 @formats_option
 @click.option(
     "--batch", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Pictures in one run."
@@ -95,7 +91,7 @@ def score(
     as_csv: bool,
     heatmaps: Path | None,
     refer_above: float | None,
-    weights: str,
+    weights: str | None,
     formats: tuple[str, ...],
     batch: int,
     threads: int | None,
@@ -107,7 +103,7 @@ def score(
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    scorer, bundle = open_scorer(home_of(context, home_dir), model, trusted, threads, refer_above)
+    scorer, bundle = open_scorer(home_of(context, home_dir), model, trusted, threads, refer_above, weights)
     from edgefl_client import score_lines, scoring
     from edgefl_client.pictures import PictureReader
 
@@ -149,11 +145,14 @@ def prepare(bundle: "Bundle", heatmaps: Path | None) -> None:
 
 @contextmanager
 def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, for a person who does not see the results pass by on the same screen."""
-    import sys
-
-    if pictures <= FEW or not sys.stderr.isatty() or sys.stdout.isatty():
+    """A bar on standard error for a person at a terminal; nothing for a few pictures."""
+    if pictures <= FEW or not at_a_terminal():
         yield lambda _steps: None
         return
     with click.progressbar(length=pictures, label="Scoring", file=sys.stderr) as bar:
         yield bar.update
+
+
+def at_a_terminal() -> bool:
+    """Whether standard error is a terminal and the results do not pass by on the same one."""
+    return sys.stderr.isatty() and not sys.stdout.isatty()
