@@ -20,6 +20,7 @@ from edgefl_trainer.learning import softmax, steps
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent, readout_named
 from edgefl_trainer.learning.softmax import STATISTICS, SoftmaxRecipe
 from edgefl_trainer.models.inserts import Insert
+from edgefl_trainer.models.spec import settled_readout
 
 Weighting = Literal["samples", "uniform"]
 """Of the sites in a mean: by training images, or each the same (PEP-FedPT section 3.2)."""
@@ -37,7 +38,12 @@ def phases(recipe: SoftmaxRecipe, rounds: int) -> Sequence[Phase]:
 
 
 def start(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> State:
-    """The server before the first exchange: initial tensors, and the readout as far as it is known."""
+    """The server before the first exchange: initial tensors, and the readout as far as it is known.
+
+    Raises:
+        SettingError: the backbone has no such readout.
+    """
+    settled_readout(recipe.readout, task.backbone)
     standardise = int(recipe.standardises(task.backbone))
     return State(steps.as_arrays(tensors), {"readout": recipe.readout, "standardise": standardise})
 

@@ -130,7 +130,7 @@ def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
     if isinstance(spec, ViTSpec):
         return spec
     raise SettingError(
-        f"{what} needs a vision transformer; {spec.name} is a {spec.architecture}: "
+        f"{what} needs a vision transformer; {spec.name} is a convolutional network: "
         "use the method head, one that takes --set prompts=none, or another --backbone."
     )
 
