@@ -22,10 +22,13 @@ from edgefl_trainer.methods import METHODS
 
 DATA = "lesions:sites=2,images=24,px=36"
 MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))
-VARIANTS = (  # settings under which a method's graph has other inputs or outputs
-    ("local", "loss=ce"),
-    ("fedavg", "share=g"),
-    ("fedproto", "predict=nearest"),
+VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
+    ("local", "loss=ce", "tiny"),
+    ("fedavg", "share=g", "tiny"),
+    ("fedproto", "predict=nearest", "tiny"),
+    ("finetune", "mode=local", "tiny"),
+    ("finetune", "mode=local", "cnn:mobilenetv3_small_050"),
+    ("finetune", "mode=federated", "cnn:resnet18"),
 )
 
 
@@ -39,10 +42,10 @@ def told(command: object, *words: object) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def train(method: str, folder: Path, setting: str | None = None) -> Path:
+def train(method: str, folder: Path, setting: str | None = None, backbone: str = "tiny") -> Path:
     more = ["--set", setting] if setting else []
     told(
-        trainer_cli, "run", method, "--data", DATA, "--task", "nevus", "--preset", "tiny", "--backbone", "tiny",
+        trainer_cli, "run", method, "--data", DATA, "--task", "nevus", "--preset", "tiny", "--backbone", backbone,
         "--image-px", "36", "--device", "cpu", "--out", folder, *more,
     )  # fmt: skip
     return folder
@@ -65,9 +68,10 @@ def photos(tmp_path) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize(("method", "setting"), [*((name, None) for name in MODELS), *VARIANTS])
-def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, signer, photos, tmp_path):
-    run, bundle, public = train(method, tmp_path / "run", setting), tmp_path / "site.edgefl", signer / "signing.pub"
+@pytest.mark.parametrize(("method", "setting", "backbone"), [*((name, None, "tiny") for name in MODELS), *VARIANTS])
+def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbone, signer, photos, tmp_path):
+    run = train(method, tmp_path / "run", setting, backbone)
+    bundle, public = tmp_path / "site.edgefl", signer / "signing.pub"
     [facts] = told(export_cli, "bundle", run, "--site", "site-1", "--sign", signer, "-o", bundle)
     assert facts["parity"]
     assert all(figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())

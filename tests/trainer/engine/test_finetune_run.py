@@ -1,0 +1,229 @@
+"""`edgefl-train finetune` and `--labels`: docs/train.md, fine-tuning; docs/methods.md 2.3."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trainer.conftest import TINY, edgefl_train, make_ward, records, write_index
+from tests.trainer.engine.conftest import files_of
+from tests.trainer.engine.test_run import metrics, summary
+
+from edgefl_trainer.data import load_federation
+from edgefl_trainer.engine.models import open_run
+from edgefl_trainer.engine.settings import read_settings, resolve
+from edgefl_trainer.errors import SettingError
+
+TUNING = ("--device", "cpu", "--json")
+
+
+def command(mae, mode: str, folder, *more: object) -> tuple[object, ...]:
+    return ("finetune", mae, "--mode", mode, "--labels", 0.4, "--out", folder, *TUNING, *more)
+
+
+@pytest.fixture(scope="session")
+def tuned(tmp_path_factory, mae):
+    """Finished fine-tuning runs of that network, by mode."""
+    root = tmp_path_factory.mktemp("tuned")
+    for mode in ("local", "federated"):
+        outcome = edgefl_train(*command(mae, mode, root / mode))
+        assert outcome.code == 0, outcome.err
+    return {mode: root / mode for mode in ("local", "federated")}
+
+
+def test_the_command_takes_over_what_the_run_had(tuned, mae, ward):
+    for mode, folder in tuned.items():
+        before, after = read_settings(mae / "config.toml"), read_settings(folder / "config.toml")
+        assert after.method == "finetune" and after.backbone == f"run:{mae}" and after.labels == 0.4
+        assert after.hyper["mode"] == mode and after.select == "tune"
+        for name in ("data", "task", "classes", "seed", "preset", "image_px"):
+            assert getattr(after, name) == getattr(before, name), name
+
+
+def test_run_with_the_same_options_is_the_same_run(tuned, mae, ward, tmp_path):
+    outcome = edgefl_train(
+        "run", "finetune", "--data", ward, "--out", tmp_path / "run", "--backbone", f"run:{mae}", *TINY,
+        "--labels", 0.4, "--set", "mode=local", "--json",
+    )  # fmt: skip
+    found = outcome.json()
+    assert found["state_sha256"] == summary(tuned["local"])["state_sha256"]
+    assert found["settings_sha256"] == summary(tuned["local"])["settings_sha256"]
+
+
+def test_the_summary_counts_the_labels(tuned, ward):
+    """ceil(0.4 · n) of each class at each site (every lesion has one image here)."""
+    whole = load_federation([ward], image_px=36)
+    for folder in tuned.values():
+        found = summary(folder)
+        assert found["labels"] == 0.4
+        for name, rows in whole.sites.items():
+            due = sum(int(np.ceil(0.4 * n - 1e-9)) for n in whole.counts(rows.train))
+            assert found["sites"][name]["n_labelled"] == found["sites"][name]["n_train"] == due < len(rows.train)
+
+
+def test_only_the_federated_mode_sends_the_network(tuned):
+    network = sum(value.size * 4 for value in open_run(tuned["local"]).predictor("east").network.values())
+    assert summary(tuned["local"])["bytes_up_per_round"] < 2 * 200  # two sites, a header without arrays
+    assert summary(tuned["federated"])["bytes_up_per_round"] > 2 * network
+    assert summary(tuned["federated"])["travels"] == ["weights"] and summary(tuned["local"])["travels"] == []
+
+
+def test_sites_part_in_local_mode_and_agree_in_federated(tuned):
+    for mode, folder in tuned.items():
+        run = open_run(folder)
+        east, west = (run.predictor(name).network for name in ("east", "west"))
+        selected = {one["selected_round"] for one in run.summary["sites"].values()}
+        same = all(np.array_equal(east[name], west[name]) for name in east)
+        assert same is (mode == "federated" and len(selected) == 1)
+        frozen = run.backbone.network.state_dict()
+        assert any(not np.array_equal(value, frozen[name].numpy()) for name, value in east.items())
+
+
+def test_a_finished_run_is_judged_compared_and_scores_a_picture(tuned, ward, tmp_path):
+    folder = tuned["local"]
+    judged = edgefl_train("evaluate", folder, "--data", ward, "--json").json()
+    assert judged["labels"] == 0.4 and judged["sites"].keys() == {"east", "west"}
+    for name in judged["sites"]:
+        assert judged["sites"][name]["brier"] == pytest.approx(summary(folder)["sites"][name]["brier"], abs=1e-6)
+    picture = next(Path(ward.removeprefix("folder:")).rglob("*.png"))
+    [line] = edgefl_train("predict", folder, picture, "--site", "east", "--json").out.splitlines()
+    assert sum(json.loads(line)["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    table = edgefl_train("table", *tuned.values(), "--format", "json").json()
+    assert len(table["rows"]) == 2
+
+
+def test_smaller_shares_learn_from_a_part_of_the_rows_of_larger(ward):
+    """10 % inside 20 % inside 40 % inside 80 %, as `run` deals them."""
+    from edgefl_trainer.engine.run import load_data
+
+    rows = []
+    for share in (0.1, 0.2, 0.4, 0.8, 1.0):
+        settings = resolve("finetune", {"data": (ward,), "labels": share}, None, [])
+        rows.append({name: set(site.train.tolist()) for name, site in load_data(settings, 36).sites.items()})
+    for smaller, larger in pairwise(rows):
+        assert all(smaller[name] <= larger[name] for name in larger)
+    assert rows[0] != rows[-1]
+
+
+@pytest.mark.parametrize("mode", ["local", "federated"])
+@pytest.mark.parametrize(
+    "moment", ["phase-0000/west.metrics.json", "checkpoints/latest.json", "phase-0001/east.state.safetensors"]
+)
+def test_kill_9_and_resume_is_the_undisturbed_run(mode, moment, tmp_path, mae, tuned, kill_after):
+    arguments = command(mae, mode, tmp_path / "run")
+    kill_after(moment, *arguments)
+    found = edgefl_train(*arguments, "--resume").json()
+    assert found["state_sha256"] == summary(tuned[mode])["state_sha256"]
+    for name in ("east", "west"):
+        file = f"models/{name}.safetensors"
+        assert (tmp_path / "run" / file).read_bytes() == (tuned[mode] / file).read_bytes()
+
+
+def test_another_share_does_not_resume(mae, tuned):
+    before = files_of(tuned["local"])
+    outcome = edgefl_train(*command(mae, "local", tuned["local"], "--labels", 0.8, "--resume"))
+    assert outcome.code == 2 and "has labels = 0.4, this command 0.8" in outcome.sentence()
+    assert files_of(tuned["local"]) == before
+
+
+def test_local_rounds_are_judged_on_tune_rows(tuned):
+    judged = [line for line in metrics(tuned["local"]) if "tune_balanced_accuracy" in line]
+    assert {line["round"] for line in judged} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (("--labels", 0), "labels is 0.0; allowed: in (0, 1]"),
+        (("--labels", 1.5), "labels is 1.5; allowed: in (0, 1]"),
+        (("--labels", "nan"), "labels is nan; allowed: in (0, 1]"),
+        (("--set", "layer_decay=2"), "layer_decay is 2.0; allowed"),
+        (("--set", "readout=pooled"), "leave --set readout out"),
+        (("--set", "prompts=bt"), "there is no key 'prompts'"),
+        (("--rounds", 0), "rounds is 0"),
+    ],
+)
+def test_what_cannot_be_had_is_one_sentence(more, words, mae, tmp_path):
+    outcome = edgefl_train(*command(mae, "local", tmp_path / "run", *more))
+    assert outcome.code == 2 and words in outcome.sentence()
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_mode_is_said_once(mae, tmp_path):
+    outcome = edgefl_train(*command(mae, "local", tmp_path / "run", "--set", "mode=federated"))
+    assert outcome.code == 2 and "--mode says it" in outcome.err
+
+
+def test_a_run_that_is_none_or_unfinished_or_with_labels_is_refused(mae, finished, tmp_path):
+    (tmp_path / "begun").mkdir()
+    (tmp_path / "begun" / "config.toml").write_bytes((mae / "config.toml").read_bytes())
+    for folder, words in (
+        (tmp_path / "nowhere", "is not a run directory"),
+        (tmp_path / "begun", "is not finished"),
+        (finished["local"], "a run of local, which learns no network of its own"),
+    ):
+        outcome = edgefl_train(*command(folder, "local", tmp_path / "run"))
+        assert outcome.code == 2 and words in outcome.sentence()
+
+
+def test_a_site_without_a_labelled_image_is_named(mae, tmp_path, cached):
+    rows = records()
+    for row in rows[6:]:
+        row["split"] = "unlabelled"
+    data = f"manifest:{write_index(tmp_path / 'data', rows)}"
+    outcome = edgefl_train(*command(mae, "local", tmp_path / "run", "--data", data))
+    assert outcome.code in (1, 2) and "west" in outcome.sentence().lower()
+
+
+def test_a_method_without_labels_takes_no_share():
+    with pytest.raises(SettingError, match=r"uses no labels, so --labels 0\.1 has no meaning"):
+        resolve("fedmae", {"data": ("folder:x",), "labels": 0.1}, None, [])
+
+
+def test_images_without_a_label_are_left_where_unlabelled_ones_are_asked_for(tmp_path, cached):
+    from edgefl_trainer.engine.run import load_data
+
+    data = f"folder:{make_ward(tmp_path / 'ward', {'east': {'nevus': 20, 'other': 20}})}"
+    some = {"data": (data,), "labels": 0.2}
+    without, kept = (
+        load_data(resolve("finetune", {**some, "unlabelled": use}, None, []), 36).sites["east"]
+        for use in ("none", "site")
+    )
+    assert without.train.tolist() == kept.train.tolist() and not len(without.unlabelled)
+    whole = load_federation([data], image_px=36).sites["east"]
+    assert sorted([*kept.train, *kept.unlabelled]) == whole.train.tolist()
+
+
+# docs/methods.md 2.3: arXiv 2208.11278 V-A (ResNet-18) and V-B (ViT-B): rounds, epochs, batch, peak rate, optimiser.
+PAPER = {
+    ("cnn:resnet18", "local"): (20, 256, 1e-4, "adam", "steps"),
+    ("cnn:resnet18", "federated"): (100, 128, 1e-4, "adam", "constant"),
+    ("vit:768x12/16", "local"): (200, 512, 1e-3, "adamw", "cosine"),
+    ("vit:768x12/16", "federated"): (50, 256, 5e-4, "adamw", "cosine"),
+}
+
+
+@pytest.mark.parametrize(("backbone", "mode"), PAPER)
+def test_the_paper_preset_is_the_papers(backbone, mode):
+    settings = resolve(
+        "finetune", {"data": ("folder:x",), "preset": "paper", "backbone": backbone}, None, [f"mode={mode}"]
+    )
+    recipe = settings.build_method().recipe
+    found = (settings.rounds * settings.epochs, recipe.batch, recipe.lr, recipe.optimizer, recipe.schedule)
+    assert found == PAPER[backbone, mode]
+    assert settings.epochs == 1 or mode == "local"  # METHODS 3.3: one local epoch of a federated round
+    if backbone.startswith("vit"):
+        assert (recipe.layer_decay, recipe.drop_path, recipe.weight_decay, recipe.warmup) == (0.65, 0.1, 0.05, 5)
+
+
+def test_the_preset_follows_the_kind_of_network_in_a_file(mae, tmp_path):
+    from edgefl_trainer.models.architectures import CNNArchitecture
+    from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
+
+    cnn = load_backbone("cnn:mobilenetv3_small_050", image_px=36, seed=0)
+    kind = CNNArchitecture(cnn="mobilenetv3_small_050", image_px=36)
+    (tmp_path / "cnn.safetensors").write_bytes(backbone_bytes(kind, weights_of(cnn.network), self_supervised=True))
+    for backbone, optimizer in ((f"file:{tmp_path}/cnn.safetensors", "adam"), (f"run:{mae}", "adamw")):
+        settings = resolve("finetune", {"data": ("folder:x",), "backbone": backbone}, None, ["mode=local"])
+        assert settings.hyper["optimizer"] == optimizer
