@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 OUT ?= demo-out
+DATA ?= manifest:$(EDGEFL_DATA)/fed_isic2019_84.zip
+ROUNDS ?= 30
+RUN ?= runs/derm-vit-tiny-84
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
@@ -11,14 +14,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help demo test check rules format types pages pins clean
+.PHONY: help demo backbone test check rules format types pages pins clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; about 4 minutes
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
 	$(BIN)/python examples/demo.py --out $(OUT)
+
+backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR): hours without a GPU
+	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --run $(RUN)
 
 test: $(STAMP) ## All tests (WORKERS=N processes, ARGS="…" for pytest)
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

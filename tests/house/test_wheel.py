@@ -103,6 +103,17 @@ def test_the_wheel_holds_the_packages_and_no_more(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
 
 
+def test_the_shipped_backbones_and_their_licence_are_in_the_wheel(root: Path, wheel: Path) -> None:
+    """docs/decisions/0021: offline from an installed wheel, with the notice beside the file and in the metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        for file in (root / "backbones").iterdir():
+            assert archive.read(f"edgefl_trainer/backbones/{file.name}") == file.read_bytes()
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        told = archive.read(metadata).decode()
+    assert "License-Expression: Apache-2.0 AND CC-BY-NC-4.0" in told
+    assert "License-File: backbones/LICENSE-derm-vit-tiny-84" in told
+
+
 def test_at_most_17_packages_and_no_framework(device: Path) -> None:
     """docs/design.md 2: the six dependencies and what they need; pip itself is not counted."""
     listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")

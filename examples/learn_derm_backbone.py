@@ -1,0 +1,209 @@
+"""Learn, judge and publish the backbone that others use, `backbones/derm-vit-tiny-84.safetensors`, as one command.
+
+    make backbone DATA=manifest:fed_isic2019_84.zip ROUNDS=30
+
+1. `edgefl-train run fedmae` over the sites of the data (it goes on where it was stopped; a finished RUN is taken as it
+   is, so a longer run or one on other machines can be published);
+2. the encoder as float16, with its digest;
+3. class-balanced linear probes from `train` to `tune` rows, of each site and pooled: this encoder, the same in float32,
+   24 colour statistics, and an untrained network of its shape;
+4. the figures as `derm-vit-tiny-84.json` and the model card, which is written from them.
+"""
+
+import json
+import tomllib
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import click
+
+NAME = "derm-vit-tiny-84"
+TASKS = ("nevus", "all")
+SHOWN = {
+    "backbone.mean": "**patches**",
+    "backbone.cls": "class token",
+    "colours": "24 colour statistics",
+    "random.mean": "untrained, patches",
+    "random.cls": "untrained, class token",
+}
+TASK_WORDS = {"nevus": "Nevus against the rest", "all": "Eight classes"}
+
+
+@click.command(help=__doc__)
+@click.option("--data", required=True, metavar="SPEC", help="Data of the federation; see docs/data.md.")
+@click.option(
+    "--run", type=click.Path(path_type=Path), default=Path("runs") / NAME, metavar="DIR", help="Run directory."
+)
+@click.option("--rounds", default=30, show_default=True, metavar="N", help="Rounds of one epoch each.")
+@click.option("--start", default="vit:192x12/12", show_default=True, metavar="NAME", help="Network to start from.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), default=Path("backbones"), metavar="DIR", help="Where to."
+)
+def main(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
+    from edgefl_protocol.durable import write_atomic
+
+    if not (run / "summary.json").exists():
+        learn(data, run, rounds, start)
+    file = export(run)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomic(out / f"{NAME}.safetensors", file)
+    record = describe(run, out / f"{NAME}.safetensors") | {"probe": judge(run, out / f"{NAME}.safetensors", data)}
+    publish(record, out)
+    click.echo(card(record))
+
+
+def learn(data: str, run: Path, rounds: int, start: str) -> None:
+    """FedMAE over all images of the sites, and those of no site, dealt to them."""
+    from edgefl_trainer.engine.run import run as run_federation
+    from edgefl_trainer.engine.settings import resolve
+
+    flags = {"data": (data,), "task": "nevus", "rounds": rounds, "images_per_site": 0, "autocast": "bf16"}
+    settings = resolve("fedmae", {**flags, "backbone": start, "preset": "bench84", "select": "tune"}, None, ())
+    run_federation(settings, run, resume=run.exists())
+
+
+def export(run: Path) -> bytes:
+    """The encoder of a finished run as float16."""
+    from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
+    from edgefl_trainer.models.vit import FrozenViT
+
+    backbone = load_backbone(f"run:{run}")
+    network = backbone.vit if isinstance(backbone, FrozenViT) else backbone.network
+    return backbone_bytes(backbone.spec, weights_of(network), self_supervised=True, half=True)
+
+
+def judge(run: Path, file: Path, data: str) -> dict[str, Any]:
+    """The probes, and how far float16 moves the largest of their figures."""
+    from edgefl_trainer.data import load_federation
+    from edgefl_trainer.engine.sites import choose_device
+    from edgefl_trainer.evaluate.backbone_probes import compare
+    from edgefl_trainer.models.backbones import load_backbone
+
+    half, full = load_backbone(f"file:{file}"), load_backbone(f"run:{run}")
+    spec = half.spec
+    untrained = load_backbone(f"vit:{spec.width}x{spec.depth}/{spec.patch}", image_px=spec.image_px, seed=0)
+    networks = {"backbone": half, "float32": full, "random": untrained}
+    federations = {task: load_federation([data], image_px=spec.image_px, task=task, seed=0) for task in TASKS}
+    return compare(networks, federations, choose_device("auto"))
+
+
+def describe(run: Path, file: Path) -> dict[str, Any]:
+    """What the file is, and where it comes from; no path of this machine."""
+    from edgefl_trainer.models.backbones import load_backbone
+
+    summary = json.loads((run / "summary.json").read_text())
+    environment = json.loads((run / "environment.json").read_text())
+    history = [_learning(one) for one in runs_behind(run)]
+    return {
+        "name": NAME,
+        "sha256": load_backbone(f"file:{file}").spec.sha256,
+        "bytes": file.stat().st_size,
+        "weights": sum(array.size for array in _arrays(file).values()),
+        "dtype": "float16",
+        "learned": history,
+        "epochs": sum(one["rounds"] * one["epochs"] for one in history),
+        "images": {name: site["n_train"] for name, site in sorted(summary["sites"].items())},
+        "commit": environment["commit"],
+        "machine": environment["machine"]["cuda"] or environment["machine"]["processor"],
+        "measured": date.today().isoformat(),
+    }
+
+
+def runs_behind(run: Path) -> list[Path]:
+    """The runs that made this encoder, first to last: one may have started from another's."""
+    start = _settings(run)["backbone"]
+    before = Path(start.removeprefix("run:"))
+    earlier = runs_behind(before) if start.startswith("run:") and (before / "config.toml").exists() else []
+    return [*earlier, run]
+
+
+def publish(record: Mapping[str, Any], out: Path) -> None:
+    """Write the record and the card."""
+    from edgefl_protocol.durable import write_atomic
+
+    write_atomic(out / f"{NAME}.json", json.dumps(record, indent=1).encode() + b"\n")
+    write_atomic(out / f"{NAME}.md", card(record).encode())
+
+
+def card(record: Mapping[str, Any]) -> str:
+    """The model card."""
+    nevus = record["probe"]["nevus"]
+    shown = {"best": "backbone.mean", "colours": "colours", "untrained": "random.mean"}
+    figures = {
+        f"{word}_{part}": f"{nevus[row][part]:.3f}" for word, row in shown.items() for part in ("mean", "pooled")
+    }
+    best = nevus["backbone.mean"]["sites"]
+    above = {
+        f"over_{word}": sum(best[site] > nevus[shown[word]]["sites"][site] for site in best)
+        for word in ("colours", "untrained")
+    }
+    values = {
+        **record,
+        **figures,
+        **above,
+        "centres": len(best),
+        "megabytes": f"{record['bytes'] / 1e6:.1f}",
+        "millions": f"{record['weights'] / 1e6:.1f}",
+        "total": f"{sum(record['images'].values()):,}",
+        "commands": "\n".join(f"    {one['command']}" for one in record["learned"]),
+        "hours": f"{sum(one['hours'] for one in record['learned']):.1f}",
+        "tables": "\n\n".join(_table(task, record["probe"][task]) for task in TASKS),
+        "drift": f"{_drift(record['probe']):.3f}",
+    }
+    return Template((Path(__file__).parent / "derm_backbone_card.md").read_text()).substitute(values)
+
+
+def _table(task: str, probes: Mapping[str, Any]) -> str:
+    sites = list(probes["colours"]["sites"])
+    lines = [f"{TASK_WORDS[task]}:", "", f"| features | {' | '.join(sites)} | mean of sites | pooled |"]
+    lines += [f"| --- |{' ---: |' * (len(sites) + 2)}"]
+    for row, words in SHOWN.items():
+        found = probes[row]
+        figures = [*(found["sites"][site] for site in sites), found["mean"], found["pooled"]]
+        lines.append(f"| {words} | {' | '.join('–' if one is None else f'{one:.3f}' for one in figures)} |")
+    return "\n".join(lines)
+
+
+def _drift(probe: Mapping[str, Any]) -> float:
+    """Largest difference that float16 makes in a mean or pooled figure."""
+    pairs = ((rows[f"backbone.{name}"], rows[f"float32.{name}"]) for rows in probe.values() for name in ("cls", "mean"))
+    return max(abs(half[key] - full[key]) for half, full in pairs for key in ("mean", "pooled"))
+
+
+def _learning(run: Path) -> dict[str, Any]:
+    """One run as a command that another could give."""
+    settings = _settings(run)
+    summary = json.loads((run / "summary.json").read_text())
+    places = [
+        f"{kind}:$EDGEFL_DATA/{Path(rest).name}" for kind, _, rest in (one.partition(":") for one in settings["data"])
+    ]
+    hyper = [f"--set {name}={value}" for name, value in settings["hyper"].items()]
+    start = settings["backbone"] if not settings["backbone"].startswith("run:") else "run:the-run-above"
+    words = ["edgefl-train run", settings["method"], *(f"--data {one}" for one in places), f"--task {settings['task']}"]
+    words += [f"--preset {settings['preset']}", f"--backbone {start}", f"--rounds {settings['rounds']}"]
+    words += [f"--epochs {settings['epochs']}", f"--images-per-site {settings['images_per_site']}"]
+    words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper]
+    return {
+        "command": " ".join(words),
+        "rounds": summary.get("selected_round", settings["rounds"]),
+        "epochs": settings["epochs"],
+        "hours": round(summary["seconds"] / 3600, 2),
+        "state_sha256": summary["state_sha256"],
+    }
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    return tomllib.loads((run / "config.toml").read_text())
+
+
+def _arrays(file: Path) -> Mapping[str, Any]:
+    from edgefl_protocol.tensors import read_tensors
+
+    return read_tensors(file.read_bytes(), max_bytes=1 << 30)[0]
+
+
+if __name__ == "__main__":
+    main()
