@@ -28,7 +28,6 @@ VARIANTS = (  # settings and networks under which a method's graph has other inp
     ("fedproto", "predict=nearest", "tiny"),
     ("finetune", "mode=local", "tiny"),
     ("finetune", "mode=local", "cnn:mobilenetv3_small_050"),
-    ("finetune", "mode=federated", "cnn:resnet18"),
 )
 
 
