@@ -24,7 +24,7 @@ class ModelInfo:
         id: name of the bundle's line, task and version.
         sha256: SHA-256 of the bundle file.
         version: version number inside the line.
-        state_kind: `bundle` for the values the bundle was signed with.
+        state_kind: `bundle` for the values the bundle was signed with, `personal` for those learned on this device.
         state_sha256: digest of the values used (prompts, head, prior …).
     """
 
