@@ -47,6 +47,7 @@ from edgefl_trainer.models.backbones import (
     weights_of,
 )
 from edgefl_trainer.models.cnn import Backbone
+from edgefl_trainer.models.kind import network_kind
 
 SELF_SUPERVISED_TASK = "pixels"
 
@@ -194,10 +195,11 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
     """
-    if isinstance(method, LearnsBackbone) and settings.backbone.startswith("timm:"):
+    timm_vit = settings.backbone.startswith("timm:") and network_kind(settings.backbone) == "vit"
+    if isinstance(method, LearnsBackbone) and timm_vit:
         raise BackboneError(
             f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
-            f"start from {FORMS.removesuffix(' or timm:NAME')}."
+            f"start from {FORMS.removesuffix(' or timm:NAME')}, or a convolutional network of timm's."
         )
     freezes = method.needs_labels and not isinstance(method, TrainsNetwork)
     if names_fresh_network(settings.backbone) and freezes and settings.preset != "tiny":

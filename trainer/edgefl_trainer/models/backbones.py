@@ -13,7 +13,9 @@ digest; a fixed position table is not among them. Source: docs/methods.md, backb
 """
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, overload
@@ -299,10 +301,11 @@ def _pretrained(model: str, image_px: int | None) -> nn.Module:
 
     size: dict[str, Any] = {} if image_px is None else {"img_size": image_px}
     try:
-        try:
-            network: nn.Module = timm.create_model(model, pretrained=True, num_classes=0, **size)
-        except TypeError:
-            network = timm.create_model(model, pretrained=True, num_classes=0)
+        with _quiet_hub():
+            try:
+                network: nn.Module = timm.create_model(model, pretrained=True, num_classes=0, **size)
+            except TypeError:
+                network = timm.create_model(model, pretrained=True, num_classes=0)
     except (OSError, RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise BackboneError(
             f"timm could not give {model!r} ({type(error).__name__}): check the name and the network"
@@ -310,6 +313,18 @@ def _pretrained(model: str, image_px: int | None) -> nn.Module:
             "backbone_unreadable" if isinstance(error, OSError) else None,
         ) from error
     return network
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """What the hub logs of each of its attempts is not shown: our one sentence says that it failed."""
+    log = logging.getLogger("huggingface_hub")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 def _frozen(
