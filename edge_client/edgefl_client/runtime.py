@@ -5,12 +5,14 @@ list 1 and 2), and every way in which the runtime can fail becomes one sentence.
 """
 
 import os
+import re
 import tempfile
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from edgefl_protocol.errors import BundleError
+from edgefl_protocol.manifest import release
 
 RUNTIME_ERRORS = (
     runtime_errors.Fail,
@@ -21,6 +23,23 @@ RUNTIME_ERRORS = (
     runtime_errors.RuntimeException,
     RuntimeError,
 )
+
+
+def check_runtime(least: str) -> None:
+    """Refuse a runtime that is older than a bundle asks for.
+
+    Args:
+        least: `min_runtime` of its manifest.
+
+    Raises:
+        BundleError: this onnxruntime is older (`runtime_too_old`).
+    """
+    found = re.match(r"\d+(\.\d+){0,2}", onnxruntime.__version__)  # a build may add .dev20250101 or +local
+    if found is None or release(found[0]) < release(least):
+        raise BundleError(
+            f"the bundle needs onnxruntime {least} or newer, this is {onnxruntime.__version__}; update onnxruntime",
+            "runtime_too_old",
+        )
 
 
 def processors() -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph
+from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.training import FIGURES, GRAPH, MEANS, NEXT, RATE, TrainingPlan, constants
@@ -29,10 +29,11 @@ class TrainingSession:
         threads: of one step.
 
     Raises:
-        BundleError: the runtime cannot load the graph.
+        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
     """
 
     def __init__(self, bundle: Bundle, plan: TrainingPlan, prior: NDArray[np.float32], threads: int) -> None:
+        check_runtime(bundle.manifest.min_runtime)
         self._plan = plan
         rates = {RATE + name: np.asarray(rate, np.float32) for name, rate in self._plan.rates.items()}
         self._fixed: State = {
