@@ -77,7 +77,12 @@ def parse_formats(value: str) -> tuple[str, ...]:
 @weights_option
 @formats_option
 @click.option(
-    "--batch", type=click.IntRange(1, 64), default=1, show_default=True, metavar="N", help="Pictures in one run."
+    "--batch",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Pictures in one run; with --heatmap, one.",
 )
 @threads_option
 @home_option

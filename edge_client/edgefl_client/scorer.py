@@ -9,22 +9,19 @@
 """
 
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from PIL import Image
 
-from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
+from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph, processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.imaging import decode, from_pillow, prepare
-from edgefl_protocol.manifest import release
 from edgefl_protocol.model_card import Card
 from edgefl_protocol.payload import digest
 from edgefl_protocol.quality import measure_quality
@@ -45,9 +42,17 @@ class ScoreError(EdgeflError):
 
 
 @dataclass(frozen=True)
-class _Prepared:
-    pixels: NDArray[np.uint8]  # (S, S, 3)
-    gate: tuple[str, ...]  # reasons to refer, found before the model runs
+class Prepared:
+    """A picture that is ready for the network, and judged; the photograph itself is no longer needed.
+
+    Attributes:
+        pixels: (S, S, 3), the network's input.
+        gate: reasons to refer, found before the model runs.
+        milliseconds: what this took.
+    """
+
+    pixels: NDArray[np.uint8]
+    gate: tuple[str, ...]
     milliseconds: float
 
 
@@ -79,7 +84,7 @@ class Scorer:
         most = largest_uncertainty(bundle)
         if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
             raise ValueError(f"refer_above is {refer_above}; for this model, allowed are 0 to {most:g}")
-        _check_runtime(bundle.manifest.min_runtime)
+        check_runtime(bundle.manifest.min_runtime)
         self._bundle = bundle
         self._weights = bundle.weights if personal is None else personal.weights
         self._classes = bundle.labels.classes
@@ -118,11 +123,11 @@ class Scorer:
         """
         return self.score_batch([image], [name])[0]
 
-    def score_batch(self, images: Sequence[Photo], names: Sequence[str | None] | None = None) -> list[Score]:
+    def score_batch(self, images: Sequence[Photo | Prepared], names: Sequence[str | None] | None = None) -> list[Score]:
         """Score several pictures in one run of the network.
 
         Args:
-            images: as for `score`.
+            images: as for `score`, or what `prepare` made of them.
             names: what to call them; None for no names.
 
         Returns:
@@ -137,13 +142,21 @@ class Scorer:
             raise ValueError(f"{len(images)} pictures but {len(called)} names")
         if not images:
             return []
-        prepared = [self._prepare(image) for image in images]
+        prepared = [image if isinstance(image, Prepared) else self.prepare(image) for image in images]
         started = time.perf_counter()
         found = self._run(np.stack([one.pixels for one in prepared]))
         share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
         return [self._judge(found, row, called[row], one, share_ms) for row, one in enumerate(prepared)]
 
-    def _prepare(self, image: Photo) -> _Prepared:
+    def prepare(self, image: Photo) -> Prepared:
+        """Make the network's input of a picture, and judge the picture.
+
+        Args:
+            image: as for `score`.
+
+        Raises:
+            ImageError: the picture cannot be used.
+        """
         started = time.perf_counter()
         if isinstance(image, bytes):
             photo = decode(image)
@@ -153,7 +166,7 @@ class Scorer:
             photo = image
         pixels = prepare(photo, self._bundle.preprocess)
         gate = measure_quality(photo).reasons(self._bundle.preprocess.size)
-        return _Prepared(pixels, gate, (time.perf_counter() - started) * 1e3)
+        return Prepared(pixels, gate, (time.perf_counter() - started) * 1e3)
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         try:
@@ -167,7 +180,7 @@ class Scorer:
         return found
 
     def _judge(
-        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: _Prepared, share_ms: float
+        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: Prepared, share_ms: float
     ) -> Score:
         expires_ms = self._bundle.manifest.expires_ms
         return make_score(
@@ -194,16 +207,6 @@ def _rules(card: Card, refer_above: float | None) -> ReferralRules:
         raise BundleError("the card's metric refer_dissonance_above is no number; ask the signer", "bad_card")
     uncertain_above = card.refer_above if refer_above is None else refer_above
     return ReferralRules(uncertain_above=uncertain_above, dissonance_above=None if stated is None else float(stated))
-
-
-def _check_runtime(least: str) -> None:
-    """Refuse a runtime that is older than the bundle asks for (`manifest.json`, min_runtime)."""
-    found = re.match(r"\d+(\.\d+){0,2}", onnxruntime.__version__)  # a build may add .dev20250101 or +local
-    if found is None or release(found[0]) < release(least):
-        raise BundleError(
-            f"the bundle needs onnxruntime {least} or newer, this is {onnxruntime.__version__}; update onnxruntime",
-            "runtime_too_old",
-        )
 
 
 def _wall_clock_ms() -> int:

@@ -25,7 +25,7 @@ from edgefl_protocol.score import Score
 
 if TYPE_CHECKING:
     from edgefl_client.pictures import PictureReader
-    from edgefl_client.scorer import Scorer
+    from edgefl_client.scorer import Prepared, Scorer
 
 STANDARD_INPUT = "-"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
@@ -108,7 +108,7 @@ class Task:
         heatmaps: folder for heat maps; None for none.
         not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
         keep_drawn: never write over a heat map that is there already.
-        batch: pictures in one run of the network.
+        batch: pictures in one run of the network; one where heat maps are drawn.
     """
 
     scorer: "Scorer"
@@ -127,8 +127,8 @@ def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
         files: their names; `-` is standard input.
     """
     taken: set[str] = set()
-    for names in _batches(files, task.batch):
-        loaded = [_load(name, task.reader) for name in names]
+    for names in _batches(files, 1 if task.heatmaps else task.batch):
+        loaded = [_load(name, task) for name in names]
         scores = iter(_score(task.scorer, [one for one in loaded if isinstance(one, _Photo)]))
         for one in loaded:
             result = one if isinstance(one, Failure) else next(scores)
@@ -149,23 +149,26 @@ def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
 @dataclass(frozen=True)
 class _Photo:
     name: str
-    pixels: NDArray[np.uint8]  # (H, W, 3)
-    milliseconds: float  # reading and decoding
+    prepared: "Prepared"
+    pixels: NDArray[np.uint8] | None  # (H, W, 3)
 
 
-def _load(name: str, reader: "PictureReader") -> "_Photo | Failure":
+def _load(name: str, task: Task) -> "_Photo | Failure":
     started = time.perf_counter()
     try:
         if name == STANDARD_INPUT:
             data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
         else:
             data = read_bounded(name, MAX_FILE_BYTES)
-        pixels = reader.read(data)
+        pixels = task.reader.read(data)
+        prepared = task.scorer.prepare(pixels)
     except EdgeflError as error:
         return Failure(image=name, code=error.code, message=str(error))
     except ValueError:  # a name with a NUL byte
         return Failure(image=name, code="missing", message="this is no name of a file; check it")
-    return _Photo(name, pixels, (time.perf_counter() - started) * 1e3)
+    # Only a heat map needs the photograph again: a batch of large ones must not lie in memory.
+    prepared = dataclasses.replace(prepared, milliseconds=(time.perf_counter() - started) * 1e3)
+    return _Photo(name, prepared, None if task.heatmaps is None else pixels)
 
 
 def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
@@ -173,15 +176,11 @@ def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
     if not photos:
         return []
     try:
-        scores = scorer.score_batch([photo.pixels for photo in photos], [photo.name for photo in photos])
+        return list(scorer.score_batch([photo.prepared for photo in photos], [photo.name for photo in photos]))
     except EdgeflError as error:
         if len(photos) == 1:
             return [Failure(image=photos[0].name, code=error.code, message=str(error))]
         return [result for photo in photos for result in _score(scorer, [photo])]
-    return [
-        dataclasses.replace(score, milliseconds=score.milliseconds + photo.milliseconds)
-        for score, photo in zip(scores, photos, strict=True)
-    ]
 
 
 def _drawn(score: Score, photo: _Photo, folder: Path, task: Task, taken: set[str]) -> Score:
@@ -190,7 +189,7 @@ def _drawn(score: Score, photo: _Photo, folder: Path, task: Task, taken: set[str
     Raises:
         StorageError: the heat map cannot be written.
     """
-    if score.attention is None or "not_skin" in score.refer_reasons:
+    if score.attention is None or photo.pixels is None or "not_skin" in score.refer_reasons:
         return score
     stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
     name, number = f"{stem}{_DRAWN}", 2

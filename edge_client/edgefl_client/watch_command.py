@@ -17,6 +17,7 @@ from edgefl_client.command_options import (
     open_scorer,
     threads_option,
     trust_option,
+    weights_option,
 )
 from edgefl_client.score_command import formats_option, heatmap_option, prepare, refer_option
 
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 @trust_option
 @heatmap_option
 @refer_option
+@weights_option
 @formats_option
 @threads_option
 @home_option
@@ -61,6 +63,7 @@ def watch(
     trusted: tuple[str, ...],
     heatmaps: Path | None,
     refer_above: float | None,
+    weights: str | None,
     formats: tuple[str, ...],
     threads: int | None,
     home_dir: str | None,
@@ -70,7 +73,7 @@ def watch(
     Ends with what it is doing when it gets SIGTERM or Ctrl-C, and goes on from there the next time.
     """
     home = home_of(context, home_dir)
-    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above)
+    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
     from contextlib import closing
 
     from edgefl_client import watching
