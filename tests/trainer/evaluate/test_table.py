@@ -45,6 +45,27 @@ def test_spread_over_seeds_for_several():
     assert row.spread_over == "seeds"
 
 
+def test_all_rows_together_stand_beside_the_mean_over_sites():
+    """docs/methods.md 2.3: local fine-tuning is averaged over sites, federated over classes of the pooled rows."""
+    runs = [ONE | {"pooled": {"balanced_accuracy": 0.64}, "seed": seed} for seed in (0, 1)]
+    runs[1]["pooled"] = {"balanced_accuracy": 0.66}
+    (row,) = table_rows(runs)
+    assert (row.pooled.mean, row.pooled.std) == pytest.approx((0.65, statistics.stdev([0.64, 0.66])))
+    lines = render_table([*runs, summary("fedavg", 0, {"a": 0.5})]).splitlines()
+    assert "| worst | all rows | up / round |" in lines[0]
+    assert "| 0.600 | 0.650 ± 0.014 |" in lines[2] and "| 0.500 | – |" in lines[3]
+    head, first, _ = list(csv.reader(io.StringIO(render_table([*runs, ONE | {"seed": 5, "preset": "x"}], "csv"))))
+    assert float(first[head.index("pooled")]) == pytest.approx(0.65)
+
+
+def test_shares_of_labels_and_modes_name_their_rows():
+    runs = [
+        ONE | {"method": "finetune", "mode": mode, "labels": share}
+        for mode, share in (("local", 0.1), ("federated", 1.0))
+    ]
+    assert [row.method for row in table_rows(runs)] == ["finetune, local, 0.1 of labels", "finetune, federated"]
+
+
 def test_two_runs_of_one_seed_are_not_averaged():
     rows = table_rows([ONE, summary("local", 0, {"a": 0.5, "b": 0.5})])
     assert [(row.method, row.mean.mean) for row in rows] == [("local", pytest.approx(0.7)), ("local #2", 0.5)]

@@ -37,6 +37,7 @@ from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
+from edgefl_trainer.methods.finetune import FineTune
 from edgefl_trainer.models.backbones import (
     BACKBONE_FILE,
     FORMS,
@@ -102,6 +103,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             "preset": settings.preset,
             "select": settings.select,
             "labels": settings.labels,
+            **({"mode": method.mode} if isinstance(method, FineTune) else {}),
             "travels": list(method.travels),
             "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
             "partition_sha256": federation.partition_sha256,

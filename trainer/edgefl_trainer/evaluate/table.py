@@ -3,7 +3,8 @@
 Guarantees: the same summaries give the same text; nothing is rounded in ``csv`` and ``json``; the caption says over
 what the spread runs. Runs that differ in nothing but their seed share a row. Spread is the sample standard deviation
 (ddof=1): over seeds where a row has several, else over sites (docs/methods.md, "evaluation"). Mean, spread and worst
-run over the sites that trained; those that never did have a column too.
+run over the sites that trained; those that never did have a column too. `all rows` is the figure over the rows of all
+trained sites together, a mean over classes and not over sites.
 """
 
 import csv
@@ -47,6 +48,7 @@ class TableRow:
     mean: Figure  # over sites
     spread_over: str  # "seeds" or "sites": what the spread of ``mean`` runs over
     worst: float | None
+    pooled: Figure  # over all rows of all trained sites together; spread over seeds
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
 
@@ -85,7 +87,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") 
 
 def _answers(summary: Summary) -> list[Summary]:
     """A run as one summary for each way in which its method answers: the first, then `NAME, WAY`."""
-    name, further = summary.get("label") or summary["method"], summary.get("further", {})
+    name, further = _name(summary), summary.get("further", {})
     return [summary, *({**summary, **found, "label": f"{name}, {way}"} for way, found in further.items())]
 
 
@@ -106,7 +108,7 @@ def _row(runs: Sequence[Summary], metric: str) -> TableRow:
     per_site = {name: _figure([run["sites"].get(name, {}).get(metric) for run in runs]) for name in names}
     over_sites = [_over_sites(run, metric) for run in runs]
     return TableRow(
-        method=str(first.get("label") or first["method"]),
+        method=_name(first),
         preset=first.get("preset"),
         rounds=first.get("rounds"),
         seeds=tuple(sorted(int(run["seed"]) for run in runs if run.get("seed") is not None)),
@@ -114,9 +116,19 @@ def _row(runs: Sequence[Summary], metric: str) -> TableRow:
         mean=_figure([found.mean for found, _ in over_sites]) if several else over_sites[0][0],
         spread_over="seeds" if several else "sites",
         worst=_figure([worst for _, worst in over_sites]).mean,
+        pooled=_figure([run.get("pooled", {}).get(metric) for run in runs]),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
     )
+
+
+def _name(run: Summary) -> str:
+    """The method, its mode where it has several, and the share of labels where not all are used."""
+    if run.get("label"):
+        return str(run["label"])
+    share = float(run.get("labels") or 1.0)
+    mode = [str(run["mode"])] if run.get("mode") else []
+    return ", ".join([str(run["method"]), *mode, *([f"{share:.3g} of labels"] if share < 1 else [])])
 
 
 def _over_sites(run: Summary, metric: str) -> tuple[Figure, float | None]:
@@ -200,17 +212,19 @@ def render_table(
     if style == "csv":
         return _csv(rows, names)
     names = names if len(names) <= MAX_SITES else []
-    head = ["method", *names, "mean ± std", "worst", "up / round", "down / round"]
+    pooled = any(row.pooled.mean is not None for row in rows)
+    head = ["method", *names, "mean ± std", "worst", *(["all rows"] if pooled else []), "up / round", "down / round"]
     alike = len({(row.preset, row.rounds) for row in rows}) == 1
-    body = [_cells(row, names, alike) for row in rows]
+    body = [_cells(row, names, alike, pooled) for row in rows]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
 
 
-def _cells(row: TableRow, names: Sequence[str], alike: bool) -> list[str]:
+def _cells(row: TableRow, names: Sequence[str], alike: bool, pooled: bool) -> list[str]:
     name = row.method if alike else f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)"
     sites = [_shown(row.sites.get(site, Figure(mean=None))) for site in names]
     traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)]
-    return [name, *sites, _shown(row.mean), _shown(Figure(mean=row.worst)), *traffic]
+    together = [_shown(row.pooled)] if pooled else []
+    return [name, *sites, _shown(row.mean), _shown(Figure(mean=row.worst)), *together, *traffic]
 
 
 def _shown(figure: Figure) -> str:
@@ -233,13 +247,13 @@ def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
-    end = ["mean", "std", "std_over", "worst", "bytes_up_per_round", "bytes_down_per_round"]
+    end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std", "bytes_up_per_round", "bytes_down_per_round"]
     writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
     for row in rows:
         figures = [row.sites.get(name, Figure(mean=None)) for name in names]
         sites = [value for figure in figures for value in (figure.mean, figure.std)]
         start = [row.method, row.preset, row.rounds, " ".join(map(str, row.seeds))]
-        finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst]
+        finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst, row.pooled.mean, row.pooled.std]
         writer.writerow([*start, *sites, *finish, row.bytes_up_per_round, row.bytes_down_per_round])
     return out.getvalue()
 
