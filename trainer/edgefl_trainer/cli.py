@@ -272,7 +272,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
 )
 @click.option(
     "--metric",
-    type=click.Choice(["balanced_accuracy", "accuracy", "macro_f1", "auroc"]),
+    type=click.Choice(["balanced_accuracy", "macro_precision", "macro_f1", "auroc", "accuracy"]),
     help="Figure of a site.  [default: balanced_accuracy; with --experiment the paper's]",
 )
 @click.option(
