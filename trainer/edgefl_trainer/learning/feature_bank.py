@@ -68,6 +68,13 @@ class FeatureNoise:
         event = GaussianDpEvent(self.dp_noise / SENSITIVITY)
         return float(RdpAccountant().compose(SelfComposedDpEvent(event, releases)).get_epsilon(self.dp_delta))
 
+    def sentence(self, site: str, releases: int) -> str:
+        """What a person should know before the first release."""
+        return (
+            f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round, {self.epsilon(releases):.3g} "
+            f"in all, at delta {self.dp_delta:g}; the weights beside them carry no noise."
+        )
+
     def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
         """Noised features, brought back to unit length (which costs no privacy)."""
         noised = features + rng.normal(0.0, self.dp_noise, features.shape)
@@ -75,7 +82,7 @@ class FeatureNoise:
         return np.divide(noised, length, dtype=np.float32, casting="same_kind")
 
 
-def outgoing(features: NDArray[np.float32]) -> Arrays:
+def outgoing(features: NDArray[np.generic]) -> Arrays:
     """The array of a reply."""
     return {SENT: features.astype(np.float16)}
 

@@ -78,16 +78,14 @@ class FedCLF:
             model = contrast.received(self.contrast, site, state, broadcast.arrays)
             bank = contrast.begun_bank(self.contrast, site, state, model)
             new = State(contrast.kept(bank), state.values)
-            features, values = self._outgoing(site, new, model, round_)
-            return State(new.arrays, values), Payload(features, {"n_train": len(site.unlabelled)})
+            return self._divided(site, new, {}, model, round_)
         others = feature_bank.incoming(broadcast.arrays, site.device) if self.shares else None
         both = self.negatives == "both"
         learned = contrast.contrast_round(
             self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=both
         )
         new, weights = contrast.divided(self.contrast, learned, state)
-        features, values = self._outgoing(site, new, learned.slow, round_) if self.shares else ({}, new.values)
-        return State(new.arrays, values), Payload({**weights, **features}, {"n_train": len(site.unlabelled)})
+        return self._divided(site, new, weights, learned.slow, round_)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """The mean of the weights by numbers of images; new banks replace those of their sites."""
@@ -104,18 +102,18 @@ class FedCLF:
         """The learned network by timm's names; the projection is dropped."""
         return self_supervised.encoder_of(state)
 
-    def _outgoing(self, site: Site, new: State, slow: Learner, round_: int) -> tuple[Arrays, Mapping[str, Scalar]]:
-        """The features a site sends, and what it has spent: Q_l, or with noise one fresh feature of each image."""
+    def _divided(self, site: Site, new: State, weights: Arrays, slow: Learner, round_: int) -> tuple[State, Payload]:
+        """What stays and what leaves: Q_l, or with noise one fresh feature of each image and what that cost."""
+        scalars: dict[str, Scalar] = {"n_train": len(site.unlabelled)}
+        if not self.shares:
+            return new, Payload(weights, scalars)
         if not self.noise.dp_noise:
-            return feature_bank.outgoing(new.arrays[contrast.BANK].astype("float32")), new.values
+            return new, Payload({**weights, **feature_bank.outgoing(new.arrays[contrast.BANK])}, scalars)
         fresh = contrast.local_features(self.contrast, site, slow, "release", round_, training=False)
         noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
         releases = int(new.values.get("releases", 0)) + 1
-        spent = self.noise.epsilon(releases)
         if releases == 1:
-            most = self.noise.epsilon(site.task.rounds + 1)
-            text = f"shared features of site {site.name} cost epsilon {spent:.3g}, {most:.3g} after all rounds"
-            site.report(
-                {"warning": f"{text}, at delta {self.noise.dp_delta:g}; the weights beside them are not noised."}
-            )
-        return feature_bank.outgoing(noised), {**new.values, "releases": releases, "epsilon_spent": spent}
+            site.report({"warning": self.noise.sentence(site.name, site.task.rounds + 1)})
+        values = {**new.values, "releases": releases, "epsilon_spent": self.noise.epsilon(releases)}
+        sent = {**weights, **feature_bank.outgoing(noised)}
+        return State(new.arrays, values), Payload(sent, {**scalars, "dp_noise": self.noise.dp_noise})
