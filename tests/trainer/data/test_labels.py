@@ -1,4 +1,4 @@
-"""docs/methods.md 2.3: a share of the labels of each site and class, by lesion, 10 % inside 20 %."""
+"""docs/methods.md 3.4: a share of the labels of each site and class, by lesion, 10 % inside 20 %."""
 
 import math
 from collections import Counter

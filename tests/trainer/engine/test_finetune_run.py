@@ -1,4 +1,4 @@
-"""`edgefl-train finetune` and `--labels`: docs/train.md, fine-tuning; docs/methods.md 2.3."""
+"""`edgefl-train finetune` and `--labels`: docs/train.md, fine-tuning; docs/methods.md 3.4."""
 
 import json
 from itertools import pairwise
@@ -195,7 +195,7 @@ def test_images_without_a_label_are_left_where_unlabelled_ones_are_asked_for(tmp
     assert sorted([*kept.train, *kept.unlabelled]) == whole.train.tolist()
 
 
-# docs/methods.md 2.3: arXiv 2208.11278 V-A (ResNet-18) and V-B (ViT-B): rounds, epochs, batch, peak rate, optimiser.
+# docs/methods.md 3.4: arXiv 2208.11278 V-A (ResNet-18) and V-B (ViT-B): rounds, epochs, batch, peak rate, optimiser.
 PAPER = {
     ("cnn:resnet18", "local"): (20, 256, 1e-4, "adam", "steps"),
     ("cnn:resnet18", "federated"): (100, 128, 1e-4, "adam", "constant"),

@@ -46,7 +46,7 @@ def test_spread_over_seeds_for_several():
 
 
 def test_all_rows_together_stand_beside_the_mean_over_sites():
-    """docs/methods.md 2.3: local fine-tuning is averaged over sites, federated over classes of the pooled rows."""
+    """docs/methods.md 3.4: local fine-tuning is averaged over sites, federated over classes of the pooled rows."""
     runs = [ONE | {"pooled": {"balanced_accuracy": 0.64}, "seed": seed} for seed in (0, 1)]
     runs[1]["pooled"] = {"balanced_accuracy": 0.66}
     (row,) = table_rows(runs)

@@ -1,4 +1,4 @@
-"""docs/methods.md 2.3 and 3.1: rates, decay and drop path of fine-tuning, against the published recipes."""
+"""docs/methods.md 3.4: rates, decay and drop path of fine-tuning, against the published recipes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""docs/methods.md 2.3 and 3.1: fine-tuning of a whole network, alone or averaged. arXiv 2208.11278 section V."""
+"""docs/methods.md 3.4: fine-tuning of a whole network, alone or averaged. arXiv 2208.11278 section V."""
 
 from dataclasses import replace
 

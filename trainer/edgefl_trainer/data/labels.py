@@ -4,7 +4,7 @@ Guarantees: the choice is a pure function of the seed, the site's name and its o
 chooses, a larger one chooses too; of a class with n images at least ceil(share · n) keep their label, and so at least
 one; the images of a lesion keep or lose it together; tune, val and test rows are not touched.
 Source: arXiv 2208.11278 section V-A ("the percentage of labeled data in the training set on each device"),
-docs/methods.md 2.3.
+docs/methods.md 3.4.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """What the presets mean for fine-tuning, by kind of network and mode.
 
 `paper` is arXiv 2208.11278 section V-A (CNN) and V-B (ViT): in local mode the rounds are where a site judges its model,
-the schedule spans rounds times epochs. The others shorten it; their rates were chosen on tune rows (docs/methods.md).
+the schedule spans rounds times epochs. The others shorten it (docs/methods.md 3.4).
 """
 
 from collections.abc import Mapping

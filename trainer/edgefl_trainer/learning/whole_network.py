@@ -2,7 +2,7 @@
 
 Vision transformers: MAE's fine-tuning recipe (arXiv 2111.06377, FINETUNE.md and util/lr_decay.py of its code): AdamW,
 rates that fall from the head down to the patches, drop path, warm-up and cosine. Convolutional networks: Adam with a
-rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 2.3 and 3.1.
+rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 """
 
 from collections.abc import Iterator, Sequence

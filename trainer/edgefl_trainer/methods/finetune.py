@@ -11,7 +11,7 @@
 Differs from the paper: each site keeps the round that is best on its own tune rows, where FedMAE takes the best global
 model on validation data; of MAE's recipe mixup, cutmix, label smoothing and random augmentation are left out, the mean
 of the patch tokens is taken after the network's own last norm, and fixed positions stay fixed; moments start afresh
-each round of `federated` while the schedule goes on; crops are also turned and mirrored (docs/methods.md 2.3, 3.1).
+each round of `federated` while the schedule goes on; crops are also turned and mirrored (docs/methods.md 3.4).
 """
 
 from collections.abc import Mapping, Sequence
