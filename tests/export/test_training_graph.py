@@ -1,0 +1,186 @@
+"""The training graph against the trainer's own local round, and as a member of a bundle that a device learns with."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_client.learning.peers import peer_targets
+from edgefl_client.learning.rows import skewed_prior
+from edgefl_client.learning.session import TrainingSession
+from edgefl_export import cli
+from edgefl_export.errors import ExportError, GateError
+from edgefl_export.training_gates import check_training
+from edgefl_export.training_graph import export_training_graph
+from edgefl_export.training_members import _rates, example_inputs, training_plan, training_step
+from edgefl_protocol import Payload
+from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.training import GRAPH, TrainingPlan
+from edgefl_trainer.contract import Examples, Site, State, Task
+from edgefl_trainer.engine.models import open_run
+from edgefl_trainer.learning.attention_buffer import MapSharing, distillation
+from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
+from edgefl_trainer.learning.private import private_round
+
+ROWS, BATCH = 77, 8  # ten batches, the last of five
+CREATED_MS = 1_790_000_000_000
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Bundle:
+    """Made by the command line, with its training step."""
+    folder, runner = tmp_path_factory.mktemp("learning"), CliRunner()
+    assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
+    file = folder / "north.edgefl"
+    arguments = ["bundle", str(run_folder), "--site", "north", "--sign", str(folder / "keys"), "-o", str(file)]
+    result = runner.invoke(cli.main, [*arguments, "--with-training", "--created", "1790000000", "--json"])
+    assert result.exit_code == 0, result.stderr
+    facts = json.loads(result.stdout)["training"]
+    assert {"loss", "prompts.b", "prompts.t", "head.weight", "head.bias"} <= set(facts)
+    assert all(figure["worst"] <= figure["allowed"] for figure in facts.values())
+    signer = bytes.fromhex((folder / "keys" / "signing.pub").read_text())
+    return load_bundle(file.read_bytes(), [signer], CREATED_MS)
+
+
+def a_site(backbone, classes: int, seed: int, losses: list[float]) -> Site:
+    rng = np.random.default_rng(5)
+    images = rng.integers(0, 256, (ROWS, 36, 36, 3), np.uint8)
+    labels = rng.choice(classes, ROWS, p=[0.6, 0.3, 0.1])
+    rows = Examples(images, labels, np.arange(ROWS))
+    none = replace(rows, rows=rows.rows[:0])
+    task = Task(name="all", classes=tuple("abc"), backbone=backbone.spec, rounds=5, epochs=1, seed=seed)
+
+    def report(facts) -> None:
+        if "step" in facts:
+            losses.append(facts["loss"])
+
+    return Site(name="north", task=task, backbone=backbone, train=rows, tune=none, unlabelled=none, report=report)
+
+
+def others(tokens: int) -> dict[str, np.ndarray]:
+    """Maps of two peers; nobody holds class 2, and the peers hold different numbers."""
+    rng = np.random.default_rng(6)
+    maps = {"maps.0.0": 5, "maps.1.0": 2, "maps.1.1": 3}
+    return {
+        name: (lambda m: m / m.max(1, keepdims=True))(rng.random((n, tokens))).astype(np.float16)
+        for name, n in maps.items()
+    }
+
+
+def ten_steps_apart(
+    predictor, graph: bytes, plan: TrainingPlan, recipe: EvidentialRecipe, sharing: MapSharing
+) -> dict[str, float]:
+    """‖Δ‖₂/‖reference‖₂ of everything after the ten steps of round 2, from the trainer's state after round 1."""
+    losses: list[float] = []
+    module = predictor.module
+    site = a_site(module.backbone, 3, plan.seed, losses)
+    maps = others(module.vit.spec.tokens)
+    weights = {name: np.array(value) for name, value in predictor.tensors.items()}
+    begun = State(
+        {name: weights[name] for name in (*recipe.trained, *STATISTICS) if name in weights},
+        {"readout": module.options.readout},
+    )
+
+    def round_of_trainer(state: State, number: int) -> State:
+        terms = distillation(sharing, site, maps)
+        payload = Payload(maps, {"round": number, "rounds": 5, "phase": "train"})
+        return private_round(recipe, site, state, payload, keep_optimizer=True, terms=terms, mode=sharing.rollout)
+
+    first = round_of_trainer(begun, 1)
+    losses.clear()
+    reference = round_of_trainer(first, 2)
+
+    prior = skewed_prior(site.train.labels, 3, recipe.prior_floor, balanced=False)
+    fake = SimpleNamespace(weights=weights, extras={GRAPH: graph}, manifest=SimpleNamespace(min_runtime="1.23"))
+    session = TrainingSession(fake, plan, prior, 1)
+    peers = peer_targets(Payload(maps, {}), plan, 3, session.tokens)
+    state = {name: first.arrays[name] for name in plan.state if name in first.arrays}
+    state["optimizer.step"] = np.asarray(first.values["optimizer.step"], np.int64)
+    order = epoch_order(generator(plan.seed, "north", "order", 2, 0), site.train.labels, "none")
+    turns, found = generator(plan.seed, "north", "augment", 2, 0), []
+    for start in range(0, ROWS, BATCH):
+        chosen = order[start : start + BATCH]
+        views = dihedral(site.train.images[chosen], symmetries(turns, len(chosen)))
+        weight = plan.kl_weight(2, 0)
+        state, figures = session.step(state, views, site.train.labels[chosen], weight, peers)
+        found.append(figures["loss"])
+        assert figures["kd"] > 0 and weight == 0.5  # KL and distillation are active
+    assert int(state["optimizer.step"]) == int(reference.values["optimizer.step"]) == 20
+    pairs = {name: (reference.arrays[name], state[name]) for name in plan.state if name != "optimizer.step"}
+    pairs["loss"] = (np.array(losses), np.array(found))
+    moved = np.linalg.norm(reference.arrays["prompts.t"] - first.arrays["prompts.t"])
+    assert moved > 1e-3  # something was learned
+    return {name: float(np.linalg.norm(a - b) / np.linalg.norm(a)) for name, (a, b) in pairs.items()}
+
+
+def assert_parity(distances: dict[str, float]) -> None:
+    for name, distance in distances.items():
+        assert distance <= (1e-3 if name.startswith("optimizer.") else 1e-4), (name, distance)
+
+
+def test_ten_steps_of_the_bundle_are_the_trainers(predictor, bundle):
+    """docs/design.md 9: float32, same batches, KL and distillation active, from a trained state; softplus, renormalised
+    rollout. The reference is the trainer's whole local round, orders and turns included."""
+    recipe = EvidentialRecipe(batch=BATCH, b_blocks=1, anneal_epochs=2, head_norm="standardise", readout="cls")
+    plan = replace(bundle.training, batch=BATCH, epochs=1, epochs_before=0, anneal_epochs=2)
+    assert dict(plan.rates) == {"prompts.b": 2.5e-4, "prompts.t": 5e-4, "head.weight": 5e-4, "head.bias": 5e-4}
+    assert_parity(ten_steps_apart(predictor, bundle.extras[GRAPH], plan, recipe, MapSharing()))
+
+
+def test_ten_steps_of_the_other_choices_are_the_trainers(make):
+    """The same with ReLU evidence, mean readout, sink rollout, nearest metric and the mean over peers."""
+    sharing = MapSharing(rollout="sink", kd_metric="nearest", kd_peers="mean5", kd_weight=1e-5)
+    recipe = EvidentialRecipe(
+        batch=BATCH, b_blocks=1, anneal_epochs=2, head_norm="none", readout="mean", evidence="relu", lr_b=1e-3
+    )
+    predictor = make("vit:128x2/12", readout="mean", evidence="relu", head_norm="none", prefix_mode="sink")
+    plan = TrainingPlan(
+        trained=recipe.trained, rates=_rates(recipe), weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
+        epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-5, kd_peers="mean5", prior_floor=1e-2,
+        balance="none", augment="dihedral", seed=0,
+    )  # fmt: skip
+    step = training_step(predictor, plan, sharing)
+    graph = export_training_graph(step, plan, example_inputs(step, plan, predictor.tensors))
+    assert_parity(ten_steps_apart(predictor, graph, plan, recipe, sharing))
+    wrong = replace(plan, rates={**plan.rates, "prompts.b": 2e-3})
+    figures = check_training(graph, step, plan, predictor.tensors)
+    assert max(figure.worst for figure in figures) < 1e-4
+    with pytest.raises(GateError, match="after 10 steps"):  # the gate is able to fail
+        check_training(graph, replace(step, gram=step.gram * 50), wrong, predictor.tensors)
+
+
+def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle):
+    """docs/security.md check 29; the batch axis is free, as an epoch's last batch is smaller."""
+    graph = bundle.extras[GRAPH]
+    assert not any(text in graph for text in (b".py", b"/home", b"stack_trace", b"site-packages", b"edgefl_trainer"))
+    assert bundle.training.batch == 32 and bundle.training.kd_weight == 1e-6
+
+
+def test_methods_without_a_step_are_refused(run_folder, tmp_path):
+    """One sentence that says what a device can learn."""
+    run = open_run(run_folder)
+    other = replace(run, settings=replace(run.settings, method="fedavg"))
+    with pytest.raises(ExportError, match="fedevprompt"):
+        training_plan(other)
+
+
+def test_draws_are_the_trainers(predictor):
+    """The device visits the same rows turned alike, with and without class balance (live and local engine agree)."""
+    from edgefl_trainer.augment import dihedral as turned
+
+    site = a_site(predictor.module.backbone, 3, 11, [])
+    for balance in ("none", "class"):
+        theirs = replace(site, balance=balance).epoch_order(site.train, 3, 1)
+        ours = epoch_order(generator(11, "north", "order", 3, 1), site.train.labels, balance)
+        assert np.array_equal(theirs, ours)
+    images = site.train.images[:40]
+    rng = generator(11, "north", "augment", 3, 1)
+    views = turned(torch.from_numpy(images), site.rng("augment", 3, 1)).numpy()
+    assert np.array_equal(dihedral(images, symmetries(rng, 40)), views)
+    assert not np.array_equal(views, images)
