@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from examples.learn_derm_backbone import NAME, card
+from click.testing import CliRunner
+from examples.learn_derm_backbone import NAME, card, main
 from safetensors.numpy import load_file
 
 from edgefl_trainer.contract import Examples
@@ -108,7 +109,24 @@ def test_a_shipped_backbone_takes_its_own_image_size_only():
         load_backbone(NAME, image_px=96)
 
 
+def test_the_recipe_publishes_a_finished_run(mae, ward, tmp_path, record):
+    """`make backbone` with RUN of a finished run: file, record and card, and the digest that the file then has."""
+    outcome = CliRunner().invoke(main, ["--data", ward, "--run", str(mae), "-o", str(tmp_path)])
+    assert outcome.exit_code == 0, outcome.output
+    made = json.loads((tmp_path / f"{NAME}.json").read_text())
+    assert set(made) == set(record)
+    file = tmp_path / f"{NAME}.safetensors"
+    assert made["sha256"] == load_backbone(f"file:{file}").spec.sha256 in (tmp_path / f"{NAME}.md").read_text()
+    full, half = load_file(mae / "backbone.safetensors"), load_file(file)
+    assert half.keys() == full.keys()
+    for name, value in half.items():
+        np.testing.assert_array_equal(value, full[name].astype(np.float16))
+    assert made["epochs"] == 2 and made["images"] == {"east": 13, "west": 13}
+    assert set(made["probe"]["nevus"]) == set(record["probe"]["nevus"])
+
+
 @pytest.mark.data
+@pytest.mark.slow
 @pytest.mark.skipif("EDGEFL_DATA" not in os.environ, reason="EDGEFL_DATA is not set: no real images")
 def test_it_beats_an_untrained_network_on_real_photographs():
     """Mean over six centres of the probe, nevus against the rest, on at most 150 and 100 images of each.
