@@ -24,6 +24,8 @@ DATA = "lesions:sites=2,images=24,px=36"
 MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
     ("local", "loss=ce", "tiny"),
+    ("local", "prompts=none", "cnn:test_resnet"),
+    ("head", None, "cnn:test_resnet"),
     ("fedavg", "share=g", "tiny"),
     ("fedproto", "predict=nearest", "tiny"),
     ("finetune", "mode=local", "tiny"),
@@ -76,7 +78,8 @@ def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbon
     assert all(figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
     assert told(export_cli, "verify", bundle, "--trust", public)[0]["verified"] is True
     expected = told(trainer_cli, "predict", run, *photos, "--site", "site-1")
-    found = told(device_cli, "score", *photos, "--model", bundle, "--trust", public, "--home", tmp_path / "home")
+    asked = ("score", *photos, "--model", bundle, "--trust", public, "--home", tmp_path / "home")
+    found = told(device_cli, *asked)
     assert len(found) == len(expected) == len(photos)
     for device, trainer in zip(found, expected, strict=True):
         assert device.keys() == trainer.keys()
@@ -90,3 +93,8 @@ def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbon
         )
     first, second = (score["probabilities"] for score in found)
     assert first != second  # two pictures, two answers: the picture reaches the model
+    drawn = ask(device_cli, *asked, "--json", "--heatmap", tmp_path / "maps")
+    pictures = [json.loads(line)["heatmap"] for line in drawn.stdout.splitlines()]
+    has_map = not backbone.startswith("cnn:")  # where a convolutional network looked is not known
+    assert [picture is not None for picture in pictures] == [has_map] * len(photos)
+    assert ("has no attention map" in drawn.stderr) is not has_map
