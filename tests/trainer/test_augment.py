@@ -1,11 +1,23 @@
-"""Views of training images. Sources: docs/methods.md 1.6 (eight symmetries), MAE's random resized crop."""
+"""Views of training images. Sources: docs/methods.md 1.6 (eight symmetries) and 2 (contrastive views); MAE's random
+resized crop; MoCo v2 (arXiv 2003.04297) and SimCLR (arXiv 2002.05709, appendix A)."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from edgefl_trainer.augment import dihedral, random_crops, to_float
+from edgefl_trainer.augment import (
+    blur_kernel,
+    contrastive_views,
+    crop_boxes,
+    dihedral,
+    random_crops,
+    resized_one_by_one,
+    resized_together,
+    to_float,
+)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -91,3 +103,94 @@ def test_to_float_agrees_with_the_frozen_networks_input():
     torch.testing.assert_close(
         to_float(images, vit.spec.mean, vit.spec.std), vit.normalise(images), atol=1e-5, rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("resized", [resized_one_by_one, resized_together])
+def test_crops_are_enlarged_as_pillow_does(resized):
+    """MAE's public code resizes with Pillow's bicubic; our way on a CPU and that on a GPU agree with it."""
+    images = pictures(6, 36)
+    boxes = crop_boxes(np.random.default_rng(3), 6, 36, 0.2)
+    views = resized(images, boxes)
+    for image, view, (top, left, height, width) in zip(images.numpy(), views.numpy(), boxes, strict=True):
+        part = Image.fromarray(image[top : top + height, left : left + width])
+        wanted = np.asarray(part.resize((36, 36), Image.Resampling.BICUBIC)).astype(int)
+        difference = np.abs(view.astype(int) - wanted)
+        assert difference.max() <= 2
+        assert difference.mean() < 0.05
+
+
+def test_boxes_are_drawn_as_torchvision_draws_them():
+    """2,000 boxes of each: the same distribution of areas and ratios (Kolmogorov and Smirnov), all inside the image."""
+    from scipy.stats import ks_2samp
+    from torchvision.transforms.v2 import RandomResizedCrop
+
+    ours = crop_boxes(np.random.default_rng(0), 2000, 84, 0.2)
+    torch.manual_seed(0)
+    draw = RandomResizedCrop(84, scale=(0.2, 1.0), antialias=True)
+    made = [draw.make_params([torch.zeros(3, 84, 84)]) for _ in range(2000)]
+    theirs = np.array([[one[key] for key in ("top", "left", "height", "width")] for one in made])
+    for measure in (lambda b: b[:, 2] * b[:, 3], lambda b: b[:, 2] / b[:, 3], lambda b: b[:, 0], lambda b: b[:, 1]):
+        assert ks_2samp(measure(ours), measure(theirs)).pvalue > 1e-3
+    assert (ours[:, :2] >= 0).all() and (ours[:, 2:] >= 1).all()
+    assert (ours[:, 0] + ours[:, 2] <= 84).all() and (ours[:, 1] + ours[:, 3] <= 84).all()
+
+
+@pytest.mark.parametrize("recipe", ["moco-v2", "simclr", "rotation"])
+def test_contrastive_views_depend_on_their_generator_alone(recipe):
+    images = pictures(4, 36)
+    before = images.clone()
+    torch.manual_seed(1)
+    first = contrastive_views(images, np.random.default_rng(3), recipe, 32)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    second = contrastive_views(images, np.random.default_rng(3), recipe, 32)
+    assert torch.get_rng_state().equal(state)  # the draws of others are not disturbed
+    assert first.equal(second) and images.equal(before)
+    assert first.shape == (4, 3, 32, 32) and first.dtype == torch.float32
+    assert first.min() >= 0 and first.max() <= 1
+    assert not first.equal(contrastive_views(images, np.random.default_rng(4), recipe, 32))
+
+
+@pytest.mark.parametrize("recipe", ["moco-v2", "simclr", "rotation"])
+def test_every_image_of_a_batch_has_its_own_draws(recipe):
+    """One picture sixteen times: sixteen different views."""
+    images = pictures(1, 36).expand(16, -1, -1, -1).contiguous()
+    views = contrastive_views(images, np.random.default_rng(0), recipe, 32)
+    assert len({view.numpy().tobytes() for view in views}) == 16
+
+
+def test_the_shares_of_moco_v2():
+    """A coloured picture of one shade: 20 % of the views are grey, about a fifth keep their colours (.2 x .8)."""
+    image = torch.tensor([200, 90, 40], dtype=torch.uint8).expand(600, 36, 36, 3).contiguous()
+    views = contrastive_views(image, np.random.default_rng(0), "moco-v2", 32)
+    shades = views.mean(dim=(2, 3))  # (600, 3)
+    grey = (shades.amax(1) - shades.amin(1)) < 1e-4
+    kept = (shades - torch.tensor([200, 90, 40]) / 255).abs().amax(1) < 1e-3
+    assert abs(grey.float().mean() - 0.2) < 5 * np.sqrt(0.2 * 0.8 / 600)
+    assert abs(kept.float().mean() - 0.16) < 5 * np.sqrt(0.16 * 0.84 / 600)
+
+
+def test_rotation_views_keep_their_colours():
+    """No jitter, no grey: a picture of one shade stays as it is."""
+    image = torch.tensor([200, 90, 40], dtype=torch.uint8).expand(8, 36, 36, 3).contiguous()
+    views = contrastive_views(image, np.random.default_rng(0), "rotation", 32)
+    torch.testing.assert_close(views, (torch.tensor([200, 90, 40]) / 255).view(1, 3, 1, 1).expand_as(views))
+
+
+@pytest.mark.parametrize(("recipe", "least"), [("moco-v2", 0.2), ("simclr", 0.08)])
+def test_contrastive_crops_show_at_least_the_stated_share(recipe, least):
+    """On a ramp a view's span of values is its part of the width; sides between 3:4 and 4:3; order survives colours."""
+    side = 100
+    ramp = torch.arange(side, dtype=torch.uint8).view(1, 1, side, 1).expand(300, side, side, 3).contiguous()
+    views = contrastive_views(ramp, np.random.default_rng(0), "rotation", 96) * 255
+    spans = (views.amax(dim=(1, 2, 3)) - views.amin(dim=(1, 2, 3)) + 1) / side
+    assert spans.min() > np.sqrt(0.2 * 3 / 4) - 0.03
+    from edgefl_trainer.augment import SMALLEST_CROP
+
+    assert SMALLEST_CROP[recipe] == least
+
+
+@pytest.mark.parametrize(("side", "kernel"), [(64, 7), (32, 3), (224, 23), (16, 3)])
+def test_the_blur_is_a_tenth_of_the_view_and_odd(side, kernel):
+    """SimCLR, appendix A: 10 % of the side; at 64 px 7."""
+    assert blur_kernel(side) == kernel
