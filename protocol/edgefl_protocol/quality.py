@@ -47,7 +47,7 @@ RED_BY_GREEN = (0.94, 2.3)
 GREEN_BY_BLUE = (0.74, 2.3)
 
 _LUMINANCE = np.array([0.299, 0.587, 0.114], dtype=np.float32)
-_QUIET = 0.5  # added to the variance of the blurred picture: rounding to whole numbers leaves about that much
+_QUIET = 1.0  # added to the variance of the blurred picture: rounding and the noise of a flat picture leave about that
 _FEW = 50  # lit pixels with four lit neighbours below which sharpness is not judged
 
 

@@ -497,3 +497,63 @@ class _Bar:
 
     def update(self, steps):
         assert steps == 1
+
+
+def _unusual(lab) -> dict[str, tuple[bytes, str]]:
+    """docs/device.md, "Files": each kind with what it gives, the code of an error or the reasons to refer."""
+    photo = lab.photo(60, 40)
+    image, grey = Image.fromarray(photo), Image.fromarray(photo).convert("L")
+    animated = lab.encoded(photo, "PNG", save_all=True, append_images=[Image.fromarray(photo[::-1])])
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    png = lab.encoded(photo)
+    clear = Image.fromarray(np.dstack([photo, np.zeros((40, 60), np.uint8)]))
+
+    def saved(one: Image.Image, kind: str, **options: object) -> bytes:
+        out = io.BytesIO()
+        one.save(out, kind, **options)
+        return out.getvalue()
+
+    return {
+        "greyscale.jpg": (saved(grey, "JPEG"), "not_skin"),
+        "sixteen bits.png": (saved(Image.fromarray(np.asarray(grey).astype(np.uint16) << 8), "PNG"), "not_skin"),
+        "cmyk.jpg": (saved(image.convert("CMYK"), "JPEG", quality=95), ""),
+        "palette.png": (saved(image.quantize(64), "PNG"), ""),
+        "half transparent.png": (
+            saved(Image.fromarray(np.dstack([photo, np.full((40, 60), 250, np.uint8)])), "PNG"),
+            "",
+        ),
+        "transparent.png": (saved(clear, "PNG"), "blur exposure not_skin"),
+        "turned.jpg": (saved(image, "JPEG", quality=95, exif=exif), ""),
+        "turned.tif": (saved(image, "TIFF", exif=exif), ""),
+        "a png.jpg": (png, ""),
+        "a jpeg.tif": (saved(image, "JPEG", quality=95), ""),
+        "a gif.png": (saved(image, "GIF"), "unsupported_format"),
+        "animated.png": (animated, "animated"),
+        "pages.tif": (saved(image, "TIFF", save_all=True, append_images=[image]), "animated"),
+        "cut.png": (png[: len(png) // 2], "truncated"),
+        "cut.jpg": (saved(image, "JPEG")[:400], "truncated"),
+        "empty.png": (b"", "unsupported_format"),
+        "huge.png": (png.ljust(20_000_001, b"\0"), "too_large"),
+        "many pixels.png": (png_bytes(8_000, 5_001), "too_large"),
+        "small.png": (lab.encoded(lab.photo(20, 20)), "size"),
+    }
+
+
+def png_bytes(width: int, height: int) -> bytes:
+    return png(width, height, bytes((width // 8 + 1) * height))
+
+
+def test_every_unusual_file_has_its_answer(run, lab, files):
+    """docs/device.md, "Files"."""
+    kinds = _unusual(lab)
+    for name, (data, _) in kinds.items():
+        (files / name).write_bytes(data)
+    code, lines, _ = scored(run, *kinds)
+    assert code == 1
+    found = {
+        line["image"]: line["error"]["code"] if "error" in line else " ".join(line["refer_reasons"]) for line in lines
+    }
+    assert found == {name: answer for name, (_, answer) in kinds.items()}
+    same = {json.dumps(line["probabilities"]) for line in lines if line["image"] in ("a png.jpg", "good.png")}
+    assert len(same) == 1

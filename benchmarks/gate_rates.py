@@ -1,0 +1,108 @@
+"""How often the gate before the model refers by mistake, and what it catches (`edgefl_protocol.quality`).
+
+By mistake: the validation rows of the real centres, at 84 px and, where they are there, at 200 x 150. Caught: drawn
+textures, the radiology images of VQA-RAD, and the validation rows made worse on purpose: blurred (standard deviation in
+pixels of an 84-px picture), darkened and brightened by stops (factors of two of linear light, gamma 2.2, clipped to 8
+bits). Drawn skin and lesions of six sites stand beside, with skin from light to dark. No model takes part.
+
+    EDGEFL_DATA=DIR python benchmarks/gate_rates.py [--json]
+"""
+
+import csv
+import io
+import json
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from edgefl_protocol.imaging import decode, resize
+from edgefl_protocol.quality import measure_quality
+from edgefl_protocol.referral import GATE_REASONS
+from edgefl_trainer.data.foreign import read_foreign
+from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.data.lesions.signs import SIGNS
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+PX = 84
+EVERY = 8  # of the validation rows are made worse
+BLURS_PX = (0.7, 1.0, 1.5, 2.0)
+STOPS = (-6, -5, -4, -3, 1, 1.5, 2, 3)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def main(as_json: bool) -> None:
+    """Print one row per set of pictures."""
+    folder = os.environ.get("EDGEFL_DATA")
+    if folder is None:
+        raise click.ClickException("EDGEFL_DATA is not set; it names the folder with the real images")
+    rows = [rates(name, pictures) for name, pictures in sets(Path(folder))]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    click.echo("| pictures | number | any | " + " | ".join(GATE_REASONS) + " |")
+    click.echo("|---|---|---|" + "---|" * len(GATE_REASONS))
+    for row in rows:
+        shares = " | ".join(f"{100 * float(row[key]):.1f} %" for key in ("any", *GATE_REASONS))
+        click.echo(f"| {row['pictures']} | {row['number']:,} | {shares} |")
+
+
+def rates(name: str, pictures: Iterable[Pixels]) -> dict[str, str | int | float]:
+    """Share of the pictures that each reason refers, size left out by asking for one pixel."""
+    found = [measure_quality(picture).reasons(1) for picture in pictures]
+    return {
+        "pictures": name,
+        "number": len(found),
+        "any": float(np.mean([bool(one) for one in found])),
+        **{reason: float(np.mean([reason in one for one in found])) for reason in GATE_REASONS},
+    }
+
+
+def sets(folder: Path) -> Iterator[tuple[str, list[Pixels]]]:
+    """Every set by name."""
+    real = validation_rows(folder / "fed_isic2019_84.zip")
+    for centre in sorted({centre for centre, _ in real}):
+        yield f"{centre}, 84 px", [picture for found, picture in real if found == centre]
+    yield "all centres, 84 px", [picture for _, picture in real]
+    if (folder / "ham10000_msk_200x150.zip").exists():
+        yield "five centres, 200 x 150", [one for _, one in validation_rows(folder / "ham10000_msk_200x150.zip")]
+    yield "drawn skin", list(read_foreign("skin", PX))
+    yield (
+        "drawn lesions",
+        [draw_lesion(c, site=s, number=n, px=PX)[0] for s in range(6) for c in SIGNS for n in range(5)],
+    )
+    yield "drawn textures", list(read_foreign("textures", PX))
+    with zipfile.ZipFile(folder / "vqa_rad.zip") as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        yield "radiology", [resize(decode(archive.read(name)), PX) for name in names]
+    some = [picture for _, picture in real[::EVERY]]
+    for blur in BLURS_PX:
+        yield f"blurred by {blur} px", [blurred(one, blur) for one in some]
+    for stops in STOPS:
+        yield f"{stops:+g} stops of light", [relit(one, stops) for one in some]
+
+
+def validation_rows(archive_path: Path) -> list[tuple[str, Pixels]]:
+    """Centre and pixels of each validation row."""
+    with zipfile.ZipFile(archive_path) as archive:
+        rows = csv.DictReader(io.StringIO(archive.read("index.csv").decode()))
+        return [(row["center"], decode(archive.read(row["file"]))) for row in rows if row["split"] == "val"]
+
+
+def blurred(picture: Pixels, deviation_px: float) -> Pixels:
+    return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(deviation_px)))
+
+
+def relit(picture: Pixels, stops: float) -> Pixels:
+    linear = (picture / 255.0) ** 2.2 * 2.0**stops
+    return np.asarray(np.clip(linear, 0, 1) ** (1 / 2.2) * 255 + 0.5).astype(np.uint8)
+
+
+if __name__ == "__main__":
+    main()
