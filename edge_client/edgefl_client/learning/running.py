@@ -22,6 +22,7 @@ from edgefl_client.contribution import read_labels
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Checkpoint, load_checkpoint, only_one, save_checkpoint
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import Verdict, judge
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.peers import peer_targets
@@ -36,6 +37,7 @@ from edgefl_protocol.training import COUNTS, TrainingPlan, fresh_state
 Report = Callable[[Mapping[str, float | int | str]], None]
 
 ALONE = "device"  # the site's name of a device that is a member of no federation
+PROBES = (1, 4)  # pictures of the two steps that show how memory grows
 NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
 
 
@@ -109,7 +111,8 @@ def run_train(
         What `edgefl train --json` prints.
 
     Raises:
-        LearningError: too few pictures, no training step, another process, or a loss that is not finite.
+        LearningError: too few pictures or too little memory, no training step, another process, or a loss that is
+            not finite.
         EdgeflError: a picture or a file cannot be used.
     """
     started = options.limits.clock()
@@ -128,6 +131,7 @@ def run_train(
         session = TrainingSession(bundle, plan, work.prior, work.threads)
         point, reason = _begin(work, session.tokens, before, others, limits), None
         if point.stage == "learning":
+            _check_memory(work, session, point)
             point, reason = _learn(work, home, session, point, started)
         verdict = None if reason else _judge(work, home, point)
     return _facts(work, point, reason, verdict)
@@ -156,6 +160,32 @@ def _begin(
         bundle_sha256=work.bundle.sha256, work=digest_of_work, stage="learning", limits=limits, state=state,
         round=1 if before is None else before.round + 1, epoch=0, step=0, peers=peers,
     )  # fmt: skip
+
+
+def _check_memory(work: _Round, session: TrainingSession, point: Checkpoint) -> None:
+    """Refuse before the work what would take too much memory; the memory of a step grows with its batch.
+
+    Raises:
+        LearningError: a batch would take more than is allowed (`memory`); the sentence names one that fits.
+    """
+    limits, batch = work.options.limits, min(work.plan.batch, len(work.learn))
+    if limits.memory_mib is None:
+        return
+    used = []
+    for size in PROBES:  # results are thrown away
+        some = np.arange(size) % len(work.learn)
+        session.step(point.state, work.learn.images[some], work.learn.labels[some], 0.0, point.peers)
+        used.append(limits.memory())
+    each = (used[1] - used[0]) / (PROBES[1] - PROBES[0])
+    needed = used[1] + each * (batch - PROBES[1])
+    if max(used[0], needed) <= limits.memory_mib:
+        return
+    fits = PROBES[0] + int((limits.memory_mib - used[0]) / each) if each > 0 else 0
+    raise LearningError(
+        f"a step of {batch} pictures needs about {needed:.0f} MiB of memory, allowed are {limits.memory_mib}: "
+        + (f"use --batch {fits}" if fits >= 1 else "allow more, one picture does not fit either"),
+        "memory",
+    )
 
 
 def _learn(

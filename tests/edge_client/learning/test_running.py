@@ -124,6 +124,20 @@ def test_values_that_are_not_finite_never_replace_the_state(school, labels, home
     assert load_checkpoint(home, bundle).step == point.step
 
 
+def test_memory_is_asked_for_before_the_work(school, labels, home):
+    """Two probes, 100 MiB at one picture and 130 at four, make 210 at twelve; 150 are enough for six."""
+    bundle = school.learning_bundle(batch=12)
+    tries = {"memory_mib": 150, "memory": iter([100.0, 130.0]).__next__}
+    with pytest.raises(LearningError, match=r"12 pictures needs about 210 MiB .* use --batch 6") as caught:
+        run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(**tries)))
+    assert caught.value.code == "memory" and load_checkpoint(home, bundle) is None
+    enough = Limits(memory_mib=210, memory=iter([100.0, 130.0, *[200.0] * 50]).__next__)
+    assert run_train(home, bundle, labels, TrainOptions(**ONE, limits=enough))["state"] == "done"
+    over = Limits(memory_mib=210, memory=iter([100.0, 130.0, *[211.0] * 50]).__next__)
+    found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=over))
+    assert found["state"] == "paused" and "smaller --batch" in found["reason"]
+
+
 def test_a_bundle_that_only_scores_is_named(plain_bundle, labels, home):
     """One sentence that says whom to ask."""
     with pytest.raises(LearningError, match="--with-training"):

@@ -49,9 +49,9 @@ def test_minutes_pause_a_round(call, labels):
 
 
 def test_memory_is_watched(call, labels):
-    """Docs: a process that takes more than it may stops and says what helps."""
-    found = json.loads(call("train", "--labels", labels, "--memory", 1, "--json").stdout)
-    assert found["state"] == "paused" and "allowed are 1: a smaller --batch needs less" in found["reason"]
+    """A step that would take more memory than it may is refused before the work."""
+    error = call("train", "--labels", labels, "--memory", 1).exception
+    assert error.code == "memory" and "one picture does not fit either" in str(error)
 
 
 def test_too_few_pictures_are_named(call, school, tmp_path):
