@@ -210,6 +210,14 @@ class LearnsBackbone(Protocol):
 
 
 @runtime_checkable
+class LearnsApart(Protocol):
+    """What a self-supervised method adds whose sites each learn an encoder of their own and keep it."""
+
+    def site_backbone(self, state: State) -> Arrays:
+        """The encoder in a site's state, by timm's names, without fixed position tables."""
+
+
+@runtime_checkable
 class OffersPredictors(Protocol):
     """What a method adds that can answer in more than one way: its further answers, reported beside the first."""
 

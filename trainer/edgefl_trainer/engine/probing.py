@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from edgefl_trainer.contract import Examples, LearnsBackbone, Method, Phase, Site, State, Task
+from edgefl_trainer.contract import Examples, LearnsApart, LearnsBackbone, Method, Phase, Site, State, Task
 from edgefl_trainer.engine.federation import Probed, stamped
+from edgefl_trainer.engine.own_networks import mean_network
 from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.models.backbones import frozen_network
@@ -49,7 +50,10 @@ def make_prober(method: Method, task: Task, sites: Mapping[str, Site], every: in
         if phase.kind != "train" or (phase.round % every and phase.round != task.rounds):
             return None
         assert isinstance(method, LearnsBackbone)
-        weights = method.backbone(as_if_finished(method, task, server, states, sites))
+        if isinstance(method, LearnsApart):
+            weights = mean_network(method, states, sites)
+        else:
+            weights = method.backbone(as_if_finished(method, task, server, states, sites))
         if not weights:
             return None
         network = frozen_network(task.backbone, weights).to(device)

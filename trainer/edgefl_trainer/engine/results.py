@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import (
     Examples,
+    LearnsApart,
     LearnsBackbone,
     Method,
     OffersPredictors,
@@ -29,6 +30,7 @@ from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict, save_predictor
+from edgefl_trainer.engine.own_networks import mean_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import (
@@ -188,9 +190,16 @@ def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> N
 def learned_backbone_results(
     folder: Path, method: LearnsBackbone, final: FederationState, federation: Federation, sites: Mapping[str, Site]
 ) -> dict[str, Any]:
-    """Write the backbone of the selected round, or of the last one, and probe its readouts on all tune rows."""
+    """Write the backbone of the selected round, or of the last one, and probe its readouts on all tune rows.
+
+    Where sites learned apart, it is the mean of their last networks, which are written beside it.
+    """
     site = next(iter(sites.values()))
-    kept = final.encoder or SelectedEncoder(site.task.rounds, method.backbone(final.server))
+    if isinstance(method, LearnsApart):
+        write_networks(folder, site.task.backbone, method, final.sites)
+        kept = SelectedEncoder(site.task.rounds, mean_network(method, final.sites, sites))
+    else:
+        kept = final.encoder or SelectedEncoder(site.task.rounds, method.backbone(final.server))
     data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
     write_atomic(folder / BACKBONE_FILE, data)
     backbone = load_backbone(f"run:{folder}").to(site.device)

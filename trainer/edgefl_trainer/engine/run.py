@@ -31,6 +31,7 @@ from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partit
 from edgefl_trainer.engine.display import Display, Pace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
@@ -78,6 +79,8 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     federation = load_data(settings, backbone.spec.image_px, partition)
     task = build_task(settings, method, federation, backbone)
     sites = build_sites(federation, task, backbone, settings, needs_labels=method.needs_labels)
+    if isinstance(method, TrainsNetwork):
+        sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device):

@@ -2,7 +2,8 @@
 
     site i: R·E epochs of MoCo on its own images, encoder, momentum encoder and queue its own      local_round
 
-Nothing travels. The server holds the common start; what a site learned is `backbone` of the site's own state.
+Nothing travels. The server holds the common start; a site's encoder is in its own state, and fine-tuning starts from it
+at that site (`engine.own_networks`).
 
 Differs from the paper: K, tau and m as FedCLF has them; optimiser moments start afresh each round, as in the federated
 methods it is compared with.
@@ -64,5 +65,9 @@ class LocalCL:
         return None
 
     def backbone(self, state: State) -> Arrays:
-        """Of a site's state the network it learned, of the server's the common start; by timm's names."""
+        """The common start by timm's names: the server learns nothing."""
+        return self_supervised.encoder_of(state)
+
+    def site_backbone(self, state: State) -> Arrays:
+        """The network that a site learned, by timm's names; the projection is dropped."""
         return self_supervised.encoder_of(state)

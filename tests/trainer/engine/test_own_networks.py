@@ -1,0 +1,72 @@
+"""Local CL, then fine-tuning: each site goes on with the encoder that it learned. Source: arXiv 2208.11278 section V-A
+("pre-trains the model by contrastive learning independently on each device"), engine/own_networks.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tests.trainer.conftest import TINY, edgefl_train
+
+STILL = ("--set", "lr=1e-12", "--set", "min_lr=0", "--set", "weight_decay=0", "--set", "augment=none")
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory, ward) -> Path:
+    """A finished run of `local-cl` over two sites of unequal size."""
+    folder = tmp_path_factory.mktemp("apart") / "run"
+    found = edgefl_train("run", "local-cl", "--data", ward, "--out", folder, "--backbone", "cnn:mobilenetv3_small_050",
+                         "--rounds", 1, "--set", "batch=8", *TINY, "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    return folder
+
+
+def weights(path: Path, prefix: str = "") -> dict[str, np.ndarray]:
+    return {name.removeprefix(prefix): value for name, value in load_file(path).items() if name.startswith(prefix)}
+
+
+def test_every_site_keeps_its_encoder_and_the_runs_is_their_mean(apart):
+    east, west, both = (
+        weights(apart / path)
+        for path in ("networks/east.safetensors", "networks/west.safetensors", "backbone.safetensors")
+    )
+    sizes = [line["n_train"] for line in _sites(apart)]
+    assert set(east) == set(west) == set(both)
+    assert sum(not np.array_equal(east[name], west[name]) for name in east) > len(east) / 2
+    for name in [name for name in both if np.issubdtype(both[name].dtype, np.floating)]:
+        mean = np.average([east[name].astype(np.float64), west[name]], axis=0, weights=sizes)
+        np.testing.assert_allclose(both[name], mean, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mode", ["local", "federated"])
+def test_fine_tuning_starts_from_a_sites_own_encoder_alone_and_from_the_mean_together(apart, ward, mode, tmp_path):
+    """With a rate of nothing a model ends where it began."""
+    found = edgefl_train("run", "finetune", "--data", ward, "--out", tmp_path / "o", "--backbone", f"run:{apart}",
+                         "--set", f"mode={mode}", "--rounds", 1, *STILL, *TINY, "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    for site in ("east", "west"):
+        start = weights(apart / (f"networks/{site}.safetensors" if mode == "local" else "backbone.safetensors"))
+        ended = weights(tmp_path / f"o/models/{site}.safetensors", "network.")
+        learned = [name for name in ended if name.endswith(("weight", "bias"))]
+        assert len(learned) > 50
+        for name in learned:
+            np.testing.assert_allclose(ended[name], start[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def test_sites_without_an_encoder_of_their_own_start_from_the_mean(apart, tmp_path, cached):
+    """Another federation than the one that learned: the run's one backbone serves."""
+    found = edgefl_train("run", "finetune", "--data", "lesions:sites=2,images=20,px=48", "--out", tmp_path / "o",
+                         "--backbone", f"run:{apart}", "--set", "mode=local", "--rounds", 1, *STILL, *TINY,
+                         "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    start, ended = (
+        weights(apart / "backbone.safetensors"),
+        weights(tmp_path / "o/models/site-1.safetensors", "network."),
+    )
+    np.testing.assert_allclose(ended["conv_stem.weight"], start["conv_stem.weight"], rtol=1e-5, atol=1e-7)
+
+
+def _sites(run: Path) -> list[dict]:
+    found = json.loads((run / "summary.json").read_text())["sites"]
+    return [found[name] for name in sorted(found)]

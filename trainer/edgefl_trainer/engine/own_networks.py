@@ -1,0 +1,64 @@
+"""Encoders that sites learned apart and kept: written beside a run's backbone, and what each site then starts from.
+
+DIR/networks/NAME.safetensors   the encoder of a site
+DIR/backbone.safetensors        their mean by numbers of images: what a federation starts from, or a site that has none
+
+Source: arXiv 2208.11278 section V-A, the baseline Local CL: pre-trained "independently on each device", then fine-tuned
+on each device or together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import write_atomic
+from edgefl_trainer.contract import Arrays, LearnsApart, Site, State
+from edgefl_trainer.engine.folder import make_folder
+from edgefl_trainer.learning import steps
+from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.spec import BackboneSpec
+
+NETWORKS = "networks"
+
+
+def mean_network(method: LearnsApart, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
+    """The mean of the sites' encoders, weighted by the images that each learned from.
+
+    Args:
+        method: what was run.
+        states: of the sites.
+        sites: the same ones.
+    """
+    networks = {name: Payload(method.site_backbone(states[name]), {}) for name in sorted(sites)}
+    return steps.weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in sites})
+
+
+def write_networks(folder: Path, spec: BackboneSpec, method: LearnsApart, states: Mapping[str, State]) -> None:
+    """Keep every site's encoder as a backbone file."""
+    make_folder(folder / NETWORKS)
+    for name in sorted(states):
+        data = backbone_bytes(spec, method.site_backbone(states[name]), self_supervised=True)
+        write_atomic(folder / NETWORKS / f"{name}.safetensors", data)
+
+
+def start_apart(backbone: str, image_px: int, sites: Mapping[str, Site]) -> Mapping[str, Site]:
+    """The sites, each with its own encoder to learn on where the backbone's run has one for it.
+
+    Args:
+        backbone: its name; only `run:DIR` can hold networks of sites.
+        image_px: side of the images, pixels.
+        sites: whose task holds the run's one backbone to learn on.
+    """
+    kind, _, where = backbone.partition(":")
+    paths = {name: Path(where).expanduser() / NETWORKS / f"{name}.safetensors" for name in sites}
+    if kind != "run" or not any(path.exists() for path in paths.values()):
+        return sites
+    found = {}
+    for name, site in sites.items():
+        task = site.task
+        if paths[name].exists():
+            network = load_backbone(f"file:{paths[name]}", image_px=image_px, seed=task.seed).network
+            task = replace(task, initial=weights_of(network))
+        found[name] = replace(site, task=task)
+    return found
