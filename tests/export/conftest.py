@@ -14,7 +14,8 @@ from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, save_predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.losses import class_prior
-from edgefl_trainer.models.backbones import BACKBONE_FILE, architecture_of, backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
+from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.vit import init_prompts, prefix_length
@@ -43,16 +44,16 @@ def make_predictor(backbone: str = "tiny", image_px: int = 36, **options) -> Pre
     return Predictor(ScoreModule(vit, chosen), tensors, (True, True, False))
 
 
-def write_run(folder: Path, predictor: Predictor) -> Path:
-    """The files of a finished run that export reads."""
-    vit = predictor.module.vit
+def write_run(folder: Path, predictor: Predictor, backbone: Backbone | None = None) -> Path:
+    """The files of a finished run that export reads; its backbone is the predictor's unless another is named."""
+    frozen = backbone or predictor.module.backbone
     folder.mkdir()
     settings = RunSettings(
-        method="fedevprompt", data=("lesions:",), backbone="tiny", image_px=vit.spec.image_px, preset="tiny"
+        method="fedevprompt", data=("lesions:",), backbone="tiny", image_px=frozen.spec.image_px, preset="tiny"
     )
     (folder / "config.toml").write_text(settings.to_toml())
-    architecture = architecture_of(vit.spec)
-    (folder / BACKBONE_FILE).write_bytes(backbone_bytes(architecture, weights_of(vit.vit), self_supervised=True))
+    data = backbone_bytes(frozen.spec, weights_of(frozen.network), self_supervised=True)
+    (folder / BACKBONE_FILE).write_bytes(data)
     save_predictor(folder / "models" / "north.safetensors", predictor)
     site = {"n_train": 84, "n_test": 20, "balanced_accuracy": 0.5, "auroc": None}
     site["balanced_accuracy_interval"] = [0.375, 0.625]
