@@ -95,7 +95,11 @@ def methods(as_json: bool) -> None:
     "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]"
 )
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.")
-@click.option("--backbone", metavar="NAME", help="run:DIR, file:PATH, timm:NAME, vit:WIDTHxDEPTH/PATCH or tiny.")
+@click.option(
+    "--backbone",
+    metavar="NAME",
+    help="run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.",
+)
 @click.option(
     "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
 )
