@@ -27,6 +27,7 @@ from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.self_supervised import ahead
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 from edgefl_trainer.models.spec import require_vit
@@ -155,16 +156,17 @@ class FedMAE:
         """E epochs; reports the mean loss of each."""
         examples, epochs = site.unlabelled, site.task.epochs
         optimizer = self._optimizer(model)
-        per_epoch = -(-len(examples) // self.batch)
         total = site.task.rounds * epochs
         for epoch in range(epochs):
             rng = site.rng("views", round_, epoch)
+            order = site.epoch_order(examples, round_, epoch)
+            parts = [order[start : start + self.batch] for start in range(0, len(order), self.batch)]
             losses: list[float] = []
             asked = perf_counter()
-            for step, (images, _) in enumerate(site.batches(examples, self.batch, round_, epoch)):
+            for step, images in enumerate(ahead(site, examples, parts)):
                 views = random_crops(images, rng, self.smallest_crop)
                 waited = perf_counter() - asked
-                done = (round_ - 1) * epochs + epoch + step / per_epoch  # fractional epochs over the whole run
+                done = (round_ - 1) * epochs + epoch + step / len(parts)  # fractional epochs over the whole run
                 rate = self.lr * steps.cosine_rate(done, total, min(40.0, self.warmup * total))
                 for group in optimizer.param_groups:
                     group["lr"] = rate
@@ -173,7 +175,7 @@ class FedMAE:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 losses.append(steps.check_finite(loss, site, round_, step))
-                facts = {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": losses[-1]}
+                facts = {"epoch": epoch + 1, "step": step + 1, "steps": len(parts), "loss": losses[-1]}
                 site.report({**facts, "images": len(images), "wait_seconds": waited})
                 asked = perf_counter()
             site.report({"summary": 1, "loss": float(np.mean(losses))})
