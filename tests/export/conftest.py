@@ -38,6 +38,8 @@ def make_predictor(backbone: str = "tiny", image_px: int = 36, **options) -> Pre
         "features.mean": torch.randn(spec.width, generator=draw) * 0.1,
         "features.std": torch.rand(spec.width, generator=draw) + 0.5,
         "prior": class_prior([50, 30, 4]).float(),
+        "usual.mean": torch.randn(spec.width, generator=draw) * 0.1,
+        "usual.whitening": torch.randn((spec.width, spec.width), generator=draw) / spec.width,
         "temperature": torch.tensor(1.3),
     }
     tensors = {name: values[name].numpy() for name in chosen.tensors}

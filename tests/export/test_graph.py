@@ -23,6 +23,7 @@ OPTIONS = [
     {"readout": "mean", "evidence": "relu", "head_norm": "none"},
     {"evidence": "exp", "prefix_mode": "sink"},
     {"output": "softmax", "prompts": ()},
+    {"discount": "unusual"},
 ]
 
 

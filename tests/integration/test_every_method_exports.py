@@ -24,6 +24,7 @@ DATA = "lesions:sites=2,images=24,px=36"
 MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
     ("local", "loss=ce", "tiny"),
+    ("local", "discount=unusual", "tiny"),
     ("local", "prompts=none", "cnn:test_resnet"),
     ("head", None, "cnn:test_resnet"),
     ("fedavg", "share=g", "tiny"),

@@ -146,6 +146,8 @@ def test_a_file_that_is_no_text_is_a_sentence(tmp_path):
         ("local", "lr_head=2", "lr_head is 2.0; allowed: 0 to 1"),
         ("local", "lr_head=nan", "allowed: 0 to 1"),
         ("local", "batch=0", "batch is 0; allowed: 1 or more"),
+        ("local", "prompt_length=1000000000", "prompt_length is 1000000000; allowed: 0 to 10000"),
+        ("fedvpt", "n=1000000000", "n is 1000000000; allowed: 1 to 10000"),
         ("fedevprompt", "maps_per_class=0", "maps_per_class is 0; allowed: 1 to 100"),
         ("fedevprompt", "kd_weight=-1", "kd_weight is -1.0; allowed: 0 to 1"),
         ("fedmae", "norm_pix=perhaps", "norm_pix takes on or off"),

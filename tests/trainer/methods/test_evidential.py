@@ -13,6 +13,8 @@ from tests.trainer.methods.conftest import after, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
+from edgefl_trainer.engine.models import predict
+from edgefl_trainer.engine.results import calibrate
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning import attention_buffer, evidential, features
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
@@ -305,3 +307,22 @@ def test_without_peers_nothing_is_said_about_distillation(make_task, make_site):
     method = build(METHODS["fedevprompt"], HYPER)
     method.local_round(listening(make_site(make_task(), count=12), facts), State(), train())
     assert warnings_of(facts) == []
+
+
+def test_discounted_evidence_changes_no_training_and_only_lowers_what_is_known(make_task, make_site):
+    """docs/methods.md, discounted evidence: vacuity rises for pictures unlike the site's, and falls for none."""
+    task = make_task()
+    site, broadcast = make_site(task, count=120), Payload({}, {"phase": "train", "round": 1, "rounds": 1})
+    noise = np.random.default_rng(0).integers(0, 2, (40, 36, 36, 1)).repeat(3, axis=3).astype(np.uint8) * 255
+    found = {}
+    for discount in ("none", "unusual"):
+        method = build(METHODS["local"], {**HYPER, "discount": discount})
+        state, _ = method.local_round(site, State(), broadcast)
+        model, _ = calibrate(method.predictor(site, state, broadcast), site)
+        assert set(model.tensors) == set(model.module.options.tensors)
+        found[discount] = state.digest(), predict(model, noise), predict(model, site.tune.images)
+    (before, *plain), (after, *lowered) = found["none"], found["unusual"]
+    assert before == after
+    assert (lowered[0].vacuity > plain[0].vacuity).all()
+    assert (lowered[1].vacuity >= plain[1].vacuity - 1e-6).all()
+    assert (lowered[1].vacuity < plain[1].vacuity + 1e-6).sum() >= 6  # of eight pictures like the site's

@@ -43,6 +43,7 @@ from edgefl_trainer.evaluate.calibration import (
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.report import thin_sites
+from edgefl_trainer.learning.usual import with_usual
 from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone
 from edgefl_trainer.models.cnn import Backbone
 
@@ -68,27 +69,23 @@ def predictor_results(
     A site's model is that of the round it selected, or of the last phase. Further answers of the method are judged in
     the same way, under `further`. Held-out sites follow, see `engine.held_out`.
     """
-    last_round = method.phases(task.rounds)[-1].round
-    broadcasts = method.broadcast(final.server, Phase("final", task.rounds + 1), sorted(sites))
     scored: dict[str, Scored] = {}
     seen: dict[str, Sequence[bool]] = {}
     facts: dict[str, dict[str, Any]] = {}
     calibration: dict[str, dict[str, float]] = {}
     further: dict[str, dict[str, Scored]] = defaultdict(dict)
-    for name in sorted(sites):
-        site, last = sites[name], stamped(broadcasts[name], Phase("final", task.rounds + 1), task.rounds)
-        kept = final.selected.get(name) or SelectedRound(last_round, final.sites[name], last)
+    for name, kept in _kept_rounds(method, task, final, sorted(sites)).items():
+        site = sites[name]
         predictor = method.predictor(site, kept.state, kept.broadcast)
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
         predictor, calibration[name] = calibrate(predictor, site)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        readout = predictor.module.options.readout
         facts[name] = {
             "n_train": len(site.train),
             "n_labelled": len(site.train),
             "held_out": False,
-            "readout": readout,
+            "readout": predictor.module.options.readout,
             "selected_round": kept.round,
             "selected_phase": "train" if kept.round <= task.rounds else "final",
         }
@@ -121,6 +118,17 @@ def predictor_results(
     }
 
 
+def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequence[str]) -> dict[str, SelectedRound]:
+    """What each site's model is made of: the round it selected, or the last phase."""
+    last, after = method.phases(task.rounds)[-1].round, Phase("final", task.rounds + 1)
+    broadcasts = method.broadcast(final.server, after, names)
+    return {
+        name: final.selected.get(name)
+        or SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds))
+        for name in names
+    }
+
+
 def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str, Predictor]:
     """A site's further models, calibrated; none where the method answers in one way only."""
     if not isinstance(method, OffersPredictors):
@@ -141,8 +149,8 @@ def _held_out_models(
 
 
 def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
-    """Fit temperature, then the referral threshold, on a site's tune rows."""
-    tune = site.tune
+    """What is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
+    predictor, tune = with_usual(predictor, site), site.tune
     if len(tune) == 0:
         return predictor, {"temperature": 1.0, "refer_above": 0.999}
     options = predictor.module.options

@@ -22,6 +22,7 @@ from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.terms import Step, Term
+from edgefl_trainer.learning.usual import everything_usual
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -31,6 +32,7 @@ from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_facto
 
 HEAD = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
+MAX_PROMPT_LENGTH = 10_000
 MOMENTS = ("exp_avg", "exp_avg_sq")
 LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
@@ -53,6 +55,7 @@ class EvidentialRecipe:
     anneal_epochs: int = 10  # the KL weight is min(1, t / anneal_epochs)
     anneal_clock: Literal["run", "round"] = "run"  # t counts epochs over the whole run, or from each round's start
     prior_floor: float = 1e-2
+    discount: Literal["none", "unusual"] = "none"  # evidence of images unlike the site's, when a run is finished
     readout: Literal["auto", "cls", "mean"] = "auto"  # auto: by a linear probe on tune rows
     head_norm: Literal["auto", "standardise", "none"] = "auto"  # auto: standardise on self-supervised backbones
     augment: Literal["none", "dihedral"] = "dihedral"
@@ -61,9 +64,11 @@ class EvidentialRecipe:
         for name in ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
-        for name, least in (("batch", 1), ("b_blocks", 1), ("prompt_length", 0), ("anneal_epochs", 1)):
+        for name, least in (("batch", 1), ("b_blocks", 1), ("anneal_epochs", 1)):
             if getattr(self, name) < least:
                 raise SettingError(f"{name} is {getattr(self, name)}; allowed: {least} or more.")
+        if not 0 <= self.prompt_length <= MAX_PROMPT_LENGTH:
+            raise SettingError(f"prompt_length is {self.prompt_length}; allowed: 0 to {MAX_PROMPT_LENGTH}.")
 
     @property
     def prompt_names(self) -> tuple[str, ...]:
@@ -94,6 +99,7 @@ class EvidentialRecipe:
             head_norm=norm,
             prompts=self.prompt_names,
             prefix_mode=mode,
+            discount=self.discount,
         )
 
 
@@ -256,6 +262,8 @@ def make_predictor(
         own["prior"] = site_prior(recipe, site).cpu().numpy()
     names = (*recipe.trained, *STATISTICS)
     given = {name: np.asarray(arrays[name], dtype=np.float32) for name in names if name in arrays}
+    if module.options.discounts:
+        own |= everything_usual(site.task.backbone.width)  # until calibrated
     return Predictor(module, {**given, **own}, site.seen)
 
 

@@ -84,6 +84,40 @@ def dirichlet_summary(
     return alpha / strength, evidence.shape[-1] / strength[:, 0]
 
 
+def unusualness(
+    features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], whitening: Float[Tensor, "D D"]
+) -> Float[Tensor, " B"]:
+    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (`learning.usual`).
+
+    Args:
+        features: what the head reads, (B, D).
+        mean: m, (D,).
+        whitening: A, (D, D).
+
+    Returns:
+        Not negative, (B,).
+    """
+    return ((features - mean) @ whitening.T).square().sum(dim=-1)
+
+
+def discounted(evidence: Float[Tensor, "B K"], unusual: Float[Tensor, " B"]) -> Float[Tensor, "B K"]:
+    """Evidence of an opinion that is trusted with t = min(1, 1/d²): its belief e/S becomes t·e/S, the rest is vacuity.
+
+    Solved for evidence: t·e·K/(K + (1 − t)·Σe); the classes keep their proportions. Source: Jøsang, "Subjective logic"
+    (2016), trust discounting; docs/decisions/0023.
+
+    Args:
+        evidence: not negative, (B, K).
+        unusual: d² of `unusualness`, (B,).
+
+    Returns:
+        Not negative, at most `evidence`, (B, K).
+    """
+    trust = (1 / unusual.clamp(min=1))[:, None]  # (B, 1)
+    classes = evidence.shape[-1]
+    return evidence * (trust * classes / (classes + (1 - trust) * evidence.sum(dim=-1, keepdim=True)))
+
+
 def dissonance(evidence: Float[Tensor, "B K"], vacuity: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """Conflict between the beliefs in different classes.
 

@@ -15,7 +15,15 @@ from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from edgefl_trainer.models.cnn import Backbone, CNNOutput, FrozenCNN
-from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, dissonance, evidence_of, standardise
+from edgefl_trainer.models.head import (
+    EvidenceKind,
+    dirichlet_summary,
+    discounted,
+    dissonance,
+    evidence_of,
+    standardise,
+    unusualness,
+)
 from edgefl_trainer.models.inserts import Insert, insert_from_json, insert_to_json
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.models.vit import FrozenViT, ViTOutput
@@ -42,6 +50,7 @@ class ScoreOptions:
         insert: prompt tokens in the sequence; None for none.
         prompted: for the readout `prompted`, how many prompt tokens it takes in.
         prefix_mode: what the map does with the columns of prompts.
+        discount: whether evidence is taken away from features that are unusual at the site, unused by softmax.
     """
 
     readout: Readout = "cls"
@@ -52,14 +61,21 @@ class ScoreOptions:
     insert: Insert | None = None
     prompted: int = 0
     prefix_mode: PrefixMode = "renormalise"
+    discount: Literal["none", "unusual"] = "none"
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors a score needs beside the image, in the order of the graph's inputs."""
         normal = ("features.mean", "features.std") if self.head_norm == "standardise" else ()
         prior = ("prior",) if self.output == "evidential" else ()
+        usual = ("usual.mean", "usual.whitening") if self.discounts else ()
         inserted = self.insert.tensors if self.insert is not None else ()
-        return (*self.prompts, *inserted, "head.weight", "head.bias", *normal, *prior, "temperature")
+        return (*self.prompts, *inserted, "head.weight", "head.bias", *normal, *prior, *usual, "temperature")
+
+    @property
+    def discounts(self) -> bool:
+        """Whether evidence is discounted."""
+        return self.discount == "unusual" and self.output == "evidential"
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -208,9 +224,12 @@ class ScoreModule(nn.Module):
             raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
         output = self.output(image, tensors, need_attention=True)
         maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) else None
-        logits = self.logits(self.features(output, tensors), tensors) / tensors["temperature"]
+        features = self.features(output, tensors)
+        logits = self.logits(features, tensors) / tensors["temperature"]
         if self.options.output == "softmax":
             return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)
         evidence = evidence_of(logits, self.options.evidence)
+        if self.options.discounts:
+            evidence = discounted(evidence, unusualness(features, tensors["usual.mean"], tensors["usual.whitening"]))
         probabilities, vacuity = dirichlet_summary(evidence, tensors["prior"])
         return ScoreOutput(probabilities, evidence, vacuity, dissonance(evidence, vacuity), maps)
