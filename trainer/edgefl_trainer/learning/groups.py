@@ -1,16 +1,24 @@
-"""Groups of images that share prompts: which group an image takes, and how keys of groups begin and are averaged.
+"""Groups of images that share prompts: which group an image takes, what it is learned with, and how keys begin and are
+averaged.
 
 Source: SGPT (arXiv 2310.18285) as its code has it, github.com/ubc-tea/SGPT; docs/methods.md 5.5.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgefl_trainer.contract import Site
+from edgefl_trainer.learning.softmax import Forward
+from edgefl_trainer.models.inserts import Grouped, group_queries, unit_keys
+from edgefl_trainer.models.scoring import ScoreModule
+
+KEYS = "keys"  # of the groups, (G, D)
 FLOOR = 5e-4  # added to a group's frequency
 FEW = 50  # selections of a round up to which a key's mean is plain
 
@@ -55,3 +63,45 @@ def mean_keys(keys: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[n
 def with_momentum(old: NDArray[Any], mean: NDArray[Any], momentum: float) -> NDArray[np.float32]:
     """momentum·old + (1 − momentum)·mean, float64 inside."""
     return (momentum * old.astype(np.float64) + (1 - momentum) * mean.astype(np.float64)).astype(np.float32)
+
+
+def without_group(site: Site, module: ScoreModule, insert: Grouped, tensors: Mapping[str, Tensor]) -> Forward:
+    """Stage 1: the loss is cross-entropy alone."""
+    return lambda images: (_logits(site, module, insert, tensors, images, None), 0.0)
+
+
+def grouped(
+    site: Site,
+    module: ScoreModule,
+    insert: Grouped,
+    tensors: Mapping[str, Tensor],
+    used: Float[Tensor, " G"],
+    selected: Int[Tensor, " G"],
+    *,
+    pull: bool,
+) -> Forward:
+    """Stage 2: selects a group for each image, counts it into `selected`, and pulls its key to the query if asked."""
+
+    def score(images: Tensor) -> tuple[Tensor, Tensor | float]:
+        with torch.no_grad(), torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+            queries = group_queries(module.vit(module.vit.normalise(images)).cls)
+        cosine = queries @ unit_keys(tensors[KEYS]).T  # (B, G)
+        chosen = least_used_nearest(cosine.detach(), used)
+        selected.add_(torch.bincount(chosen, minlength=len(used)))
+        added = -cosine.gather(1, chosen[:, None]).mean() if pull else 0.0
+        return _logits(site, module, insert, tensors, images, chosen), added
+
+    return score
+
+
+def _logits(
+    site: Site,
+    module: ScoreModule,
+    insert: Grouped,
+    tensors: Mapping[str, Tensor],
+    images: UInt8[Tensor, "B S S 3"],
+    chosen: Int[Tensor, " B"] | None,
+) -> Float[Tensor, "B K"]:
+    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        output = module.vit(module.vit.normalise(images), insert=insert.bind_selected(tensors, chosen))
+    return module.logits(module.features(output, tensors), tensors)

@@ -27,6 +27,7 @@ from edgefl_trainer.models.spec import BackboneSpec, Readout, require_vit
 HEAD = "head.weight"
 PROMPTS = "prompts.s"
 STATISTICS = ("features.mean", "features.std")
+MAX_COUNT = 10_000  # of prompt tokens
 Tensors = Mapping[str, Tensor]
 Forward = Callable[[Tensor], tuple[Tensor, Tensor | float]]
 """Images uint8 (B, S, S, 3) to logits (B, K) and what is added to the loss."""
@@ -88,13 +89,13 @@ class SoftmaxRecipe:
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse a number of tokens below one.
+    """Refuse a number of tokens below one, or one that no memory holds.
 
     Raises:
         SettingError: it is.
     """
-    if value < 1:
-        raise SettingError(f"{name} is {value}; allowed: 1 or more.")
+    if not 1 <= value <= MAX_COUNT:
+        raise SettingError(f"{name} is {value}; allowed: 1 to {MAX_COUNT}.")
 
 
 def check_fits(task: Task, insert: Insert | None) -> None:

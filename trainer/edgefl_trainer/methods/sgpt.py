@@ -2,8 +2,8 @@
 learning", CVPR 2024, arXiv 2310.18285, and its code, github.com/ubc-tea/SGPT.
 
     server sends shared prompts, group prompts, keys, head and all selections so far           broadcast
-    site c, stage 1: E epochs of head and shared prompts, no group in the sequence             local_round
-            stage 2: E epochs of head, group prompts and keys; shared prompts stay             local_round
+    site c, stage 1: E epochs of head and shared prompts, no group in the sequence             _stage_1
+            stage 2: E epochs of head, group prompts and keys; shared prompts stay             _stage_2
                      an image takes g = argmin (1 − cos(q, key_g))·(f_g + 5e-4), f_g the       least_used_nearest
                      share of g in all selections; loss CE − mean cos(q, key_g)                grouped
     server: head and prompts weighted by images, a key by the sites' shares of its             aggregate
@@ -18,25 +18,23 @@ those of the view that is learned, not cached; rate decay and gradient clip are 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
-from torch import Tensor
+from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged, softmax, steps
 from edgefl_trainer.learning.averaged import Weighting
-from edgefl_trainer.learning.groups import least_used_nearest, mean_keys, orthogonal_keys, with_momentum
-from edgefl_trainer.learning.softmax import HEAD, Forward, SoftmaxRecipe, check_fits, head_init, token_init
-from edgefl_trainer.models.inserts import Grouped, group_queries, unit_keys
-from edgefl_trainer.models.scoring import ScoreModule
+from edgefl_trainer.learning.groups import KEYS, grouped, mean_keys, orthogonal_keys, with_momentum, without_group
+from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.models.inserts import Grouped
 from edgefl_trainer.models.spec import require_vit
 
-SHARED, GROUPS, KEYS = "prompts.s", "prompts.g", "keys"
+SHARED, GROUPS = "prompts.s", "prompts.g"
 FIRST_STAGE, SECOND_STAGE = (SHARED, HEAD), (GROUPS, KEYS, HEAD)
 SELECTIONS = "selections"  # of each group, (G,)
 KEY_EPOCHS = 6  # epochs of stage 2 whose loss draws keys: the reference counts `epoch <= 5` from 0
@@ -123,26 +121,38 @@ class SGPT:
         """Stage 1, then stage 2 from what it left."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged.warm_reply(self.recipe, site)
-        insert, epochs = self.insert(require_vit(site.task.backbone, "sgpt").depth), site.task.epochs
-        round_, received = int(broadcast.scalars["round"]), dict(broadcast.arrays)
-        used = torch.from_numpy(received.pop(SELECTIONS).astype(np.float32)).to(site.device)
-        first = self.recipe.module(site, "cls", insert)
-        tensors = softmax.trainable(received, FIRST_STAGE, site.device)
-        softmax.learn(
-            self.recipe, site, first, tensors, FIRST_STAGE, round_, forward=without_group(site, first, insert, tensors)
-        )
+        round_, theta = int(broadcast.scalars["round"]), dict(broadcast.arrays)
+        used = theta.pop(SELECTIONS)
+        first = self._stage_1(site, theta, round_)
+        second, selected = self._stage_2(site, {**theta, **first}, used, round_)
+        learned = {SHARED: first[SHARED], **second}
+        return State(learned), averaged.reply(site, {**learned, SELECTIONS: selected})
 
-        second = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
-        half = {**received, **steps.as_arrays({name: tensors[name] for name in FIRST_STAGE})}
-        tensors = softmax.trainable(half, SECOND_STAGE, site.device)
+    def _stage_1(self, site: Site, theta: Arrays, round_: int) -> Arrays:
+        """E epochs of head and shared prompts."""
+        insert = self.insert(require_vit(site.task.backbone, "sgpt").depth)
+        module = self.recipe.module(site, "cls", insert)
+        tensors = softmax.trainable(theta, FIRST_STAGE, site.device)
+        forward = without_group(site, module, insert, tensors)
+        softmax.learn(self.recipe, site, module, tensors, FIRST_STAGE, round_, forward=forward)
+        return steps.as_arrays({name: tensors[name] for name in FIRST_STAGE})
+
+    def _stage_2(
+        self, site: Site, theta: Arrays, used: NDArray[Any], round_: int
+    ) -> tuple[Arrays, NDArray[np.generic]]:
+        """E epochs of head, group prompts and keys; and how often each group was taken."""
+        insert, epochs = self.insert(require_vit(site.task.backbone, "sgpt").depth), site.task.epochs
+        module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
+        tensors = softmax.trainable(theta, SECOND_STAGE, site.device)
+        so_far = torch.from_numpy(used.astype(np.float32)).to(site.device)
         selected, velocity = torch.zeros(self.groups, dtype=torch.int64, device=site.device), None
         last = epochs + min(epochs, KEY_EPOCHS)  # epochs are counted on, for other draws than in stage 1
         for span, pull in ((range(epochs, last), True), (range(last, 2 * epochs), False)):
-            forward = grouped(site, second, insert, tensors, used, selected, pull=pull)
+            forward = grouped(site, module, insert, tensors, so_far, selected, pull=pull)
             velocity = softmax.learn(
                 self.recipe,
                 site,
-                second,
+                module,
                 tensors,
                 SECOND_STAGE,
                 round_,
@@ -150,8 +160,7 @@ class SGPT:
                 forward=forward,
                 velocity=velocity,
             )
-        learned = steps.as_arrays({name: tensors[name] for name in (SHARED, *SECOND_STAGE)})
-        return State(learned), averaged.reply(site, {**learned, SELECTIONS: selected.cpu().numpy()})
+        return steps.as_arrays({name: tensors[name] for name in SECOND_STAGE}), selected.cpu().numpy()
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Means by images, keys by selections, momentum for what belongs to groups."""
@@ -175,45 +184,3 @@ class SGPT:
         insert = self.insert(require_vit(site.task.backbone, "sgpt").depth)
         module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
         return softmax.make_predictor(site, module, broadcast.arrays)
-
-
-def without_group(site: Site, module: ScoreModule, insert: Grouped, tensors: Mapping[str, Tensor]) -> Forward:
-    """Stage 1: the loss is cross-entropy alone."""
-    return lambda images: (_logits(site, module, insert, tensors, images, None), 0.0)
-
-
-def grouped(
-    site: Site,
-    module: ScoreModule,
-    insert: Grouped,
-    tensors: Mapping[str, Tensor],
-    used: Float[Tensor, " G"],
-    selected: Int[Tensor, " G"],
-    *,
-    pull: bool,
-) -> Forward:
-    """Stage 2: selects a group for each image, counts it into `selected`, and pulls its key to the query if asked."""
-
-    def score(images: Tensor) -> tuple[Tensor, Tensor | float]:
-        with torch.no_grad(), torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
-            queries = group_queries(module.vit(module.vit.normalise(images)).cls)
-        cosine = queries @ unit_keys(tensors[KEYS]).T  # (B, G)
-        chosen = least_used_nearest(cosine.detach(), used)
-        selected.add_(torch.bincount(chosen, minlength=len(used)))
-        added = -cosine.gather(1, chosen[:, None]).mean() if pull else 0.0
-        return _logits(site, module, insert, tensors, images, chosen), added
-
-    return score
-
-
-def _logits(
-    site: Site,
-    module: ScoreModule,
-    insert: Grouped,
-    tensors: Mapping[str, Tensor],
-    images: UInt8[Tensor, "B S S 3"],
-    chosen: Int[Tensor, " B"] | None,
-) -> Float[Tensor, "B K"]:
-    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
-        output = module.vit(module.vit.normalise(images), insert=insert.bind_selected(tensors, chosen))
-    return module.logits(module.features(output, tensors), tensors)

@@ -1,0 +1,82 @@
+"""docs/methods.md 11: what no paper says is a hyper-parameter, with the default of the decision table."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.trainer.methods.test_conformance import value_of
+
+from edgefl_trainer.engine.settings import build, hyper_types, preset_of
+from edgefl_trainer.methods import METHODS
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "methods.md"
+
+RECIPE = {"weight_decay": 1e-2, "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "batch": 32, "evidence": "softplus",
+          "readout": "auto", "head_norm": "auto", "anneal_clock": "run", "anneal_epochs": 10, "prompt_init": "normal",
+          "prompt_length": 0, "b_blocks": 3, "prior_floor": 1e-2, "loss": "evidential"}  # fmt: skip
+MAPS = {"rollout": "renormalise", "kd_metric": "bilinear", "kd_peers": "sum", "kd_weight": 1e-6, "maps_per_class": 5,
+        "select": "vacuity"}  # fmt: skip
+TOKENS = {"lr": 0.1, "lr_decay": 0.998, "momentum": 0.9, "clip": 10, "batch": 50, "weight_decay": 0}
+DEFAULTS = {
+    "local": RECIPE,
+    "fedevprompt": RECIPE | MAPS,
+    "fedavg": RECIPE | MAPS | {"weighting": "samples", "share": "bt", "kd": False},
+    "fedavgpers": RECIPE | {"weighting": "samples"},
+    "fedprox": RECIPE | {"mu": 0.01},
+    "fedproto": RECIPE | {"proto_weight": 1, "weighting": "samples", "predict": "head"},
+    "feddistill": RECIPE | {"distill_weight": 1, "exclude_own": False},
+    "head": TOKENS,
+    "fedvpt": TOKENS | {"n": 1},
+    "fedvpt-deep": TOKENS | {"n": 1, "last_block": "L-2"},
+    "fedpr": TOKENS | {"n": 10, "ratio": 0, "fro_norm": False},
+    "sgpt": {"groups": 20, "key_momentum": 0.5, "prompt_momentum": 0.5, "lr": 0.01, "weight_decay": 1e-5, "batch": 40},
+    "pfedpg": {"n": 10, "residual": True, "server_lr": 1e-3, "lr": 0.25, "weight_decay": 1e-3, "batch": 64},
+    "p-pt": TOKENS | {"n": 1},
+    "pep-fedpt": TOKENS
+    | {
+        "slot": "replace",
+        "rho": 0.5,
+        "tau": 0.05,
+        "n_s": 1,
+        "period": 10,
+        "prior": True,
+        "dp_epsilon": 0,
+        "dp_clip_l1": 0,
+    },
+}
+EVIDENTIAL = {"evidence": "relu", "prompt_init": "uniform", "head_norm": "none", "augment": "none"}
+TOKEN = {"weighting": "uniform", "head_norm": "none", "readout": "cls"}
+PAPER = {
+    "fedevprompt": EVIDENTIAL,
+    "local": EVIDENTIAL,
+    "fedavg": EVIDENTIAL,
+    "pep-fedpt": TOKEN,
+    "fedvpt": TOKEN,
+    "sgpt": TOKEN,
+}
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_defaults_are_those_of_the_decision_table(name):
+    method = build(METHODS[name], {})
+    assert {key: value_of(method, key) for key in DEFAULTS[name]} == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", sorted(PAPER))
+def test_the_preset_paper_differs_where_the_table_says(name):
+    assert PAPER[name].items() <= preset_of(name, "paper")["hyper"].items()
+
+
+def test_blocks_of_twelve_are_those_of_the_table():
+    """PEP-FedPT 5, 6, 7; SGPT shared 0 to 3, groups 4 to 6; FedVPT-Deep eleven; all counted from 0."""
+    assert build(METHODS["pep-fedpt"], {}).insert(12).blocks == (5, 6, 7)
+    sgpt = build(METHODS["sgpt"], {}).insert(12)
+    assert (sgpt.shared_blocks, sgpt.group_blocks) == ((0, 1, 2, 3), (4, 5, 6))
+    assert build(METHODS["fedvpt-deep"], {}).insert(12).blocks == tuple(range(11))
+
+
+@pytest.mark.parametrize("name", sorted(DEFAULTS))
+def test_every_hyper_parameter_stands_on_the_page(name):
+    text = PAGE.read_text(encoding="utf-8")
+    missing = [key for key in hyper_types(METHODS[name]) if not re.search(rf"`{key}\b", text)]
+    assert missing == []
