@@ -7,6 +7,8 @@
     broadcasts/          payloads received, one file a round
     learning/            where learning on this device stands, and the values that passed their gate
     outbox.sqlite3       work items waiting to be sent
+    watched.sqlite3      which pictures edgefl watch has scored
+    watch-*.lock         held while a folder is watched
 
 Nothing is created by looking: a folder comes into being when something is first kept in it.
 """

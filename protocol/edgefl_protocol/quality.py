@@ -9,8 +9,8 @@ were calibrated at. A rule therefore says the same of an 84-px picture and of a 
 scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y = 0.299 R + 0.587 G + 0.114 B
 (ITU-R BT.601), 0 to 255. A pixel is lit from Y = 25; the black ring of a dermatoscope is not.
 
-1. `blur`: sharpness below 5. Sharpness is the variance of the Laplacian of Y (4-neighbour kernel) divided by that
-   of the same picture blurred with a 5 x 5 mean, both over lit pixels: a sharp picture loses much by blurring, a
+1. `blur`: sharpness below 4.6. Sharpness is the variance of the Laplacian of Y (4-neighbour kernel) over 1 plus that of
+   the same picture blurred with a 5 x 5 mean, both over lit pixels: a sharp picture loses much by blurring, a
    blurred one little, whatever its contrast. The idea is Crete-Roffet et al. 2007 ("The blur effect"); the variance of
    the Laplacian alone (Pech-Pacheco et al. 2000) also falls with contrast, and pale lesions have little of it.
 2. `exposure`: too dark where the 95th percentile of Y over lit pixels is below 36, or where less than 5 % of the pixels
@@ -35,7 +35,7 @@ Plane = NDArray[np.float32]  # (h, w)
 
 SCALE_PX = 84
 LIT_FROM = 25.0  # luminance
-LEAST_SHARPNESS = 5.0
+LEAST_SHARPNESS = 4.6
 LEAST_BRIGHT = 36.0  # luminance, 95th percentile of the lit pixels
 LEAST_LIT = 0.05  # share of the pixels
 CLIPPED_FROM = 250  # of every channel
@@ -118,7 +118,7 @@ def _at_scale(image: Pixels) -> Pixels:
     height, width = min(image.shape[0], SCALE_PX), min(image.shape[1], SCALE_PX)
     if (height, width) == image.shape[:2]:
         return image
-    # The gap of 3 first averages whole blocks of very large photographs: ten times faster, and within two levels.
+    # The gap of 3 first averages whole blocks of very large photographs: eight times faster, and within two levels.
     return np.asarray(
         Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC, reducing_gap=3.0), dtype=np.uint8
     )

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from edgefl_client.cli import cli as device_cli
 from edgefl_export.cli import main as export_cli
+from edgefl_protocol.referral import GATE_REASONS
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.data.lesions import draw_lesion
 
@@ -52,12 +53,23 @@ def photo(shape: tuple[int, int], orientation: int = 1) -> bytes:
     return stored.getvalue()
 
 
+def spoilt(change: Callable[[Image.Image], Image.Image]) -> bytes:
+    """A photograph that the gate before the model finds fault with."""
+    stored = io.BytesIO()
+    change(Image.open(io.BytesIO(photo((300, 400))))).save(stored, "PNG")
+    return stored.getvalue()
+
+
 PHOTOS: dict[str, Callable[[], bytes]] = {
     "4:3": lambda: photo((300, 400)),
     "3:4": lambda: photo((400, 300)),
     "turned by EXIF": lambda: photo((300, 400), orientation=6),
     "smaller than the network": lambda: photo((30, 40)),
+    "blurred": lambda: spoilt(lambda image: image.filter(ImageFilter.GaussianBlur(16))),
+    "too dark": lambda: spoilt(lambda image: image.point(lambda value: value // 8)),
+    "no skin": lambda: spoilt(lambda image: image.convert("L")),
 }
+FAULTS = {"smaller than the network": "size", "blurred": "blur", "too dark": "exposure", "no skin": "not_skin"}
 
 
 @pytest.mark.parametrize("kind", PHOTOS)
@@ -77,7 +89,9 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
     for name, tolerance in (("probabilities", 1e-4), ("evidence", 1e-3)):
         assert found[name].keys() == expected[name].keys()
         np.testing.assert_allclose(list(found[name].values()), list(expected[name].values()), atol=tolerance)
-    assert ("size" in found["refer_reasons"]) == (kind == "smaller than the network")
+    faults = [reason for reason in found["refer_reasons"] if reason in GATE_REASONS]
+    assert FAULTS[kind] in faults if kind in FAULTS else not faults
+    assert (found["predicted"] is None) is ("not_skin" in faults)
 
 
 def test_turning_the_picture_by_exif_is_turning_the_pixels(signed, tmp_path):
