@@ -101,7 +101,7 @@ def predictor_results(
     write_atomic(folder / "calibration.json", json.dumps({**means, "sites": calibration}, indent=2).encode())
     for name in sorted(held_out):
         rows, model = report_rows(federation, name), models.get(name)
-        facts[name] = {"n_train": 0, "held_out": True, "readout": None, "n_test": len(rows)}
+        facts[name] = {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": None, "n_test": len(rows)}
         facts[name]["classes_tested"] = len(np.unique(rows.targets))
         if model is not None:
             facts[name]["readout"] = model.module.options.readout
