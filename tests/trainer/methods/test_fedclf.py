@@ -10,7 +10,8 @@ import torch
 from tests.trainer.methods.conftest import Exchange, play
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Site, State, Task
+from edgefl_trainer.contract import Examples, Site, State, Task
+from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning import contrast
@@ -294,7 +295,7 @@ def test_local_cl_sends_nothing_and_keeps_a_network_at_each_site(cnn_task, make_
     assert all(not payload.arrays for e in seen for payload in (*e.broadcasts.values(), *e.replies.values()))
     start = method.start(task, ["a", "b"])
     assert server.digest() == start.digest()
-    own = {name: method.backbone(state) for name, state in states.items()}
+    own = {name: method.site_backbone(state) for name, state in states.items()}
     assert set(own["a"]) == set(method.backbone(start))
     name = next(n for n in own["a"] if n.endswith("weight"))
     assert not np.array_equal(own["a"][name], own["b"][name])
@@ -330,3 +331,25 @@ def test_a_member_that_joins_late_begins_with_features_of_today(make_task, make_
             states[name], replies[name] = method.local_round(sites[name], states[name], stamped(told[name], phase, 2))
         server = method.aggregate(server, phase, replies)
     assert len(server.arrays["features.b"]) == 6
+
+
+def test_the_loss_falls_on_drawn_lesions(cnn_task, cached):
+    """Three rounds of two sites of drawn lesions with |Q_r| fixed from the start: each loss falls below six tenths."""
+    federation = load_federation(["lesions:sites=2,images=96"], image_px=36, task="all", seed=0)
+    task = dataclasses.replace(cnn_task(rounds=3), classes=federation.classes)
+    losses: dict[str, list[float]] = {name: [] for name in federation.sites}
+    sites = {}
+    for name, rows in federation.sites.items():
+        photos = Examples(federation.images, federation.labels, rows.train.astype(np.int64))
+        sites[name] = Site(
+            name=name,
+            task=task,
+            backbone=None,
+            train=photos,
+            tune=photos,
+            unlabelled=photos,
+            report=lambda facts, name=name: losses[name].append(facts["loss"]) if "summary" in facts else None,
+        )
+    play(fedclf(batch=16, queue=16, lr=0.1), task, sites)
+    for name, found in losses.items():
+        assert found[-1] < 0.6 * found[0], (name, found)

@@ -286,10 +286,9 @@ def divided(recipe: ContrastRecipe, learned: Learned, state: State) -> tuple[Sta
     split = Split.of(learned.encoder, recipe.sgd.bn)
     network = self_supervised.tensors_of(learned.encoder)
     slow: Arrays = {} if recipe.momentum_encoder == "reset" else momentum_arrays(learned.slow)
-    sent, own = {**network, **slow}, {**split.own(network), **split.own(slow)}
-    if recipe.momentum_encoder == "local":
-        sent, own = network, {**own, **slow}
-    return State({**own, **kept(learned.bank)}, state.values), split.sent(sent)
+    stays = slow if recipe.momentum_encoder == "local" else split.own(slow)
+    sent = network if recipe.momentum_encoder == "local" else {**network, **slow}
+    return State({**split.own(network), **stays, **kept(learned.bank)}, state.values), split.sent(sent)
 
 
 def last_exchange(site: Site, state: State) -> tuple[State, Payload]:

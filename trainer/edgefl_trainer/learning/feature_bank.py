@@ -79,7 +79,7 @@ class FeatureNoise:
         """Noised features, brought back to unit length (which costs no privacy)."""
         noised = features + rng.normal(0.0, self.dp_noise, features.shape)
         length = np.linalg.norm(noised, axis=1, keepdims=True)
-        return np.divide(noised, length, dtype=np.float32, casting="same_kind")
+        return np.asarray(noised / length, dtype=np.float32)
 
 
 def outgoing(features: NDArray[np.generic]) -> Arrays:
