@@ -14,6 +14,7 @@ from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import read_settings, resolve
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.models.kind import network_kind
 
 TUNING = ("--device", "cpu", "--json")
 
@@ -215,6 +216,20 @@ def test_the_paper_preset_is_the_papers(backbone, mode):
     assert settings.epochs == 1 or mode == "local"  # METHODS 3.3: one local epoch of a federated round
     if backbone.startswith("vit"):
         assert (recipe.layer_decay, recipe.drop_path, recipe.weight_decay, recipe.warmup) == (0.65, 0.1, 0.05, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("tiny", "vit"), ("vit:192x12/12", "vit"), ("derm-vit-tiny-84", "vit"), ("cnn:resnet18", "cnn"),
+        ("timm:resnet18", "cnn"), ("timm:resnet18.a1_in1k", "cnn"), ("timm:mobilenetv3_small_050", "cnn"),
+        ("timm:vit_small_patch16_224.augreg_in21k", "vit"), ("timm:deit_tiny_patch16_224", "vit"),
+        ("timm:nothing", "vit"), ("run:/nowhere", "vit"), ("file:/nowhere", "vit"),
+    ],
+)  # fmt: skip
+def test_a_name_tells_the_kind_of_network(name, kind):
+    """Nothing is built or fetched; what stands for nothing is refused later, by whoever loads it."""
+    assert network_kind(name) == kind
 
 
 def test_the_preset_follows_the_kind_of_network_in_a_file(mae, tmp_path):

@@ -10,6 +10,7 @@ from edgefl_protocol import digest
 from edgefl_trainer.contract import Site, State, Task
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods.finetune import FineTune
 from edgefl_trainer.models.backbones import frozen_network, load_backbone, weights_of
 from edgefl_trainer.models.scoring import ScoreModule
@@ -157,6 +158,15 @@ def test_without_a_network_to_start_from_it_is_fresh_by_seed(networks):
     assert first.digest() == same.digest() != other.digest()
     given = tuning.start(task_of(networks["tiny"]), ["a"])
     assert np.array_equal(given.arrays["network.norm.weight"], networks["tiny"].network.norm.weight.numpy())
+
+
+def test_a_trained_network_is_never_silently_left_out(networks):
+    """A task without weights, as a coordinator makes it, must not begin afresh where it names a trained network."""
+    spec = replace(networks["tiny"].spec, name="run:somewhere")
+    task = replace(task_of(networks["tiny"]), backbone=spec, initial={})
+    for mode in ("local", "federated"):
+        with pytest.raises(SettingError, match="carries no weights to start from"):
+            method(networks["tiny"], mode).start(task, ["a"])
 
 
 def test_a_site_that_took_no_part_scores_with_the_beginning(network):

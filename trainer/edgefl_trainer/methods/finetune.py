@@ -26,7 +26,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps, whole_network
 from edgefl_trainer.learning.averaged import Weighting
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe
-from edgefl_trainer.models.backbones import build_network, frozen_network, load_weights, weights_of
+from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 NETWORK = "network."
@@ -64,6 +64,11 @@ class FineTune:
         if len(task.classes) < 2:
             raise SettingError(
                 f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes."
+            )
+        if not task.initial and is_trained(task.backbone.name):
+            raise SettingError(
+                f"the task names the trained backbone {task.backbone.name} but carries no weights to start from, as in "
+                "a live federation: fine-tune with `edgefl-train finetune` on one machine."
             )
         self.recipe.readout_of(task.backbone)
         return State() if self.mode == "local" else State(self.beginning(task))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgefl_trainer.models.backbones import BACKBONE_FILE
+from edgefl_trainer.models.shipped import shipped_backbones
 
 NetworkKind = Literal["vit", "cnn"]
 PLAIN_VITS = ("vision_transformer", "deit")  # modules of timm
@@ -24,7 +25,8 @@ def network_kind(name: str) -> NetworkKind:
         return _kind_in_timm(rest)
     if form in ("run", "file"):
         return _kind_in_file(Path(rest) / BACKBONE_FILE if form == "run" else Path(rest))
-    return "vit"
+    shipped = shipped_backbones().get(name)
+    return "vit" if shipped is None else _kind_in_file(shipped)
 
 
 def _kind_in_timm(model: str) -> NetworkKind:
