@@ -316,6 +316,25 @@ def test_reports_name_images_and_waiting(cnn_task, make_site):
     assert summary["wait_seconds"] <= summary["learn_seconds"]
 
 
+def test_losses_are_in_single_precision_under_autocast(cnn_task, make_site, monkeypatch):
+    """docs/design.md 8: bf16 in the network, float32 in the loss."""
+    seen: list[tuple[bool, torch.dtype]] = []
+    plain = contrast.contrastive_loss
+
+    def watched(queries, keys, negatives, temperature):
+        seen.append((torch.is_autocast_enabled("cpu"), queries.dtype))
+        return plain(queries, keys, negatives, temperature)
+
+    monkeypatch.setattr(contrast, "contrastive_loss", watched)
+    task = cnn_task()
+    servers = []
+    for dtype in (torch.bfloat16, None):
+        site = dataclasses.replace(make_site(task, count=4), autocast=dtype)
+        servers.append(play(fedclf(), task, {"a": site})[0])
+    assert seen == [(False, torch.float32)] * 2
+    assert servers[0].digest() != servers[1].digest()  # the network did run in bf16
+
+
 def test_a_member_that_joins_late_begins_with_features_of_today(make_task, make_site):
     """Without a bank of the warm phase a site fills it in its first round; nobody waits for it."""
     task = make_task(rounds=2)

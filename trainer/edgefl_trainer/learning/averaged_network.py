@@ -56,7 +56,6 @@ def local_round(
     model = self_supervised.build(site.task, head)
     split = Split.of(model, recipe.bn)
     self_supervised.fill(model, {**received.arrays, **split.own(state.arrays)})
-    model.to(site.device)
-    self_supervised.learn(recipe, site, model, prepare, partial(loss, model), int(received.scalars["round"]))
+    self_supervised.learn(recipe, site, model.at(site), prepare, partial(loss, model), int(received.scalars["round"]))
     learned = self_supervised.tensors_of(model)
     return State(split.own(learned)), Payload(split.sent(learned), {"n_train": n_train})

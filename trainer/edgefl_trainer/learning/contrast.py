@@ -146,8 +146,8 @@ class MomentumContrast:
 
 
 def unit(features: Float[Tensor, "B F"]) -> Float[Tensor, "B F"]:
-    """Rows of length 1, in float32."""
-    return nn.functional.normalize(features.float(), dim=1)
+    """Rows of length 1."""
+    return nn.functional.normalize(features, dim=1)
 
 
 def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
@@ -198,8 +198,7 @@ def local_features(
     with torch.no_grad():
         for images in ahead(site, site.unlabelled, cut(order, recipe.sgd.batch, site.name)):
             pixels = prepare(images, rng)[0]
-            with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
-                found.append(unit(model(pixels)))
+            found.append(unit(model(pixels)))
     return torch.cat(found)
 
 
@@ -242,7 +241,7 @@ def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -
     model = recipe.build(site.task)
     mine = {**arrays, **Split.of(model, recipe.sgd.bn).own(state.arrays)}
     self_supervised.fill(model, {name: value for name, value in mine.items() if name.startswith(NETWORK)})
-    return model.to(site.device)
+    return model.at(site)
 
 
 def contrast_round(

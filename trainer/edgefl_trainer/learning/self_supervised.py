@@ -93,13 +93,20 @@ class Learner(nn.Module):
         self.backbone = backbone
         self.head = head
         self.tokens = tokens
+        self.autocast: torch.dtype | None = None  # of the matrix products in here; losses stay in float32
+
+    def at(self, site: Site) -> "Learner":
+        """The same, on the site's device and in its arithmetic."""
+        self.autocast = site.autocast
+        return self.to(site.device)
 
     def forward(self, pixels: Float[Tensor, "B 3 px px"]) -> Float[Tensor, "B out"]:
-        """What the head says of normalised pixels."""
-        if not self.tokens:
-            return self.head(self.backbone(pixels))  # type: ignore[no-any-return]
-        found = self.backbone.forward_features(pixels)[:, self.backbone.num_prefix_tokens :]  # (B, N, D)
-        return self.head(found.mean(dim=1))  # type: ignore[no-any-return]
+        """What the head says of normalised pixels, in float32."""
+        with torch.autocast(pixels.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            if not self.tokens:
+                return self.head(self.backbone(pixels)).float()  # type: ignore[no-any-return]
+            found = self.backbone.forward_features(pixels)[:, self.backbone.num_prefix_tokens :]  # (B, N, D)
+            return self.head(found.mean(dim=1)).float()  # type: ignore[no-any-return]
 
 
 def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
@@ -245,8 +252,7 @@ def learn(
             done = (round_ - 1) * epochs + epoch + step / len(parts)
             for group in optimizer.param_groups:
                 group["lr"] = recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
-            with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
-                loss = objective(pixels)
+            loss = objective(pixels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()

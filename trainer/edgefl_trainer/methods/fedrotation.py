@@ -77,4 +77,4 @@ def four_ways(width: int) -> nn.Module:
 
 def _loss(model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
     turned, which = quarter_turns(views[0])
-    return cross_entropy(model(turned).float(), which)
+    return cross_entropy(model(turned), which)
