@@ -298,9 +298,10 @@ def test_no_tracked_file_names_a_package_index_or_a_machine(tracked, root: Path)
 
 
 def test_no_big_or_private_file_is_tracked(tracked, root: Path) -> None:
-    """No real picture, key, store or cache gets in by accident."""
+    """No real picture, key, store or cache gets in by accident. One network may be larger: docs/decisions/0021."""
     for path in tracked:
-        assert (root / path).stat().st_size < 8 * 2**20, f"{path} is larger than 8 MiB"
+        most = 12_000_000 if path.as_posix() == "backbones/derm-vit-tiny-84.safetensors" else 8 * 2**20
+        assert (root / path).stat().st_size < most, f"{path} is larger than {most} bytes"
         assert path.suffix not in {".key", ".pt", ".pth", ".ckpt", ".pkl", ".sqlite", ".db", ".zip", ".jpg", ".jpeg"}, (
             path
         )

@@ -101,8 +101,7 @@ def predictor_results(
     write_atomic(folder / "calibration.json", json.dumps({**means, "sites": calibration}, indent=2).encode())
     for name in sorted(held_out):
         rows, model = report_rows(federation, name), models.get(name)
-        facts[name] = {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": None, "n_test": len(rows)}
-        facts[name]["classes_tested"] = len(np.unique(rows.targets))
+        facts[name] = _facts_of_held_out(rows)
         if model is not None:
             facts[name]["readout"] = model.module.options.readout
             seen[name] = model.seen
@@ -116,6 +115,11 @@ def predictor_results(
         **federation_report(scored, facts),
         **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
     }
+
+
+def _facts_of_held_out(rows: Examples) -> dict[str, Any]:
+    told = {"n_test": len(rows), "classes_tested": len(np.unique(rows.targets))}
+    return {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": None, **told}
 
 
 def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequence[str]) -> dict[str, SelectedRound]:

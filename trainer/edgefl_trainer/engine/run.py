@@ -99,16 +99,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             results = predictor_results(folder, method, task, final, federation, sites, held_out)
         evaluated = time.perf_counter() - started
         summary = {
-            "method": settings.method,
-            "task": settings.task,
-            "seed": settings.seed,
-            "rounds": settings.rounds,
-            "preset": settings.preset,
-            "select": settings.select,
-            "labels": settings.labels,
-            **({"mode": method.mode} if isinstance(method, FineTune) else {}),
-            "travels": list(method.travels),
-            "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
+            **what_was_asked(settings, method, partition),
             "partition_sha256": federation.partition_sha256,
             **({"partition": partition.facts()} if partition else {}),
             **results,
@@ -119,6 +110,22 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         }
         write_atomic(folder / "summary.json", _json(summary))
     return summary
+
+
+def what_was_asked(settings: RunSettings, method: Method, partition: Partition | None) -> dict[str, Any]:
+    """The head of a summary."""
+    return {
+        "method": settings.method,
+        "task": settings.task,
+        "seed": settings.seed,
+        "rounds": settings.rounds,
+        "preset": settings.preset,
+        "select": settings.select,
+        "labels": settings.labels,
+        **({"mode": method.mode} if isinstance(method, FineTune) else {}),
+        "travels": list(method.travels),
+        "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
+    }
 
 
 def run_phases(
