@@ -98,7 +98,7 @@ def methods(as_json: bool) -> None:
 @click.option(
     "--backbone",
     metavar="NAME",
-    help="run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.",
+    help="derm-vit-tiny-84 (comes along), run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.",
 )
 @click.option(
     "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
