@@ -1,8 +1,9 @@
 """From the bytes of a file to pixels, whatever kind of picture it is; the file's name is never asked.
 
 JPEG and PNG are decoded here by `edgefl_protocol.imaging`, as in training. TIFF, and HEIC and DICOM where their extra
-is installed, go through a second process (`decoders`) that is started for the first such picture and kept; it is
-killed when a picture takes longer than 30 s, and started anew after any failure. Only pixels come back.
+is installed, are read only where they are named, in a second process (`decoders`) that is started for the first such
+picture and kept; it is killed when a picture takes longer than 30 s, and started anew after any failure. Only pixels
+come back.
 """
 
 import subprocess
@@ -23,6 +24,7 @@ from edgefl_protocol.imaging import MAX_FILE_BYTES, MAX_PIXELS, decode
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 FORMATS: Final = ("jpeg", "png", "tiff", "heic", "dicom")
+DEFAULT_FORMATS: Final = ("jpeg", "png")  # the readers of the others are larger targets: read where they are named
 MODULE_OF: Final = {"heic": "pillow_heif", "dicom": "pydicom"}  # what the extra of that name installs
 SUFFIXES: Final = {
     "jpeg": (".jpg", ".jpeg"), "png": (".png",), "tiff": (".tif", ".tiff"), "heic": (".heic", ".heif"),
@@ -53,7 +55,7 @@ class PictureReader:
         formats: names of `FORMATS` that are read; any other file is refused.
     """
 
-    def __init__(self, formats: Sequence[str] = FORMATS) -> None:
+    def __init__(self, formats: Sequence[str] = DEFAULT_FORMATS) -> None:
         self._formats = tuple(name for name in FORMATS if name in formats)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -88,8 +90,9 @@ class PictureReader:
         if kind not in self._formats:
             allowed = ", ".join(name.upper() for name in self._formats)
             found = "is none of them" if kind is None else f"is a {kind.upper()}"
+            advice = "convert it" if kind is None else f"convert it, or name {kind} in --formats"
             raise ImageError(
-                f"read are {allowed}; what the file holds {found}, whatever its name: convert it",
+                f"read are {allowed}; what the file holds {found}, whatever its name: {advice}",
                 code="unsupported_format",
             )
         if kind in ("jpeg", "png"):

@@ -43,11 +43,11 @@ refer_option = click.option(
 )
 formats_option = click.option(
     "--formats",
-    default=",".join(_KNOWN),
+    default="jpeg,png",
     show_default=True,
     callback=lambda _context, _option, value: parse_formats(value),
     metavar="LIST",
-    help="Kinds of files that are read; HEIC and DICOM need their extra.",
+    help="Kinds of files that are read: jpeg, png, tiff, heic and dicom; the last two need their extra.",
 )
 
 

@@ -1,6 +1,8 @@
 """A tiny bundle that really runs, a photo maker, and a coordinator in memory."""
 
 import io
+import struct
+import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from edgefl_client.cli import main
 from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.imaging import Preprocess
@@ -149,7 +152,7 @@ def lab() -> SimpleNamespace:
     """The makers above, for tests."""
     return SimpleNamespace(
         CLASSES=CLASSES, GRID=GRID, NOW_MS=NOW_MS, SIGNER=SIGNER, SIZE=SIZE, WEIGHTS=WEIGHTS,
-        bundle_bytes=bundle_bytes, encoded=encoded, photo=photo,
+        bundle_bytes=bundle_bytes, encoded=encoded, photo=photo, png=png, png_chunk=png_chunk,
     )  # fmt: skip
 
 
@@ -173,3 +176,41 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, kind, **options)
     return out.getvalue()
+
+
+def png_chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, rows, extra=b"", depth=1, colour=0):
+    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    body = png_chunk(b"IDAT", zlib.compress(rows, 9)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + head + extra + body
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("EDGEFL_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return left.value.code, out, err
+
+    return call
+
+
+@pytest.fixture
+def files(lab, tmp_path):
+    """A bundle, its signer's key, good and bad pictures."""
+    (tmp_path / "model.edgefl").write_bytes(lab.bundle_bytes())
+    (tmp_path / "signing.pub").write_text(lab.SIGNER.public.hex())
+    (tmp_path / "good.png").write_bytes(lab.encoded(lab.photo(60, 40)))
+    (tmp_path / "photo.JPG").write_bytes(lab.encoded(lab.photo(90, 90, (200, 110, 80)), "JPEG"))
+    (tmp_path / "text.jpg").write_bytes(b"this is no picture")
+    (tmp_path / "cut.png").write_bytes(lab.encoded(lab.photo(60, 40))[:60])
+    return tmp_path

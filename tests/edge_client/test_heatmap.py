@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 
 from edgefl_client import Scorer
 from edgefl_client.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
-from edgefl_client.pictures import PictureReader
+from edgefl_client.pictures import FORMATS, PictureReader
 from edgefl_client.scoring import Task, score_files
 from edgefl_protocol.imaging import decode
 from edgefl_protocol.score import ModelInfo, Score
@@ -232,7 +232,7 @@ def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path,
     """docs/methods.md, 1.8: where the card sets no threshold, silence is not a finding."""
     (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
     scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
-    with PictureReader() as reader:
+    with PictureReader(FORMATS) as reader:
         task = Task(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)
         (score,) = score_files(task, [str(tmp_path / "a.png")])
     assert not score.refer

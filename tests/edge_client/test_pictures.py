@@ -39,7 +39,7 @@ def oriented(number: int) -> Image.Exif:
 
 @pytest.fixture(scope="module")
 def reader():
-    with PictureReader() as one:
+    with PictureReader(FORMATS) as one:
         yield one
 
 
@@ -170,17 +170,17 @@ def test_formats_can_be_narrowed():
 
 @pytest.mark.parametrize(("kind", "start"), [("heic", b"\x00\x00\x00\x1cftypheic"), ("dicom", bytes(128) + b"DICM")])
 def test_a_missing_extra_is_named(monkeypatch, kind, start):
-    """Issue text: a clear message where the extra is missing."""
+    """docs/device.md: a clear message where the extra is missing."""
     real = pictures.find_spec
     monkeypatch.setattr(pictures, "find_spec", lambda name: None if name in ("pillow_heif", "pydicom") else real(name))
-    with PictureReader() as reader, pytest.raises(ImageError) as refused:
+    with PictureReader(FORMATS) as reader, pytest.raises(ImageError) as refused:
         reader.read(start + bytes(100))
     assert refused.value.code == "missing_extra"
     assert f"pip install 'edgefl[{kind}]'" in str(refused.value)
 
 
 def test_a_reader_that_dies_costs_one_picture():
-    with PictureReader() as reader:
+    with PictureReader(FORMATS) as reader:
         np.testing.assert_array_equal(reader.read(saved(scene())), scene())
         process = reader._process
         os.kill(process.pid, signal.SIGSTOP)  # it hears nothing any more
