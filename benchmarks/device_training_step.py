@@ -11,6 +11,7 @@ attention is fused; the graph always computes the maps. onnxruntime's threads do
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -136,7 +137,7 @@ def measure(ways: dict[str, Step], blocks: int, repeats: int) -> dict[str, tuple
     """Median of block medians of wall and processor seconds, blocks alternating."""
     wall: dict[str, list[float]] = {name: [] for name in ways}
     busy: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(blocks):
+    for block in range(blocks):
         for name, run in ways.items():
             run()  # warm
             marks = []
@@ -146,6 +147,9 @@ def measure(ways: dict[str, Step], blocks: int, repeats: int) -> dict[str, tuple
                 marks.append((time.perf_counter() - started, time.process_time() - worked))
             wall[name].append(statistics.median(mark[0] for mark in marks))
             busy[name].append(statistics.median(mark[1] for mark in marks))
+            print(
+                f"block {block + 1}: {name} {wall[name][-1]:.2f} s, {busy[name][-1]:.2f} s", file=sys.stderr, flush=True
+            )
     return {name: (statistics.median(wall[name]), statistics.median(busy[name])) for name in ways}
 
 

@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
+from edgefl_client.home import Home
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.peers import peer_targets
+from edgefl_client.learning.personal import load_personal
 from edgefl_client.learning.rows import skewed_prior
+from edgefl_client.learning.running import TrainOptions, run_train
 from edgefl_client.learning.session import TrainingSession
 from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
@@ -21,8 +25,10 @@ from edgefl_export.training_graph import export_training_graph
 from edgefl_export.training_members import _rates, example_inputs, training_plan, training_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.onnx_wire import read_graph
 from edgefl_protocol.training import GRAPH, TrainingPlan
 from edgefl_trainer.contract import Examples, Site, State, Task
+from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.learning.attention_buffer import MapSharing, distillation
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
@@ -160,6 +166,28 @@ def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle):
     graph = bundle.extras[GRAPH]
     assert not any(text in graph for text in (b".py", b"/home", b"stack_trace", b"site-packages", b"edgefl_trainer"))
     assert bundle.training.batch == 32 and bundle.training.kd_weight == 1e-6
+
+
+def test_a_device_learns_a_round_with_it(bundle, tmp_path):
+    """From a table of pictures to a verdict, with nothing but numpy, Pillow and onnxruntime behind it."""
+    rows = ["image,label"]
+    for label in ("mel", "nv"):
+        for number in range(26):
+            picture = draw_lesion(label.upper(), site=0, number=number, px=48)[0]
+            Image.fromarray(picture).save(tmp_path / f"{label}{number}.png")
+            rows.append(f"{label}{number}.png,{label}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    options = TrainOptions(threads=1, epochs=3, batch=4)
+    others_maps = Payload(others(bundle_tokens(bundle)), {"round": 1})
+    found = run_train(Home(tmp_path / "home"), bundle, tmp_path / "labels.csv", options, others=others_maps)
+    assert (found["state"], found["learned_from"], found["held_back"]) == ("done", 12, 40)
+    assert found["classes_with_others_maps"] == 2
+    assert found["gate"]["least_of_a_class"] == 20
+    assert (load_personal(Home(tmp_path / "home"), bundle) is not None) is found["gate"]["passed"]
+
+
+def bundle_tokens(bundle: Bundle) -> int:
+    return read_graph(bundle.score_onnx).outputs["map"].dims[-1]
 
 
 def test_methods_without_a_step_are_refused(run_folder, tmp_path):
