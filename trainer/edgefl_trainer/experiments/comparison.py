@@ -170,9 +170,8 @@ def _metrics(experiment: Experiment, part: Part) -> Iterator[str]:
     for column in part.columns:
         if column.figure in PER_CENT:
             over = " of all rows together" if column.figure == "pooled" else " of a site" if apart else ""
-            yield (column.metric or experiment.metric).replace("_", " ").replace("f1", "F1").replace(
-                "roc", "ROC"
-            ) + over
+            name = (column.metric or experiment.metric).replace("_", " ")
+            yield name.replace("f1", "F1").replace("auroc", "AUROC") + over
 
 
 def _network(found: Found) -> str:
