@@ -334,12 +334,17 @@ _WHOLE_NUMBERS = "whole numbers with commas between, such as 5,6,7, or auto"
 
 # The paper's schedules stand in `paper`; the others shorten them to what a person can wait for.
 _LABELLED_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120, "hyper": {"lr_head": 2e-3}},
+    "tiny": {
+        "rounds": 2,
+        "epochs": 1,
+        "images_per_site": 120,
+        "hyper": {"lr_head": 2e-3, "discount": "unusual"},
+    },
     "bench84": {  # 10 epochs where the paper has 75: ten times its rates for the prompts, chosen on tune rows
         "rounds": 5,
         "epochs": 2,
         "images_per_site": 1200,
-        "hyper": {"lr_b": 2.5e-3, "lr_t": 5e-3, "lr_head": 5e-3},
+        "hyper": {"lr_b": 2.5e-3, "lr_t": 5e-3, "lr_head": 5e-3, "discount": "unusual"},
     },
     "paper": {
         "rounds": 5,
