@@ -159,5 +159,15 @@ def _sentence(found: Mapping[str, Any]) -> str:
         f"balanced accuracy on {gate['held_back']} pictures held back: {gate['personal_balanced_accuracy']:.3f}, the "
         f"bundle's {gate['bundle_balanced_accuracy']:.3f}"
     )
-    verdict = "personal values are in use from now on" if gate["passed"] else "not as good as the bundle, so not used"
-    return f"round {found['round']} learned from {found['learned_from']} pictures; {figures}: {verdict}"
+    return f"round {found['round']} learned from {found['learned_from']} pictures; {figures}: {_verdict(found)}"
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    """What is scored with from now on, and which classes that never names."""
+    used, passed = found["in_use"], found["gate"]["passed"]
+    said = "personal values are in use from now on" if passed else "not as good as the bundle, so not used"
+    if used["kind"] == "personal" and not passed:
+        said += f"; the personal values of round {used['round']} stay in use"
+    if used["never_named"]:
+        said += f"; no picture taught {', '.join(used['never_named'])}, so they never predict it"
+    return said

@@ -6,7 +6,8 @@
     session     the training graph: one step
     checkpoint  where learning stands, written so that a kill at any moment loses nothing but time
     limits      minutes, memory, battery
-    gate        bundle against personal values on the pictures held back
+    gate        bundle against personal values on the pictures held back; verdict: what it found
+    files       learned values in a file with a checksum
     personal    the values that passed
     running     all of it: what `edgefl train` does
 

@@ -1,7 +1,7 @@
 """Where learning stands, in one file: after a kill at any moment the next start goes on from the last one written.
 
-The file is replaced atomically (`edgefl_protocol.durable`). It names the bundle it belongs to and a digest of what is
-being learned from, so weights are never continued on another network, nor a round on other pictures.
+The file is replaced atomically and carries a checksum (`files`). It names the bundle it belongs to and a digest of what
+is being learned from, so weights are never continued on another network, nor a round on other pictures.
 """
 
 import contextlib
@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.files import read_checked, write_checked
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.training import COUNTS, MEANS, fresh_state
 
-MAX_BYTES = 2**30
 _FILE = "checkpoint.payload"
 _SUMS = ("loss", "kd", "dead")
 
@@ -77,7 +76,7 @@ def save_checkpoint(home: Home, point: Checkpoint) -> None:
         **{f"sum.{name}": float(point.sums[name]) for name in _SUMS},
     }
     folder = home.prepare(home.learning)
-    write_atomic(folder / _FILE, Payload({**point.state, **point.peers}, scalars).to_bytes(), mode=0o600)
+    write_checked(folder / _FILE, Payload({**point.state, **point.peers}, scalars))
 
 
 def load_checkpoint(home: Home, bundle: Bundle) -> Checkpoint | None:
@@ -90,7 +89,7 @@ def load_checkpoint(home: Home, bundle: Bundle) -> Checkpoint | None:
     if not file.exists() or bundle.training is None:
         return None
     try:
-        payload = Payload.from_bytes(read_bounded(file, MAX_BYTES), MAX_BYTES)
+        payload = read_checked(file)
         if payload.scalars["bundle_sha256"] != bundle.sha256:
             return None
         point = _read(payload)

@@ -1,56 +1,26 @@
 """May personal values be used? Only where they are at least as good as the bundle's on pictures held back.
 
 Balanced accuracy, the mean over classes of the share recognised, of both on the same pictures, at least 20 of each
-class; a picture for which nothing is predicted counts as not recognised. Source: docs/design.md, section 7, graphs.
+class; a picture for which nothing is predicted counts as not recognised. Both choose among the same classes, those of
+the table: personal values name no other, and a bundle of eight classes must not lose to one of two for having named one
+that could not occur. Source: docs/design.md, section 7, graphs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.learning.rows import LEAST_HELD, Rows
+from edgefl_client.learning.rows import Rows
+from edgefl_client.learning.verdict import Verdict
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.referral import Measures, predicted_class
 
 BATCH = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """What the gate found.
-
-    Attributes:
-        bundle: balanced accuracy of the bundle's values.
-        personal: of the personal ones.
-        held: pictures it was measured on.
-        least_of_a_class: of the class with the fewest.
-    """
-
-    bundle: float
-    personal: float
-    held: int
-    least_of_a_class: int
-
-    @property
-    def passed(self) -> bool:
-        """Whether the personal values may be used and shared."""
-        return self.least_of_a_class >= LEAST_HELD and self.personal >= self.bundle
-
-    def to_json(self) -> dict[str, Any]:
-        """The `gate` object of a report."""
-        return {
-            "passed": self.passed,
-            "bundle_balanced_accuracy": self.bundle,
-            "personal_balanced_accuracy": self.personal,
-            "held_back": self.held,
-            "least_of_a_class": self.least_of_a_class,
-        }
 
 
 def judge(
@@ -74,7 +44,8 @@ def judge(
     Raises:
         BundleError: the runtime failed.
     """
-    own = _predict(graph, bundle.weights, bundle.labels.seen, held, report)
+    common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
+    own = _predict(graph, bundle.weights, common, held, report)
     learned = _predict(graph, personal, seen, held, lambda done: report(len(held) + done))
     counts = np.bincount(held.labels)
     return Verdict(

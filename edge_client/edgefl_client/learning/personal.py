@@ -1,8 +1,8 @@
 """The values a device learned for itself, kept only after they passed their gate.
 
-Guarantees: a `PersonalState` that `load_personal` gives belongs to exactly this bundle (by the SHA-256 of its file),
-has the bundle's tensors in their shapes, and was at least as good as the bundle on the pictures held back. Source:
-docs/design.md, section 7, graphs.
+Guarantees: a `PersonalState` that `load_personal` gives belongs to exactly this bundle (by the SHA-256 of its file, so
+by federation and version too), has the bundle's tensors in their shapes, is bit for bit what was kept, and was at least
+as good as the bundle on the pictures held back. Source: docs/design.md, section 7, graphs.
 """
 
 import json
@@ -13,13 +13,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgefl_client.home import Home
-from edgefl_client.learning.gate import Verdict
+from edgefl_client.learning.files import read_checked, write_checked
+from edgefl_client.learning.verdict import Verdict
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 
-MAX_BYTES = 2**30
 _FILE = "personal.payload"
 
 
@@ -28,6 +27,7 @@ class PersonalState:
     """Personal values for one bundle.
 
     Attributes:
+        bundle_sha256: of the bundle's file.
         weights: tensors by name, the scoring graph's inputs besides `image`.
         seen: per class, whether this device's own training rows held it.
         verdict: what the gate found.
@@ -35,6 +35,7 @@ class PersonalState:
         round: of learning that gave them.
     """
 
+    bundle_sha256: str
     weights: Mapping[str, NDArray[Any]]
     seen: tuple[bool, ...]
     verdict: Verdict
@@ -42,7 +43,7 @@ class PersonalState:
     round: int
 
 
-def save_personal(home: Home, bundle: Bundle, state: PersonalState) -> None:
+def save_personal(home: Home, state: PersonalState) -> None:
     """Keep values that passed their gate.
 
     Raises:
@@ -52,7 +53,7 @@ def save_personal(home: Home, bundle: Bundle, state: PersonalState) -> None:
     if not state.verdict.passed:
         raise ValueError("values that failed their gate are not kept")
     scalars: dict[str, int | float | str] = {
-        "bundle_sha256": bundle.sha256,
+        "bundle_sha256": state.bundle_sha256,
         "seen": json.dumps(list(state.seen)),
         "images": state.images,
         "round": state.round,
@@ -61,7 +62,7 @@ def save_personal(home: Home, bundle: Bundle, state: PersonalState) -> None:
         "bundle_balanced_accuracy": state.verdict.bundle,
         "personal_balanced_accuracy": state.verdict.personal,
     }
-    write_atomic(home.prepare(home.learning) / _FILE, Payload(state.weights, scalars).to_bytes(), mode=0o600)
+    write_checked(home.prepare(home.learning) / _FILE, Payload(state.weights, scalars))
 
 
 def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
@@ -70,20 +71,31 @@ def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
     Raises:
         StorageError: the file is damaged.
     """
+    state = kept_personal(home)
+    if state is None or state.bundle_sha256 != bundle.sha256:
+        return None
+    shapes = {name: (value.dtype, value.shape) for name, value in bundle.weights.items()}
+    found = {name: (value.dtype, value.shape) for name, value in state.weights.items()}
+    if shapes != found or len(state.seen) != len(bundle.labels.classes):
+        raise _damaged(home)
+    return state
+
+
+def kept_personal(home: Home) -> PersonalState | None:
+    """The personal values of this home, whatever bundle they belong to: to tell of them, not to score with.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
     file = home.learning / _FILE
     if not file.exists():
         return None
     try:
-        payload = Payload.from_bytes(read_bounded(file, MAX_BYTES), MAX_BYTES)
-        if payload.scalars["bundle_sha256"] != bundle.sha256:
-            return None
-        state = _read(payload)
+        state = _read(read_checked(file))
     except (PayloadError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(str(file)) from error
-    shapes = {name: (value.dtype, value.shape) for name, value in bundle.weights.items()}
-    found = {name: (value.dtype, value.shape) for name, value in state.weights.items()}
-    if shapes != found or len(state.seen) != len(bundle.labels.classes) or not state.verdict.passed:
-        raise _damaged(str(file))
+        raise _damaged(home) from error
+    if not state.verdict.passed:
+        raise _damaged(home)
     return state
 
 
@@ -96,6 +108,7 @@ def _read(payload: Payload) -> PersonalState:
         least_of_a_class=int(facts["least_of_a_class"]),
     )
     return PersonalState(
+        bundle_sha256=str(facts["bundle_sha256"]),
         weights=payload.arrays,
         seen=tuple(bool(value) for value in json.loads(str(facts["seen"]))),
         verdict=verdict,
@@ -104,5 +117,9 @@ def _read(payload: Payload) -> PersonalState:
     )
 
 
-def _damaged(file: str) -> StorageError:
-    return StorageError(f"{file} is damaged: it holds no personal values of this bundle; remove it", "damaged")
+def _damaged(home: Home) -> StorageError:
+    return StorageError(
+        f"{home.learning / _FILE} is damaged: it holds no personal values as they were kept; remove it, or score with "
+        "--weights bundle",
+        "damaged",
+    )

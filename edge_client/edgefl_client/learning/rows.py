@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from edgefl_client.contribution import LabelledImage
 from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.verdict import LEAST_HELD
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, Preprocess, decode, prepare
 
 HELD_SHARE = 0.15
-LEAST_HELD = 20  # of each class
 LEAST_LEARNED = 5  # of each class: as many maps as a class shares
 
 

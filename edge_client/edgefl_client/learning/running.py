@@ -23,12 +23,13 @@ from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Checkpoint, load_checkpoint, only_one, save_checkpoint
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.gate import Verdict, judge
+from edgefl_client.learning.gate import judge
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.peers import peer_targets
-from edgefl_client.learning.personal import PersonalState, save_personal
+from edgefl_client.learning.personal import PersonalState, load_personal, save_personal
 from edgefl_client.learning.rows import Rows, hold_back, read_rows, skewed_prior
 from edgefl_client.learning.session import TrainingSession, plan_of
+from edgefl_client.learning.verdict import Verdict
 from edgefl_client.runtime import load_graph, processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload, digest
@@ -134,7 +135,8 @@ def run_train(
             _check_memory(work, session, point)
             point, reason = _learn(work, home, session, point, started)
         verdict = None if reason else _judge(work, home, point)
-    return _facts(work, point, reason, verdict)
+        kept = load_personal(home, bundle)
+    return _facts(work, point, reason, verdict, kept)
 
 
 def _read(bundle: Bundle, table: Path, options: TrainOptions) -> Rows:
@@ -250,8 +252,11 @@ def _judge(work: _Round, home: Home, point: Checkpoint) -> Verdict:
         lambda done: work.options.report({"judging": done, "pictures": total}),
     )  # fmt: skip
     if verdict.passed:
-        state = PersonalState(weights=weights, seen=seen, verdict=verdict, images=len(work.learn), round=point.round)
-        save_personal(home, work.bundle, state)
+        state = PersonalState(
+            bundle_sha256=work.bundle.sha256, weights=weights, seen=seen, verdict=verdict, images=len(work.learn),
+            round=point.round,
+        )  # fmt: skip
+        save_personal(home, state)
     save_checkpoint(home, replace(point, stage="judged"))
     return verdict
 
@@ -271,8 +276,12 @@ def personal_weights(
     return {**bundle.weights, **learned, "prior": prior}
 
 
-def _facts(work: _Round, point: Checkpoint, reason: str | None, verdict: Verdict | None) -> dict[str, Any]:
+def _facts(
+    work: _Round, point: Checkpoint, reason: str | None, verdict: Verdict | None, kept: PersonalState | None
+) -> dict[str, Any]:
     weights = personal_weights(work.bundle, work.plan, point.state, work.prior)
+    labels = work.bundle.labels
+    names = [] if kept is None else zip(labels.classes, labels.seen, kept.seen, strict=True)
     held = np.count_nonzero(point.peers[COUNTS])
     return {
         "state": "paused" if reason else "done",
@@ -288,4 +297,9 @@ def _facts(work: _Round, point: Checkpoint, reason: str | None, verdict: Verdict
         "weights_sha256": digest(weights),
         "state_sha256": digest(dict(point.state)),
         "gate": None if verdict is None else verdict.to_json(),
+        "in_use": {
+            "kind": "bundle" if kept is None else "personal",
+            "round": None if kept is None else kept.round,
+            "never_named": [name for name, theirs, ours in names if theirs and not ours],
+        },
     }

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from edgefl_client.learning.draws import dihedral, epoch_order, generator
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.gate import Verdict, balanced_accuracy
+from edgefl_client.learning.gate import balanced_accuracy, judge
 from edgefl_client.learning.limits import Battery, Limits, read_battery
 from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.rows import Rows, hold_back, skewed_prior
+from edgefl_client.learning.verdict import Verdict
+from edgefl_client.runtime import load_graph
 from edgefl_protocol.payload import Payload
 
 CLASSES = ("a", "b", "c")
@@ -121,6 +123,20 @@ def test_balanced_accuracy_and_gate():
     verdict = Verdict(bundle=0.7, personal=0.7, held=40, least_of_a_class=20)
     assert verdict.passed and not replace(verdict, personal=0.699).passed
     assert not replace(verdict, least_of_a_class=19).passed
+
+
+def test_gate_asks_both_the_same_question(make_bundle):
+    """The bundle must not lose for naming a class that the table does not hold: equal values are judged equal."""
+    wide = np.array([[0, 0, 0], [9, 0, 0], [9.5, 0, 0]], np.float32)  # BCC a little above NV wherever there is red
+    bias, prior = np.array([3, -2, -2], np.float32), np.ones(3, np.float32)
+    bundle = make_bundle(head__weight=wide, head__bias=bias, prior=prior)
+    images = np.zeros((40, 24, 24, 3), np.uint8)
+    images[20:, :, :, 0] = 255  # NV
+    held = Rows(images, np.repeat([0, 1], 20), ("",) * 40)
+    graph = load_graph(bundle.score_onnx, 1)
+    verdict = judge(graph, bundle, bundle.weights, (True, True, False), held)
+    assert (verdict.bundle, verdict.personal) == (1.0, 1.0)
+    assert judge(graph, bundle, bundle.weights, (True, True, True), held).bundle == 0.5  # it does prefer BCC
 
 
 @settings(max_examples=40, deadline=None)

@@ -17,6 +17,7 @@ from edgefl_client.learning.limits import Battery, Limits
 from edgefl_client.learning.personal import load_personal
 from edgefl_client.learning.running import TrainOptions, run_train
 from edgefl_client.scorer import Scorer
+from edgefl_client.train_command import _sentence
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import digest
 
@@ -56,6 +57,22 @@ def test_what_is_worse_is_never_used(school, labels, home):
     assert found["gate"]["bundle_balanced_accuracy"] > 0.9 > found["gate"]["personal_balanced_accuracy"]
     assert not found["gate"]["passed"] and load_personal(home, bundle) is None
     assert run_train(home, bundle, labels, TrainOptions(**ONE, restart=True))["gate"]["passed"]  # as good is enough
+
+
+def test_a_failed_round_leaves_the_one_before_in_use(school, labels, home):
+    """What is reported as in use is what `edgefl score` would use; classes that it never names are told."""
+    good = np.array([[-20, -20, -20], [20, 20, 20], [0, 0, 0]], np.float32)
+    weights = {"head__weight": good, "head__bias": np.array([25, -21, -9], np.float32)}
+    bundle = school.learning_bundle(weights=weights, rates=dict.fromkeys(("head.weight", "head.bias"), 0.0))
+    first = run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert first["gate"]["passed"]  # equal is enough
+    assert first["in_use"] == {"kind": "personal", "round": 1, "never_named": ["BCC"]}
+    point = load_checkpoint(home, bundle)
+    save_checkpoint(home, replace(point, state={**point.state, "head.weight": -good}))
+    later = run_train(home, bundle, labels, TrainOptions(**ONE))
+    assert not later["gate"]["passed"] and later["round"] == 2
+    assert later["in_use"]["round"] == 1 == load_personal(home, bundle).round
+    assert "personal values of round 1 stay in use; no picture taught BCC" in _sentence(later)
 
 
 def test_the_next_round_goes_on_from_the_last(bundle, labels, home):
@@ -152,6 +169,21 @@ def test_damaged_files_are_refused(bundle, labels, home, name):
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(StorageError):
         load_checkpoint(home, bundle) if name == "checkpoint" else load_personal(home, bundle)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "personal"])
+def test_a_bit_that_falls_over_never_becomes_a_weight(bundle, labels, home, name):
+    """A weight that changed on the disk would be another score, shown with the same confidence."""
+    run_train(home, bundle, labels, TrainOptions(**LONG))
+    file = home.learning / f"{name}.payload"
+    assert file.stat().st_mode & 0o777 == 0o600
+    whole = file.read_bytes()
+    for at in (len(whole) // 2, len(whole) - 40, len(whole) - 1):
+        changed = bytearray(whole)
+        changed[at] ^= 1
+        file.write_bytes(bytes(changed))
+        with pytest.raises(StorageError, match="damaged"):
+            load_checkpoint(home, bundle) if name == "checkpoint" else load_personal(home, bundle)
 
 
 def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, lab):

@@ -1,0 +1,38 @@
+"""What the gate found about personal values. Source: docs/design.md, section 7, graphs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+LEAST_HELD = 20  # pictures of each class
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What the gate found.
+
+    Attributes:
+        bundle: balanced accuracy of the bundle's values.
+        personal: of the personal ones.
+        held: pictures it was measured on.
+        least_of_a_class: of the class with the fewest.
+    """
+
+    bundle: float
+    personal: float
+    held: int
+    least_of_a_class: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether the personal values may be used and shared."""
+        return self.least_of_a_class >= LEAST_HELD and self.personal >= self.bundle
+
+    def to_json(self) -> dict[str, Any]:
+        """The `gate` object of a report."""
+        return {
+            "passed": self.passed,
+            "bundle_balanced_accuracy": self.bundle,
+            "personal_balanced_accuracy": self.personal,
+            "held_back": self.held,
+            "least_of_a_class": self.least_of_a_class,
+        }
