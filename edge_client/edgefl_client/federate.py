@@ -4,7 +4,8 @@ Each function does one command's work and gives what `--json` prints. Nothing is
 """
 
 import datetime
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from edgefl_client.exchange.membership import Membership, ca_file, load_membersh
 from edgefl_client.exchange.outbox import Outbox
 from edgefl_client.exchange.transport import Transport
 from edgefl_client.home import Home
+from edgefl_client.pictures import PictureReader
 from edgefl_client.scorer import Scorer
 from edgefl_client.trust import list_trusted
 from edgefl_protocol.bundle import Bundle, load_bundle
@@ -38,6 +40,8 @@ from edgefl_protocol.imaging import MAX_FILE_BYTES
 from edgefl_protocol.invite import decode_invite
 from edgefl_protocol.messages import TaskReply
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.referral import REASON_WORDS
+from edgefl_protocol.score import Score
 
 KEPT_BROADCASTS = 3
 Connect = Callable[[Path, Membership], Transport]
@@ -144,18 +148,23 @@ def run_pull(device: Device) -> dict[str, Any]:
     return {"changed": True, "file": str(path), **wanted}
 
 
-def run_contribute(device: Device, labels: Path, scorer: Scorer, bundle: Bundle, *, dry_run: bool) -> dict[str, Any]:
+def run_contribute(
+    device: Device, labels: Path, reader: PictureReader, scorer: Scorer, bundle: Bundle, *, dry_run: bool
+) -> dict[str, Any]:
     """Score labelled pictures here and put the chosen rollout maps into the outbox.
+
+    A picture that the gate would refer gives no map: what is blurred, badly lit, too small or no skin teaches nobody.
 
     Args:
         device: this device.
         labels: CSV with the columns image and label.
+        reader: decodes the pictures.
         scorer: scores with `bundle`.
         bundle: the model.
         dry_run: keep nothing; only say what would leave.
 
     Raises:
-        LabelsError: the table or the model cannot give maps.
+        LabelsError: the table or the model cannot give maps, or no picture passes the gate.
         ImageError: a picture cannot be used; nothing is kept.
         EdgeflError: the membership or the disk.
     """
@@ -166,7 +175,7 @@ def run_contribute(device: Device, labels: Path, scorer: Scorer, bundle: Bundle,
             f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
             code="other_classes",
         )
-    candidates = [_candidate(scorer, row) for row in read_labels(labels, classes)]
+    candidates, left_out = _candidates(scorer, reader, read_labels(labels, classes))
     chosen = select_maps(candidates, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
     payload = reply_payload(candidates, chosen, scorer.model.state_sha256)
     _check_fits(payload, task)
@@ -174,6 +183,7 @@ def run_contribute(device: Device, labels: Path, scorer: Scorer, bundle: Bundle,
     report = {
         "dry_run": dry_run,
         "images": len(candidates),
+        "left_out": left_out,
         "maps": {classes[label]: len(positions) for label, positions in chosen.items()},
         "arrays": {
             name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in payload.arrays.items()
@@ -278,14 +288,34 @@ def _task(device: Device, *, required: bool) -> TaskReply | None:
     return task
 
 
-def _candidate(scorer: Scorer, row: LabelledImage) -> Candidate:
-    try:
-        score = scorer.score(read_bounded(row.path, MAX_FILE_BYTES))
-    except EdgeflError as error:
-        raise type(error)(f"{row.path}: {error}", error.code) from error
+def _candidates(
+    scorer: Scorer, reader: PictureReader, rows: Sequence[LabelledImage]
+) -> tuple[list[Candidate], dict[str, Any]]:
+    """The pictures whose maps may travel, and how many the gate left out, with its reasons."""
+    found: list[Candidate] = []
+    reasons: Counter[str] = Counter()
+    for row in rows:
+        try:
+            prepared = scorer.prepare(reader.read(read_bounded(row.path, MAX_FILE_BYTES)))
+            reasons.update(prepared.gate)
+            if not prepared.gate:
+                score = scorer.score_batch([prepared])[0]
+                found.append(_candidate(score, row.label))
+        except LabelsError:
+            raise
+        except EdgeflError as error:
+            raise type(error)(f"{row.path}: {error}", error.code) from error
+    left_out = {"images": len(rows) - len(found), "reasons": {name: reasons[name] for name in sorted(reasons)}}
+    if not found:
+        said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in left_out["reasons"].items())
+        raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
+    return found, left_out
+
+
+def _candidate(score: Score, label: int) -> Candidate:
     if score.attention is None or score.vacuity is None:
         raise LabelsError("this model gives no rollout map or no vacuity, so it has nothing to contribute", "no_maps")
-    return Candidate(label=row.label, vacuity=score.vacuity, attention=score.attention)
+    return Candidate(label=label, vacuity=score.vacuity, attention=score.attention)
 
 
 def _check_fits(payload: Payload, task: TaskReply | None) -> None:

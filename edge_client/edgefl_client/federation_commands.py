@@ -19,6 +19,7 @@ from edgefl_client.command_options import (
     threads_option,
     trust_option,
 )
+from edgefl_client.score_command import formats_option
 
 
 @click.command()
@@ -88,6 +89,7 @@ def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
 @click.option("--dry-run", is_flag=True, help="Only say what would leave this device.")
 @model_option
 @trust_option
+@formats_option
 @threads_option
 @passphrase_option
 @json_option
@@ -99,17 +101,29 @@ def contribute(
     dry_run: bool,
     model: Path | None,
     trusted: tuple[str, ...],
+    formats: tuple[str, ...],
     threads: int | None,
     passphrase_file: Path | None,
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Score labelled pictures here and put a few attention maps per class into the outbox; pictures never leave."""
+    """Score labelled pictures here and put a few attention maps per class into the outbox; pictures never leave.
+
+    A picture that is blurred, badly lit, too small or not of skin gives no map.
+    """
     from edgefl_client import federate
+    from edgefl_client.pictures import PictureReader
+    from edgefl_protocol.referral import REASON_WORDS
 
     device = device_of(context, home_dir, passphrase_file)
     scorer, bundle = open_scorer(device.home, model, trusted, threads, None)
-    found = federate.run_contribute(device, labels, scorer, bundle, dry_run=dry_run)
+    with PictureReader(formats) as reader:
+        found = federate.run_contribute(device, labels, reader, scorer, bundle, dry_run=dry_run)
+    left_out = found["left_out"]
+    if left_out["images"]:
+        why = "; ".join(f"{REASON_WORDS[reason]}: {number}" for reason, number in left_out["reasons"].items())
+        noun = "picture gives" if left_out["images"] == 1 else "pictures give"
+        click.echo(f"{left_out['images']} {noun} no map ({why}).", err=True)
     maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
     what = f"{found['bytes']} bytes: attention maps ({maps}) and the digest of the model's values; no picture, no name"
     report(found, as_json, f"would leave: {what}" if dry_run else f"in the outbox: {what}; edgefl sync sends it")

@@ -60,10 +60,10 @@ def device(run, live, invite, lab, labelled):
 
 @pytest.fixture
 def labelled(lab, tmp_path):
-    """Six labelled pictures."""
+    """Six labelled pictures of skin."""
     rows = ["image,label"]
     for number in range(6):
-        pixels = np.random.default_rng(number).integers(0, 256, (40, 50, 3)).astype(np.uint8)
+        pixels = lab.photo(50, 40, (180 + number, 120, 90))
         (tmp_path / f"{number}.png").write_bytes(lab.encoded(pixels))
         rows.append(f"{number}.png,{lab.CLASSES[number % 2]}")
     (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
@@ -377,6 +377,35 @@ def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
     run("pull")
     report = json.loads(run("contribute", "--labels", device / "labels.csv", "--json")[1])
     assert set(report["arrays"]) == {"maps.1", "maps.2"}
+
+
+def test_what_the_gate_refers_gives_no_map(run, device, live, lab):
+    """docs/device.md, the gate: such pictures teach nobody; the others' maps travel, and the number is told."""
+    run("pull")
+    (device / "0.png").write_bytes(lab.encoded(np.full((40, 50, 3), 128, np.uint8)))  # grey and flat
+    (device / "1.png").write_bytes(lab.encoded(lab.photo(20, 40)))
+    code, out, err = run("contribute", "--labels", device / "labels.csv", "--json")
+    report = json.loads(out)
+    assert code == 0
+    assert report["images"] == 4
+    assert report["maps"] == {"MEL": 2, "NV": 2}
+    assert report["left_out"] == {"images": 2, "reasons": {"blur": 1, "not_skin": 1, "size": 1}}
+    assert "2 pictures give no map (the picture is blurred: 1;" in err
+    (device / "labels.csv").write_text("image,label\n0.png,MEL\n")
+    code, _, err = run("contribute", "--labels", device / "labels.csv", "--dry-run")
+    assert code == 1
+    assert "none of the 1 pictures passes the gate" in err
+
+
+def test_contributed_pictures_may_be_of_other_kinds(run, device, lab):
+    """`--formats` means the same for score, train and contribute."""
+    run("pull")
+    (device / "0.png").write_bytes(lab.encoded(lab.photo(50, 40), "TIFF"))
+    code, _, err = run("contribute", "--labels", device / "labels.csv", "--dry-run")
+    assert code == 1
+    assert "name tiff in --formats" in err
+    options = ("--dry-run", "--formats", "png,tiff", "--json")
+    assert json.loads(run("contribute", "--labels", device / "labels.csv", *options)[1])["images"] == 6
 
 
 def test_a_damaged_picture_stops_a_contribution(run, device):
