@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgefl_client.command_options import home_of, home_option, json_option, model_option, report, trust_option
+from edgefl_client.score_command import formats_option
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -63,6 +64,7 @@ _CLEAR = "\r\x1b[K"  # of a terminal's line
 @click.option(
     "--threads", type=click.IntRange(1, 1024), metavar="N", help="Processor threads.  [default: all that are allowed]"
 )
+@formats_option
 @model_option
 @trust_option
 @json_option
@@ -86,6 +88,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
         balance=given["balance"],
         threads=given["threads"],
         restart=given["restart"],
+        formats=given["formats"],
         checkpoint_seconds=given["checkpoint_every"],
         limits=Limits(minutes=given["minutes"], memory_mib=given["memory"], battery_percent=given["battery"]),
         report=_progress(),

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from edgefl_client.contribution import LabelledImage
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.verdict import LEAST_HELD
+from edgefl_client.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.imaging import MAX_FILE_BYTES, Preprocess, decode, prepare
+from edgefl_protocol.imaging import MAX_FILE_BYTES, Preprocess, prepare
 
 HELD_SHARE = 0.15
 LEAST_LEARNED = 5  # of each class: as many maps as a class shares
@@ -55,13 +56,17 @@ class Rows:
 
 
 def read_rows(
-    table: Sequence[LabelledImage], preprocess: Preprocess, report: Callable[[int], None] = lambda done: None
+    table: Sequence[LabelledImage],
+    preprocess: Preprocess,
+    formats: Sequence[str] = DEFAULT_FORMATS,
+    report: Callable[[int], None] = lambda done: None,
 ) -> Rows:
     """Decode and prepare the pictures of a table; they stay in memory as small squares.
 
     Args:
         table: what `read_labels` gave.
         preprocess: the bundle's.
+        formats: kinds of files that are read (`pictures.FORMATS`).
         report: called with the number of pictures read so far.
 
     Raises:
@@ -71,14 +76,15 @@ def read_rows(
     side = preprocess.size
     images = np.empty((len(table), side, side, 3), np.uint8)
     groups = []
-    for index, row in enumerate(table):
-        try:
-            images[index] = prepare(decode(read_bounded(row.path, MAX_FILE_BYTES)), preprocess)
-        except EdgeflError as error:
-            raise type(error)(f"{row.path}: {error}", error.code) from error
-        named = row.lesion.encode() if row.lesion else images[index].tobytes()
-        groups.append(hashlib.sha256(named).hexdigest())
-        report(index + 1)
+    with PictureReader(formats) as reader:
+        for index, row in enumerate(table):
+            try:
+                images[index] = prepare(reader.read(read_bounded(row.path, MAX_FILE_BYTES)), preprocess)
+            except EdgeflError as error:
+                raise type(error)(f"{row.path}: {error}", error.code) from error
+            named = row.lesion.encode() if row.lesion else images[index].tobytes()
+            groups.append(hashlib.sha256(named).hexdigest())
+            report(index + 1)
     return Rows(images, np.array([row.label for row in table], np.int64), tuple(groups))
 
 

@@ -10,7 +10,7 @@ threads); the pictures never leave the process; a limit stops it between two ste
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +30,7 @@ from edgefl_client.learning.personal import PersonalState, load_personal, save_p
 from edgefl_client.learning.rows import Rows, hold_back, read_rows, skewed_prior
 from edgefl_client.learning.session import TrainingSession, plan_of
 from edgefl_client.learning.verdict import Verdict
+from edgefl_client.pictures import DEFAULT_FORMATS
 from edgefl_client.runtime import load_graph, processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload, digest
@@ -52,6 +53,7 @@ class TrainOptions:
         balance: whether classes are drawn equally often.
         threads: of a step; None for the processors this process may use.
         restart: forget what was learned here and begin with the bundle's values.
+        formats: kinds of files that are read (`pictures.FORMATS`).
         checkpoint_seconds: at most between two checkpoints.
         limits: minutes, memory, battery.
         report: told what happens: pictures read, steps, warnings.
@@ -62,6 +64,7 @@ class TrainOptions:
     balance: Literal["none", "class"] | None = None
     threads: int | None = None
     restart: bool = False
+    formats: Sequence[str] = DEFAULT_FORMATS
     checkpoint_seconds: float = 60.0
     limits: Limits = field(default_factory=Limits)
     report: Report = lambda facts: None
@@ -141,7 +144,18 @@ def run_train(
 
 def _read(bundle: Bundle, table: Path, options: TrainOptions) -> Rows:
     listed = read_labels(table, bundle.labels.classes)
-    return read_rows(listed, bundle.preprocess, lambda done: options.report({"reading": done, "pictures": len(listed)}))
+    allowed, needed = options.limits.memory_mib, len(listed) * bundle.preprocess.size**2 * 3 / 2**20
+    if allowed is not None and needed > allowed:
+        raise LearningError(
+            f"the {len(listed)} pictures of the table take {needed:.0f} MiB of memory as the network reads them, "
+            f"allowed are {allowed}: allow more, or name fewer pictures",
+            "memory",
+        )
+
+    def report(done: int) -> None:
+        options.report({"reading": done, "pictures": len(listed)})
+
+    return read_rows(listed, bundle.preprocess, options.formats, report)
 
 
 def _begin(

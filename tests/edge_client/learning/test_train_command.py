@@ -4,6 +4,7 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 
 from edgefl_client.cli import cli
 
@@ -52,6 +53,16 @@ def test_memory_is_watched(call, labels):
     """A step that would take more memory than it may is refused before the work."""
     error = call("train", "--labels", labels, "--memory", 1).exception
     assert error.code == "memory" and "one picture does not fit either" in str(error)
+
+
+def test_other_kinds_of_files_are_read_where_they_are_named(call, school, tmp_path):
+    """`--formats` means the same for score, train and contribute; the content decides, never the name."""
+    table = school.table(tmp_path / "tiff")
+    with Image.open(table.parent / "MEL0.png") as picture:
+        picture.save(table.parent / "MEL0.png", "TIFF")
+    error = call("train", "--labels", table).exception
+    assert error.code == "unsupported_format" and "MEL0.png" in str(error)
+    assert call("train", "--labels", table, "--formats", "png,tiff", "--epochs", 1).exit_code == 0
 
 
 def test_too_few_pictures_are_named(call, school, tmp_path):
