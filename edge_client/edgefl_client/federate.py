@@ -1,4 +1,4 @@
-"""A device's part in a federation, as the command line offers it: enrol, pull, contribute, sync, status.
+"""A device's part in a federation, as the command line offers it: enrol, pull, contribute, sync.
 
 Each function does one command's work and gives what `--json` prints. Nothing is printed here.
 """
@@ -22,7 +22,7 @@ from edgefl_client.contribution import (
 )
 from edgefl_client.exchange.coordinator import wall_clock_ms
 from edgefl_client.exchange.enrolment import enrol, trust_certificate
-from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused, TlsRefused, Unavailable
+from edgefl_client.exchange.errors import ExchangeError, Refused
 from edgefl_client.exchange.https import HttpsTransport
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.member import Member
@@ -226,58 +226,6 @@ def run_sync(device: Device) -> dict[str, Any]:
         }
 
 
-def run_status(device: Device, *, online: bool) -> dict[str, Any]:
-    """What this device is and has; asks the coordinator only where `online`.
-
-    Args:
-        device: this device.
-        online: whether to ask the coordinator for the round.
-
-    Raises:
-        EdgeflError: a file of the home folder is damaged.
-    """
-    home = device.home
-    report: dict[str, Any] = {
-        "home": str(home.root),
-        "trusted_signers": len(list_trusted(home)),
-        "model": None,
-        "membership": None,
-        "round": None,
-        "waiting": 0,
-        "coordinator": None,
-    }
-    if home.current_file.exists():
-        report["model"] = {"file": str(models.current_file(home)), "sha256": models.current_file(home).stem}
-    try:
-        membership = load_membership(home.member)
-    except NotEnrolled:
-        return report
-    if online and membership.state != "joining":
-        try:
-            with device.member() as member:
-                task = member.task()
-                membership = member.membership
-            report["round"] = {"number": task.round, "state": task.state, "replied": task.replied}
-            report["coordinator"] = {"reachable": True, "error": None}
-        except ExchangeError as error:
-            report["coordinator"] = {
-                "reachable": not isinstance(error, Unavailable | TlsRefused),  # a refusal is an answer
-                "error": {"code": error.code, "message": str(error)},
-            }
-    report["membership"] = {
-        "url": membership.url,
-        "federation": membership.federation,
-        "name": membership.name,
-        "role": membership.role,
-        "state": membership.state,
-        "fingerprint": membership.fingerprint,
-    }
-    if home.outbox_file.exists():
-        with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
-            report["waiting"] = outbox.count()
-    return report
-
-
 def _task(device: Device, *, required: bool) -> TaskReply | None:
     """The task as last fetched; where it is required and missing, say how to get it."""
     if required:
@@ -305,11 +253,11 @@ def _candidates(
             raise
         except EdgeflError as error:
             raise type(error)(f"{row.path}: {error}", error.code) from error
-    left_out = {"images": len(rows) - len(found), "reasons": {name: reasons[name] for name in sorted(reasons)}}
+    told = {name: reasons[name] for name in sorted(reasons)}
     if not found:
-        said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in left_out["reasons"].items())
+        said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
         raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
-    return found, left_out
+    return found, {"images": len(rows) - len(found), "reasons": told}
 
 
 def _candidate(score: Score, label: int) -> Candidate:
@@ -354,23 +302,3 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
 def today() -> datetime.date:
     """The date by this machine's clock."""
     return datetime.datetime.now(datetime.UTC).date()
-
-
-def status_text(report: dict[str, Any]) -> str:
-    """A status for a person, a line per thing."""
-    member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
-    lines = [
-        f"home: {report['home']}",
-        f"model: {model['file']}" if model else "model: none",
-        f"trusted signers: {report['trusted_signers']}",
-    ]
-    if member is None:
-        return "\n".join([*lines, "member of no federation"])
-    lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
-    if member["state"] == "pending":
-        lines.append(f"fingerprint for the operator: {member['fingerprint']}")
-    if turn is not None:
-        lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
-    if asked is not None and asked["error"] is not None:
-        lines.append(f"coordinator: {asked['error']['message']}")
-    return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])

@@ -1,6 +1,6 @@
 """`edgefl enrol`, `pull`, `contribute`, `sync`, `status`: a device's part in a federation, at the command line.
 
-The work is done by `federate`; here its results become lines.
+The work is done by `federate` and `status`; here its results become lines.
 """
 
 import sys
@@ -158,8 +158,8 @@ def sync(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
 def status(
     context: click.Context, offline: bool, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Show model, membership, round and outbox of this device."""
-    from edgefl_client import federate
+    """Show model, values in use, membership, round and outbox of this device."""
+    from edgefl_client.status import run_status, status_text
 
-    found = federate.run_status(device_of(context, home_dir, passphrase_file), online=not offline)
-    report(found, as_json, federate.status_text(found))
+    found = run_status(device_of(context, home_dir, passphrase_file), online=not offline)
+    report(found, as_json, status_text(found))

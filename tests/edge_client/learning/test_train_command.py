@@ -7,6 +7,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 from edgefl_client.cli import cli
+from edgefl_client.federate import Device
+from edgefl_client.learning.personal import load_personal
+from edgefl_client.learning.running import TrainOptions, run_train
+from edgefl_client.models import install
+from edgefl_client.status import run_status, status_text
+from edgefl_protocol.bundle import Bundle, load_bundle
 
 
 @pytest.fixture
@@ -72,3 +78,29 @@ def test_too_few_pictures_are_named(call, school, tmp_path):
     assert error.code == "few_images" and "needed are 20 and 5" in str(error)
     one = school.table(tmp_path / "one", each=30, classes=("NV",))
     assert call("train", "--labels", one).exception.code == "few_images"
+
+
+def test_status_tells_which_values_are_in_use(labels, school, lab, home):
+    """docs/design.md 7: what was learned is used with its very bundle, and with no newer one."""
+    device = Device(home=home)
+
+    def weights() -> str:
+        return next(line for line in status_text(run_status(device, online=False)).splitlines() if "weights" in line)
+
+    def use(data: bytes) -> Bundle:
+        bundle = load_bundle(data, [lab.SIGNER.public], lab.NOW_MS)
+        install(home, data, bundle)
+        return bundle
+
+    first = use(school.learning_bytes())
+    assert weights() == "weights: the bundle's"
+    found = run_train(home, first, labels, TrainOptions(threads=1, epochs=60))
+    assert weights().startswith("weights: personal, round 1, learned from 14 pictures; balanced accuracy on 40")
+    report = run_status(device, online=False)["personal"]
+    assert (report["in_use"], report["sha256"], report["gate"]) == (True, found["weights_sha256"], found["gate"])
+    newer = use(school.learning_bytes({"version": 2}))
+    assert load_personal(home, newer) is None
+    assert weights() == (
+        f"weights: the bundle's; personal ones of round 1, learned from 14 pictures belong to the bundle "
+        f"{first.sha256[:12]}"
+    )

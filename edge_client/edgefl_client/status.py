@@ -1,0 +1,119 @@
+"""What a device is and has: model, values in use, membership, round, outbox. `edgefl status` prints it."""
+
+from typing import Any
+
+from edgefl_client import models
+from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, TlsRefused, Unavailable
+from edgefl_client.exchange.identity import Identity
+from edgefl_client.exchange.membership import load_membership
+from edgefl_client.federate import Device
+from edgefl_client.home import Home
+from edgefl_client.trust import list_trusted
+from edgefl_protocol.payload import digest
+
+
+def run_status(device: Device, *, online: bool) -> dict[str, Any]:
+    """What this device is and has; asks the coordinator only where `online`.
+
+    Args:
+        device: this device.
+        online: whether to ask the coordinator for the round.
+
+    Raises:
+        EdgeflError: a file of the home folder is damaged.
+    """
+    home = device.home
+    report: dict[str, Any] = {
+        "home": str(home.root),
+        "trusted_signers": len(list_trusted(home)),
+        "model": None,
+        "personal": None,
+        "membership": None,
+        "round": None,
+        "waiting": 0,
+        "coordinator": None,
+    }
+    if home.current_file.exists():
+        report["model"] = {"file": str(models.current_file(home)), "sha256": models.current_file(home).stem}
+    report["personal"] = _personal(home)
+    try:
+        membership = load_membership(home.member)
+    except NotEnrolled:
+        return report
+    if online and membership.state != "joining":
+        try:
+            with device.member() as member:
+                task = member.task()
+                membership = member.membership
+            report["round"] = {"number": task.round, "state": task.state, "replied": task.replied}
+            report["coordinator"] = {"reachable": True, "error": None}
+        except ExchangeError as error:
+            report["coordinator"] = {
+                "reachable": not isinstance(error, Unavailable | TlsRefused),  # a refusal is an answer
+                "error": {"code": error.code, "message": str(error)},
+            }
+    report["membership"] = {
+        "url": membership.url,
+        "federation": membership.federation,
+        "name": membership.name,
+        "role": membership.role,
+        "state": membership.state,
+        "fingerprint": membership.fingerprint,
+    }
+    if home.outbox_file.exists():
+        with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
+            report["waiting"] = outbox.count()
+    return report
+
+
+def _personal(home: Home) -> dict[str, Any] | None:
+    """The values learned here, and whether the bundle in use is theirs; None where none passed their gate."""
+    if not home.learning.exists():
+        return None
+    from edgefl_client.learning.personal import kept_personal
+
+    state = kept_personal(home)
+    if state is None:
+        return None
+    in_use = home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256
+    return {
+        "in_use": in_use,
+        "bundle_sha256": state.bundle_sha256,
+        "sha256": digest(state.weights),
+        "round": state.round,
+        "images": state.images,
+        "gate": state.verdict.to_json(),
+    }
+
+
+def status_text(report: dict[str, Any]) -> str:
+    """A status for a person, a line per thing."""
+    member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
+    lines = [
+        f"home: {report['home']}",
+        f"model: {model['file']}" if model else "model: none",
+        f"weights: {_weights_text(report['personal'])}",
+        f"trusted signers: {report['trusted_signers']}",
+    ]
+    if member is None:
+        return "\n".join([*lines, "member of no federation"])
+    lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
+    if member["state"] == "pending":
+        lines.append(f"fingerprint for the operator: {member['fingerprint']}")
+    if turn is not None:
+        lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
+    if asked is not None and asked["error"] is not None:
+        lines.append(f"coordinator: {asked['error']['message']}")
+    return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
+
+
+def _weights_text(personal: dict[str, Any] | None) -> str:
+    """Which values `edgefl score` uses unless it is told otherwise."""
+    if personal is None:
+        return "the bundle's"
+    learned = f"round {personal['round']}, learned from {personal['images']} pictures"
+    if personal["in_use"]:
+        gate = personal["gate"]
+        figures = f"{gate['personal_balanced_accuracy']:.3f}, the bundle's {gate['bundle_balanced_accuracy']:.3f}"
+        return f"personal, {learned}; balanced accuracy on {gate['held_back']} pictures held back: {figures}"
+    return f"the bundle's; personal ones of {learned} belong to the bundle {personal['bundle_sha256'][:12]}"
