@@ -8,12 +8,14 @@ no tag, name, date or place of the file does.
     TIFF    one page; grey, RGB, palette, CMYK, 8 or 16 bits; a camera's raw file (DNG, NEF, CR2) is refused, because
             its first page is only a thumbnail
     HEIC    the primary picture, turned as the file says; 10 and 12 bits become 8
-    DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 or 16 bits, uncompressed or JPEG baseline
+    DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 to 16 bits, uncompressed or JPEG baseline
 
 Source: docs/security.md, attack list 6 and 8; DICOM PS3.3 C.7.6.3 (photometric interpretation), PS3.5 annex A.
 """
 
+import os
 import resource
+import signal
 import struct
 import sys
 import warnings
@@ -33,6 +35,7 @@ Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
 REQUEST: Final = struct.Struct(">8sI")  # name of the format, bytes that follow
 ANSWER: Final = struct.Struct(">BII")  # 1, height, width, then the pixels; or 0, bytes of the code, of the sentence
+MOST_SECONDS: Final = 45  # of one picture; who asked gives up before
 MAX_ADDRESS_BYTES: Final = 3 * 2**30  # of this process; 40 megapixels need about a sixth of it
 
 _READER_ERRORS = (
@@ -47,6 +50,7 @@ _TAGS = [
 ]  # fmt: skip
 _PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1")  # implicit and explicit little endian
 _JPEG_BASELINE = "1.2.840.10008.1.2.4.50"
+_WHITE = np.uint8(255)  # MONOCHROME1: the smallest value is white
 
 
 def decode_tiff(data: bytes) -> Pixels:
@@ -98,7 +102,8 @@ def decode_dicom(data: bytes) -> Pixels:
     if syntax == _JPEG_BASELINE:
         from pydicom.encaps import get_frame
 
-        return decode(get_frame(file.PixelData, 0, number_of_frames=1))
+        pixels = decode(get_frame(file.PixelData, 0, number_of_frames=1))
+        return _WHITE - pixels if kind == "MONOCHROME1" else pixels
     if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", "MONOCHROME1", "MONOCHROME2"):
         raise ImageError(
             f"the DICOM pixels are {kind} in transfer syntax {syntax}; read are RGB, YBR_FULL and MONOCHROME, "
@@ -112,14 +117,20 @@ def _plain_dicom(file: Any, kind: str) -> Pixels:
     from pydicom.pixels.processing import convert_color_space
     from pydicom.pixels.utils import pixel_array
 
+    bits = int(file.BitsStored)
+    if not 8 <= bits <= 16 or int(file.HighBit) != bits - 1:  # PS3.5 8.1.1; the shift below would give other pixels
+        raise ImageError(
+            f"the DICOM pixels have {bits} bits that end at bit {file.HighBit}; read are 8 to 16, from bit 0 on",
+            code="unsupported_format",
+        )
     stored: NDArray[Any] = pixel_array(file, raw=True)
     if stored.dtype not in (np.uint8, np.uint16):
         raise ImageError(f"the DICOM pixels are {stored.dtype}; read are unsigned ones", code="unsupported_format")
-    pixels = (stored >> max(int(file.BitsStored) - 8, 0)).astype(np.uint8)
+    pixels = (stored >> (bits - 8)).astype(np.uint8)
     if kind == "YBR_FULL":
         pixels = convert_color_space(pixels, "YBR_FULL", "RGB")
-    if kind == "MONOCHROME1":  # the smallest value is white
-        pixels = 255 - pixels
+    if kind == "MONOCHROME1":
+        pixels = _WHITE - pixels
     if pixels.ndim == 2:
         pixels = np.repeat(pixels[:, :, None], 3, axis=2)
     return np.ascontiguousarray(pixels)
@@ -163,6 +174,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
         name, length = REQUEST.unpack(head)
         if length > MAX_FILE_BYTES:
             return
+        signal.alarm(MOST_SECONDS)  # where nobody is left to kill it, an endless loop still ends
         try:
             pixels = decode_safely(name.rstrip(b"\x00").decode("ascii"), source.read(length))
             sink.write(ANSWER.pack(1, *pixels.shape[:2]))
@@ -171,6 +183,7 @@ def serve(source: BinaryIO, sink: BinaryIO) -> None:
             code, sentence = error.code.encode(), str(error).encode()
             sink.write(ANSWER.pack(0, len(code), len(sentence)) + code + sentence)
         sink.flush()
+        signal.alarm(0)
 
 
 def _check_pixels(width: int, height: int) -> None:
@@ -181,4 +194,6 @@ def _check_pixels(width: int, height: int) -> None:
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump of memory would hold the picture
-    serve(sys.stdin.buffer, sys.stdout.buffer)
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a library prints must not stand among the answers
+        serve(sys.stdin.buffer, answers)

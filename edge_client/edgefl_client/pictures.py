@@ -2,8 +2,9 @@
 
 JPEG and PNG are decoded here by `edgefl_protocol.imaging`, as in training. TIFF, and HEIC and DICOM where their extra
 is installed, are read only where they are named, in a second process (`decoders`) that is started for the first such
-picture and kept; it is killed when a picture takes longer than 30 s, and started anew after any failure. Only pixels
-come back.
+picture and kept; it is killed when a picture takes longer than 30 s, and started anew after anything but a plain
+answer, so that the answer to one picture is never taken for another's. It looks for its modules where this process
+does, and reads neither the environment nor the folder it starts in. Only pixels come back.
 """
 
 import subprocess
@@ -12,6 +13,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Final
 
@@ -31,6 +33,13 @@ SUFFIXES: Final = {
     "dicom": (".dcm",),
 }  # fmt: skip
 TIMEOUT_S: Final = 30.0  # of one picture in the second process
+
+# -I alone finds no module that lies in a user's own folder or where PYTHONPATH points.
+_START: Final = (
+    "import runpy, sys; "
+    "sys.path += [path for path in sys.argv[1:] if path not in sys.path]; "
+    "runpy.run_module('edgefl_client.decoders', run_name='__main__')"
+)
 
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1")
 
@@ -114,24 +123,30 @@ class PictureReader:
             process.communicate()
 
     def _ask(self, kind: str, data: bytes) -> Pixels:
-        process = self._started()
+        process, answered = self._started(), False
         timer = threading.Timer(TIMEOUT_S, process.kill)
         timer.start()
         try:
-            return _exchange(process, kind, data)
+            pixels = _exchange(process, kind, data)
+            answered = True
+            return pixels
+        except ImageError:  # an answer, too
+            answered = True
+            raise
         except (BrokenPipeError, EOFError) as error:
             timed_out = not timer.is_alive()
-            self.close()
             why = f"took longer than {TIMEOUT_S:.0f} s" if timed_out else "made its reader fail"
             raise ImageError(f"the {kind.upper()} {why}; convert it to JPEG or PNG", code="unreadable") from error
         finally:
             timer.cancel()
+            if not answered:  # also after Ctrl-C or a lack of memory here: half an answer may still be in the pipe
+                self.close()
 
     def _started(self) -> "subprocess.Popen[bytes]":
         if self._process is None or self._process.poll() is not None:
             self.close()
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-m", "edgefl_client.decoders"],
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and paths it imports from already
+                [sys.executable, "-I", "-c", _START, *(path for path in sys.path if Path(path).is_absolute())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -197,6 +197,67 @@ def test_a_reader_that_dies_costs_one_picture():
     assert last.poll() is not None  # none is left behind
 
 
+def test_an_answer_that_was_not_taken_is_nobody_elses(monkeypatch):
+    """Interrupted while an answer is read, the next picture must not get the pixels of the one before."""
+    real = pictures._exactly
+
+    def interrupted(stream, length):
+        if length > 1000:
+            raise KeyboardInterrupt
+        return real(stream, length)
+
+    with PictureReader(FORMATS) as reader:
+        monkeypatch.setattr(pictures, "_exactly", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            reader.read(saved(scene(0)))
+        monkeypatch.setattr(pictures, "_exactly", real)
+        np.testing.assert_array_equal(reader.read(saved(scene(1))), scene(1))
+
+
+def test_the_second_process_looks_where_this_one_does(tmp_path):
+    """Installed into a folder that only PYTHONPATH names, as with pip install --target or --user, it is found."""
+    import subprocess
+    from pathlib import Path
+
+    import edgefl_client
+    import edgefl_protocol
+
+    for package in (edgefl_client, edgefl_protocol):
+        (tmp_path / package.__name__).symlink_to(Path(package.__path__[0]))
+    for name in ("numpy", "numpy.libs", "PIL", "pillow.libs"):
+        beside = Path(np.__path__[0]).parent / name
+        if beside.exists():
+            (tmp_path / name).symlink_to(beside)
+    (tmp_path / "a.tif").write_bytes(saved(scene()))
+    script = (
+        "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
+        "from edgefl_client.pictures import PictureReader\n"
+        "with PictureReader(('tiff',)) as reader: print(reader.read(open('a.tif', 'rb').read()).shape)"
+    )
+    bare = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    done = subprocess.run(
+        [bare if bare.exists() else sys.executable, "-S", "-c", script],
+        cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(scene().shape), done.stderr
+
+
+def test_an_orphan_ends_by_itself():
+    """Where whoever asked was killed, an endless loop in a decoder still ends: SIGALRM, whose default is the end."""
+    import subprocess
+
+    script = (
+        "import sys\n"
+        "from edgefl_client import decoders\n"
+        "decoders.MOST_SECONDS = 1\n"
+        "decoders.DECODERS['tiff'] = lambda data: [None for _ in iter(int, 1)]\n"
+        "decoders.serve(sys.stdin.buffer, sys.stdout.buffer)"
+    )
+    asked = REQUEST.pack(b"tiff", 4) + b"II*\0"
+    done = subprocess.run([sys.executable, "-c", script], input=asked, capture_output=True, check=False, timeout=60)
+    assert done.returncode == -signal.SIGALRM
+
+
 def test_the_second_process_is_bounded():
     """Its address space is limited, and it ends with its input."""
     import subprocess
@@ -205,10 +266,10 @@ def test_the_second_process_is_bounded():
         "import runpy, sys, resource\n"
         "sys.argv=['x']\n"
         "runpy.run_module('edgefl_client.decoders', run_name='__main__')\n"
-        "print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+        "print(resource.getrlimit(resource.RLIMIT_AS)[0])"  # to standard error: the other one takes answers alone
     )
     done = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, check=True, timeout=60)
-    assert int(done.stdout) == MAX_ADDRESS_BYTES
+    assert int(done.stderr) == MAX_ADDRESS_BYTES and not done.stdout
     assert REQUEST.size == 12 and set(FORMATS) >= {"tiff", "heic", "dicom"}
 
 
@@ -293,6 +354,27 @@ def test_dicom_with_jpeg_inside(reader):
         PixelData=encapsulate([inside + b"\x00" * (len(inside) % 2)]),
     )
     np.testing.assert_array_equal(reader.read(data), np.asarray(Image.open(io.BytesIO(inside)).convert("RGB")))
+
+
+def test_dicom_with_an_inverted_jpeg_inside(reader):
+    """DICOM PS3.3 C.7.6.3.1.2: MONOCHROME1 shows the smallest value as white, compressed or not."""
+    pytest.importorskip("pydicom", reason=DICOM_EXTRA)
+    from pydicom.encaps import encapsulate
+
+    grey = scene()[:, :, 0]
+    inside = saved(grey, "JPEG", quality=95)
+    frame = encapsulate([inside + b"\x00" * (len(inside) % 2)])
+    data = dicom(grey, "MONOCHROME1", syntax="1.2.840.10008.1.2.4.50", PixelData=frame)
+    wanted = 255 - np.asarray(Image.open(io.BytesIO(inside)))
+    np.testing.assert_array_equal(reader.read(data)[:, :, 0], wanted)
+
+
+def test_dicom_bits_in_other_places_are_refused(reader):
+    """DICOM PS3.5, 8.1.1: high bit and bits stored; shifted by the wrong number they would be another picture."""
+    twelve = scene()[:, :, 0].astype(np.uint16) << 4
+    assert code_of(reader, dicom(twelve << 4, "MONOCHROME2", BitsStored=12, HighBit=15)) == "unsupported_format"
+    six = scene()[:, :, 0] >> 2
+    assert code_of(reader, dicom(six, "MONOCHROME2", BitsStored=6, HighBit=5)) == "unsupported_format"
 
 
 def test_dicom_that_is_refused(reader):
