@@ -1,4 +1,8 @@
-"""A result as a line: for a person, as JSON, or as a row of CSV. The columns and keys are docs/design.md, section 5."""
+"""A result as a line: for a person, as JSON, or as a row of CSV. The columns and keys are docs/design.md, section 5.
+
+Every line is UTF-8, also where the name of a file is not: its odd bytes become `\\udcXX`, which in JSON is the escape
+that gives Python the file's name back.
+"""
 
 import csv
 import io
@@ -12,7 +16,7 @@ from edgefl_protocol.referral import REASON_WORDS
 def human_line(result: Result) -> str:
     """One line for a person."""
     if isinstance(result, Failure):
-        return f"{result.image}: not scored: {result.message}"
+        return _text(f"{result.image}: not scored: {result.message}")
     if result.predicted is None:
         said = "no prediction"
     else:
@@ -21,12 +25,12 @@ def human_line(result: Result) -> str:
     why = "; ".join(REASON_WORDS[reason] for reason in result.refer_reasons)
     refer = f"; refer: {why}" if result.refer else ""
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return f"{result.image}: {said}{vacuity}{refer}{drawn}"
+    return _text(f"{result.image}: {said}{vacuity}{refer}{drawn}")
 
 
 def json_line(result: Result) -> str:
     """One JSON object on one line."""
-    return json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False)
+    return _text(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
 
 
 class CsvLines:
@@ -69,4 +73,8 @@ class CsvLines:
     def _line(self, values: Sequence[object]) -> str:
         out = io.StringIO()
         csv.writer(out, lineterminator="").writerow(["" if value is None else value for value in values])
-        return out.getvalue()
+        return _text(out.getvalue())
+
+
+def _text(line: str) -> str:
+    return line.encode("utf-8", "backslashreplace").decode()

@@ -6,7 +6,9 @@
   length of the output; its line is written and flushed to the disk; the file is noted as done. After a crash in
   between, the length of the output says whether the line was written; half a line is cut off. On standard output,
   where nothing can be read back, a crash at that moment scores one picture twice rather than never.
-* Notes lie in the home folder, at most `MAX_NOTES` of a folder besides those of files that are still there.
+* Notes lie in the home folder, at most `MAX_NOTES` of a folder besides those of files that are still there. A file is
+  noted by the bytes of its name below the folder, so a folder is the same however it is named, and so is a file whose
+  name is no text.
 """
 
 import fcntl
@@ -27,7 +29,7 @@ MAX_NOTES = 100_000
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS watched (
-  number INTEGER PRIMARY KEY, folder TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL, time_ns INTEGER NOT NULL,
+  number INTEGER PRIMARY KEY, folder BLOB NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL, time_ns INTEGER NOT NULL,
   begun_at INTEGER, UNIQUE (folder, name)
 )"""
 
@@ -75,9 +77,10 @@ class Notes:
     """
 
     def __init__(self, home: Home, folder: Path) -> None:
-        self._folder = str(folder.resolve())
+        self._folder = os.fsencode(folder.resolve())
+        self._before = str(folder / "x")[:-1]  # how the names of its files begin
         root = home.prepare()
-        digest = hashlib.sha256(self._folder.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        digest = hashlib.sha256(self._folder).hexdigest()[:16]
         self._lock = (root / f"watch-{digest}.lock").open("ab")
         self._watched = sqlite3.connect(root / "watched.sqlite3", timeout=10, isolation_level=None)
         try:
@@ -104,16 +107,16 @@ class Notes:
             output: the file of results, open for reading and appending; None for standard output.
         """
         begun = self._run("SELECT name, begun_at FROM watched WHERE folder = ? AND begun_at IS NOT NULL", self._folder)
-        for name, position in begun:
+        for key, position in begun:
             if output is not None and _was_written(output, position):
-                self.finish(name)
+                self._finish(key)
             else:
-                self._run("DELETE FROM watched WHERE folder = ? AND name = ?", self._folder, name)
+                self._run("DELETE FROM watched WHERE folder = ? AND name = ?", self._folder, key)
 
     def scored(self) -> dict[str, Seen]:
         """Files that were scored, as they were then."""
         rows = self._run("SELECT name, size, time_ns FROM watched WHERE folder = ? AND begun_at IS NULL", self._folder)
-        return {name: Seen(size, time_ns) for name, size, time_ns in rows}
+        return {self._name(key): Seen(size, time_ns) for key, size, time_ns in rows}
 
     def begin(self, name: str, seen: Seen, position: int) -> None:
         """Note that the line of a file is about to be written.
@@ -125,12 +128,12 @@ class Notes:
         """
         self._run(
             "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at) VALUES (?, ?, ?, ?, ?)",
-            self._folder, name, seen.size_bytes, seen.time_ns, position,
+            self._folder, self._key(name), seen.size_bytes, seen.time_ns, position,
         )  # fmt: skip
 
     def finish(self, name: str) -> None:
         """Note that the line of a file is written."""
-        self._run("UPDATE watched SET begun_at = NULL WHERE folder = ? AND name = ?", self._folder, name)
+        self._finish(self._key(name))
 
     def forget(self, present: dict[str, Seen]) -> int:
         """Drop the oldest notes beyond `MAX_NOTES`, of files that are gone.
@@ -142,10 +145,19 @@ class Notes:
             Number of notes dropped.
         """
         rows = self._run("SELECT number, name FROM watched WHERE folder = ? ORDER BY number", self._folder)
-        surplus = [number for number, name in rows if name not in present][: max(len(rows) - MAX_NOTES, 0)]
+        surplus = [number for number, key in rows if self._name(key) not in present][: max(len(rows) - MAX_NOTES, 0)]
         for number in surplus:
             self._run("DELETE FROM watched WHERE number = ?", number)
         return len(surplus)
+
+    def _finish(self, key: bytes) -> None:
+        self._run("UPDATE watched SET begun_at = NULL WHERE folder = ? AND name = ?", self._folder, key)
+
+    def _key(self, name: str) -> bytes:
+        return os.fsencode(name.removeprefix(self._before))
+
+    def _name(self, key: bytes) -> str:
+        return self._before + os.fsdecode(key)
 
     def _run(self, statement: str, *values: object) -> list[Any]:
         try:

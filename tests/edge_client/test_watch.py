@@ -16,6 +16,7 @@ from edgefl_client.home import Home
 from edgefl_client.watching import Notes, Seen, open_output, write_line
 from edgefl_protocol.errors import StorageError
 
+SCORING = ("--model", "model.edgefl", "--trust", "signing.pub", "--threads", "1")
 OPTIONS = ("--model", "model.edgefl", "--trust", "signing.pub", "--interval", "0.1", "--threads", "1")
 
 
@@ -59,6 +60,39 @@ def test_each_picture_once_and_again_when_written_anew(place, good, capsys):
     (drop / "c.png").write_bytes(good)
     os.utime(drop / "b.png", ns=(1, 1))
     assert names(watch(capsys, "--once")[1]) == ["b.png", "c.png"]
+
+
+def test_a_folder_is_the_same_however_it_is_named(place, good, capsys, monkeypatch):
+    """By hand with a relative path, by cron with the whole one: still each picture once."""
+    (place / "drop" / "a.png").write_bytes(good)
+    monkeypatch.chdir(place / "drop")
+    options = ("--model", "../model.edgefl", "--trust", "../signing.pub", "--interval", "0.1", "--once")
+    found = []
+    for name in (".", "../drop", str(place / "drop")):
+        with pytest.raises(SystemExit) as left:
+            main(["watch", name, *options])
+        assert left.value.code == 0
+        found.append(capsys.readouterr().out.splitlines())
+    assert [len(lines) for lines in found] == [1, 0, 0]
+
+
+def test_a_name_that_is_no_text_stops_nothing(place, good, capsys):
+    """Linux names are bytes: cameras and old archives bring Latin-1. Every line is UTF-8 all the same."""
+    odd = os.fsdecode(os.fsencode(place / "drop") + b"/b\xff.png")
+    Path(odd).write_bytes(good)
+    (place / "drop" / "z.png").write_bytes(good)
+    out = place / "scores.jsonl"
+    assert watch(capsys, "--once", "--out", str(out))[0] == 0
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [place / line["image"] for line in lines] == [Path(odd), place / "drop" / "z.png"]
+    assert watch(capsys, "--once", "--out", str(out))[:2] == (0, [])
+    assert len(out.read_text("utf-8").splitlines()) == 2
+    for form in ("--json", "--csv", "--heatmap=maps"):
+        command = [sys.executable, "-c", "from edgefl_client.cli import main; main()", "score", "drop", form, *SCORING]
+        environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr.decode()
+        assert "b\\udcff.png" in done.stdout.decode("utf-8")
 
 
 def test_broken_files_are_one_line_each_and_not_tried_again(place, good, capsys):
@@ -180,38 +214,38 @@ def notes(tmp_path):
 @pytest.mark.parametrize(("crashed_after", "written"), [("begin", b""), ("half", b'{"image": "a'), ("line", b"{}\n")])
 def test_recovery_of_a_file_that_was_begun(notes, tmp_path, crashed_after, written):
     """Module text: the length of the output says whether the line was written; half a line is cut off."""
-    out, seen = tmp_path / "out.jsonl", Seen(1, 2)
+    out, seen, a = tmp_path / "out.jsonl", Seen(1, 2), str(tmp_path / "drop" / "a")
     with open_output(out) as output:
         write_line(output, '{"image": "before"}')
         first = notes()
-        first.begin("a", seen, output.tell())
+        first.begin(a, seen, output.tell())
         output.write(written)
     first.close()
     second = notes()
     with open_output(out) as output:
         second.recover(output)
-        assert second.scored() == ({"a": seen} if crashed_after == "line" else {})
+        assert second.scored() == ({a: seen} if crashed_after == "line" else {})
         write_line(output, '{"image": "after"}')
     whole = [json.loads(line) for line in lines_of(out)]
     assert [line.get("image") for line in whole] == ["before", *([None] if crashed_after == "line" else []), "after"]
 
 
-def test_notes_are_bounded_but_never_forget_what_is_there(notes, monkeypatch):
+def test_notes_are_bounded_but_never_forget_what_is_there(notes, monkeypatch, tmp_path):
     monkeypatch.setattr(watching, "MAX_NOTES", 10)
-    made = notes()
-    for number in range(25):
-        made.begin(f"{number}", Seen(number, number), 0)
-        made.finish(f"{number}")
-    present = {f"{number}": Seen(number, number) for number in range(5)}
+    made, called = notes(), [str(tmp_path / "drop" / str(number)) for number in range(25)]
+    for number, name in enumerate(called):
+        made.begin(name, Seen(number, number), 0)
+        made.finish(name)
+    present = {name: Seen(number, number) for number, name in enumerate(called[:5])}
     assert made.forget(present) == 15
-    assert set(made.scored()) == set(present) | {str(number) for number in range(20, 25)}
+    assert set(made.scored()) == {*called[:5], *called[20:]}
     assert made.forget(present) == 0
 
 
 def test_two_folders_share_a_home_and_one_folder_has_one_watcher(notes, tmp_path):
     one, other = notes(), notes(tmp_path / "elsewhere")
-    one.begin("a", Seen(1, 1), 0)
-    one.finish("a")
+    one.begin(str(tmp_path / "drop" / "a"), Seen(1, 1), 0)
+    one.finish(str(tmp_path / "drop" / "a"))
     assert other.scored() == {}
     with pytest.raises(StorageError, match="another edgefl watch"):
         notes()
