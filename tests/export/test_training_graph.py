@@ -1,4 +1,7 @@
-"""The training graph against the trainer's own local round, and as a member of a bundle that a device learns with."""
+"""The training graph against the trainer's own local round, and as a member of a bundle that a device learns with.
+
+Tracing a step takes half a minute of processor time even for a network of two blocks: what needs one is marked slow.
+"""
 
 import json
 from dataclasses import replace
@@ -130,6 +133,7 @@ def assert_parity(distances: dict[str, float]) -> None:
         assert distance <= (1e-3 if name.startswith("optimizer.") else 1e-4), (name, distance)
 
 
+@pytest.mark.slow
 def test_ten_steps_of_the_bundle_are_the_trainers(predictor, bundle):
     """docs/design.md 9: float32, same batches, KL and distillation active, from a trained state; softplus, renormalised
     rollout. The reference is the trainer's whole local round, orders and turns included."""
@@ -139,6 +143,7 @@ def test_ten_steps_of_the_bundle_are_the_trainers(predictor, bundle):
     assert_parity(ten_steps_apart(predictor, bundle.extras[GRAPH], plan, recipe, MapSharing()))
 
 
+@pytest.mark.slow
 def test_ten_steps_of_the_other_choices_are_the_trainers(make):
     """The same with ReLU evidence, mean readout, sink rollout, nearest metric and the mean over peers."""
     sharing = MapSharing(rollout="sink", kd_metric="nearest", kd_peers="mean5", kd_weight=1e-5)
@@ -161,6 +166,7 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
         check_training(graph, replace(step, gram=step.gram * 50), wrong, predictor.tensors)
 
 
+@pytest.mark.slow
 def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle):
     """docs/security.md check 29; the batch axis is free, as an epoch's last batch is smaller."""
     graph = bundle.extras[GRAPH]
@@ -168,6 +174,7 @@ def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle):
     assert bundle.training.batch == 32 and bundle.training.kd_weight == 1e-6
 
 
+@pytest.mark.slow
 def test_a_device_learns_a_round_with_it(bundle, tmp_path):
     """From a table of pictures to a verdict, with nothing but numpy, Pillow and onnxruntime behind it."""
     rows = ["image,label"]
