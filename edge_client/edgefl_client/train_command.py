@@ -112,7 +112,8 @@ def _bundle(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bund
 def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | None]":
     """This member's name and the newest broadcast of the others' maps, where the bundle is its federation's."""
     from edgefl_client.exchange.errors import NotEnrolled
-    from edgefl_client.exchange.membership import load_membership
+    from edgefl_client.exchange.membership import load_membership, load_task
+    from edgefl_client.learning.peers import renumbered
     from edgefl_protocol.durable import read_bounded
     from edgefl_protocol.payload import MAX_PAYLOAD_BYTES, Payload
 
@@ -121,9 +122,11 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
     except NotEnrolled:
         return None, None
     newest = sorted(home.broadcasts.glob(f"{membership.federation}-*.payload"))[-1:]
-    if bundle.manifest.federation != membership.federation or not newest:
+    task = load_task(home.member)
+    if task is None or not newest or bundle.manifest.line_key != (membership.federation, task.line, task.task):
         return membership.name, None
-    return membership.name, Payload.from_bytes(read_bounded(newest[0], MAX_PAYLOAD_BYTES))
+    maps = Payload.from_bytes(read_bounded(newest[0], MAX_PAYLOAD_BYTES))
+    return membership.name, renumbered(maps, task.classes, bundle.labels.classes)
 
 
 def _progress() -> Callable[[Mapping[str, float | int | str]], None]:

@@ -5,6 +5,7 @@ does not grow with the buffer. Source: FedEvPrompt (arXiv 2411.10071) eq. 7; doc
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,13 +17,40 @@ from edgefl_protocol.training import COUNTS, MEANS, TrainingPlan
 MEAN5 = 5.0  # kd_peers = mean5: five times the mean over peers
 
 
+def renumbered(broadcast: Payload, theirs: Sequence[str], ours: Sequence[str]) -> Payload:
+    """The same maps under this model's class numbers: a federation may number its classes in another order.
+
+    Args:
+        broadcast: arrays `maps.<peer>.<class>`, numbered as the federation's task does.
+        theirs: names of the task's classes, in index order.
+        ours: names of the model's classes, in index order.
+
+    Raises:
+        LearningError: other classes, or a number that is no class.
+    """
+    if set(theirs) != set(ours):
+        raise LearningError(
+            f"the model knows {', '.join(ours)}, the federation {', '.join(theirs)}: pull its bundle", "other_classes"
+        )
+    arrays = {}
+    for name, array in broadcast.arrays.items():
+        if name.startswith("maps."):
+            peer, _, label = name.rpartition(".")
+            if not label.isdecimal() or int(label) >= len(theirs):
+                raise LearningError(f"the others' array {name[:40]} is of no class of the federation", "other_maps")
+            arrays[f"{peer}.{list(ours).index(theirs[int(label)])}"] = array
+        else:
+            arrays[name] = array
+    return Payload(arrays, broadcast.scalars)
+
+
 def peer_targets(
     broadcast: Payload | None, plan: TrainingPlan, classes: int, tokens: int
 ) -> dict[str, NDArray[np.float32]]:
     """Mean maps and their weights.
 
     Args:
-        broadcast: arrays `maps.<peer>.<class>` (m, N); None where none came.
+        broadcast: arrays `maps.<peer>.<class>` (m, N), numbered as the model does; None where none came.
         plan: says whether peers are summed or averaged.
         classes: K.
         tokens: N.

@@ -14,7 +14,11 @@ from edgefl_client import federate
 from edgefl_client.cli import main
 from edgefl_client.exchange import Unavailable
 from edgefl_client.exchange.errors import TlsRefused
+from edgefl_client.home import Home
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.train_command import _membership
 from edgefl_protocol import Payload
+from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.invite import encode_invite
 from edgefl_protocol.messages import Refusal
 
@@ -377,6 +381,29 @@ def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
     run("pull")
     report = json.loads(run("contribute", "--labels", device / "labels.csv", "--json")[1])
     assert set(report["arrays"]) == {"maps.1", "maps.2"}
+
+
+def test_the_others_maps_are_learned_under_their_own_class(run, device, live, lab):
+    """docs/methods.md, 1.1: maps.<k> is the class at index k of the task; a bundle may order its classes otherwise."""
+    live.classes = ("BCC", "NV", "MEL")
+    live.broadcasts[1] = Payload(
+        {"maps.0.0": np.full((1, 36), 0.25, np.float16), "maps.0.2": np.full((2, 36), 0.5, np.float16)},
+        {"phase": "train", "round": 1, "rounds": 5},
+    )
+    run("pull")
+    run("sync")
+    home = Home(run.home)
+    bundle = load_bundle(lab.bundle_bytes(), [lab.SIGNER.public], lab.NOW_MS)
+    name, others = _membership(home, bundle)
+    assert name == "device-1"
+    assert {key: float(value[0, 0]) for key, value in others.arrays.items()} == {"maps.0.2": 0.25, "maps.0.0": 0.5}
+    elsewhere = load_bundle(lab.bundle_bytes(line="other"), [lab.SIGNER.public], lab.NOW_MS)
+    assert _membership(home, elsewhere) == ("device-1", None)
+    live.classes = ("BCC", "NV")
+    run("sync")
+    with pytest.raises(LearningError, match="the federation BCC, NV: pull its bundle"):
+        _membership(home, bundle)
+    assert _membership(Home(device / "nobody"), bundle) == (None, None)
 
 
 def test_what_the_gate_refers_gives_no_map(run, device, live, lab):
