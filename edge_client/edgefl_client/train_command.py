@@ -163,7 +163,8 @@ def _sentence(found: Mapping[str, Any]) -> str:
     gate = found["gate"]
     figures = (
         f"balanced accuracy on {gate['held_back']} pictures held back: {gate['personal_balanced_accuracy']:.3f}, the "
-        f"bundle's {gate['bundle_balanced_accuracy']:.3f}"
+        f"bundle's {gate['bundle_balanced_accuracy']:.3f}; wrong without a referral: "
+        f"{gate['personal_wrong_not_referred']}, the bundle's {gate['bundle_wrong_not_referred']}"
     )
     return f"round {found['round']} learned from {found['learned_from']} pictures; {figures}: {_verdict(found)}"
 

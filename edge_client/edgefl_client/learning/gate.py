@@ -1,9 +1,11 @@
 """May personal values be used? Only where they are at least as good as the bundle's on pictures held back.
 
 Balanced accuracy, the mean over classes of the share recognised, of both on the same pictures, at least 20 of each
-class; a picture for which nothing is predicted counts as not recognised. Both choose among the same classes, those of
-the table: personal values name no other, and a bundle of eight classes must not lose to one of two for having named one
-that could not occur. Source: docs/design.md, section 7, graphs.
+class; a picture for which nothing is predicted, or no finite number comes, counts as not recognised. Both choose among
+the same classes, those of the table: personal values name no other, and a bundle of eight classes must not lose to one
+of two for having named one that could not occur. Told beside it, and no part of the rule: how many were predicted
+wrongly without being referred, at the threshold of the card, which was fitted to the bundle's values. Source:
+docs/design.md, section 7, graphs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,7 @@ from edgefl_client.learning.verdict import Verdict
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.referral import Measures, predicted_class
+from edgefl_protocol.referral import Measures, ReferralRules, predicted_class, refer_reasons
 
 BATCH = 8
 
@@ -45,14 +47,17 @@ def judge(
         BundleError: the runtime failed.
     """
     common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
-    own = _predict(graph, bundle.weights, common, held, report)
-    learned = _predict(graph, personal, seen, held, lambda done: report(len(held) + done))
+    rules = ReferralRules(uncertain_above=bundle.card.refer_above, dissonance_above=None)
+    own, told = _predict(graph, bundle.weights, common, rules, held, report)
+    learned, said = _predict(graph, personal, seen, rules, held, lambda done: report(len(held) + done))
     counts = np.bincount(held.labels)
     return Verdict(
         bundle=balanced_accuracy(own, held.labels),
         personal=balanced_accuracy(learned, held.labels),
         held=len(held),
         least_of_a_class=int(counts[counts > 0].min()),
+        bundle_unnoticed=int(np.count_nonzero(told & (own != held.labels))),
+        personal_unnoticed=int(np.count_nonzero(said & (learned != held.labels))),
     )
 
 
@@ -70,19 +75,23 @@ def _predict(
     graph: onnxruntime.InferenceSession,
     weights: Mapping[str, NDArray[Any]],
     seen: Sequence[bool],
+    rules: ReferralRules,
     rows: Rows,
     report: Callable[[int], None],
-) -> NDArray[np.int64]:
-    predicted = []
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Predicted class of each row, −1 for none, (n,); whether it would be told without a referral, (n,)."""
+    predicted, told = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.bool_)
     for start in range(0, len(rows), BATCH):
         images = rows.images[start : start + BATCH]
         try:
             probabilities, vacuity = graph.run(["probabilities", "vacuity"], {"image": images, **weights})
         except RUNTIME_ERRORS as error:
             raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
-        for values, known in zip(probabilities, vacuity, strict=True):
+        for row, (values, known) in enumerate(zip(probabilities, vacuity, strict=True), start=start):
             measures = Measures(probabilities=values, vacuity=float(known), dissonance=None, entropy_nats=0.0)
             index = predicted_class(measures, seen)
-            predicted.append(-1 if index is None else index)
+            if index is not None and np.isfinite(values).all() and np.isfinite(known):
+                predicted[row] = index
+                told[row] = not refer_reasons(measures, seen, rules, gate=(), expired=False)
         report(min(start + BATCH, len(rows)))
-    return np.array(predicted, np.int64)
+    return predicted, told

@@ -61,6 +61,8 @@ def save_personal(home: Home, state: PersonalState) -> None:
         "least_of_a_class": state.verdict.least_of_a_class,
         "bundle_balanced_accuracy": state.verdict.bundle,
         "personal_balanced_accuracy": state.verdict.personal,
+        "bundle_unnoticed": state.verdict.bundle_unnoticed,
+        "personal_unnoticed": state.verdict.personal_unnoticed,
     }
     write_checked(home.prepare(home.learning) / _FILE, Payload(state.weights, scalars))
 
@@ -106,6 +108,8 @@ def _read(payload: Payload) -> PersonalState:
         personal=float(facts["personal_balanced_accuracy"]),
         held=int(facts["held"]),
         least_of_a_class=int(facts["least_of_a_class"]),
+        bundle_unnoticed=int(facts["bundle_unnoticed"]),
+        personal_unnoticed=int(facts["personal_unnoticed"]),
     )
     return PersonalState(
         bundle_sha256=str(facts["bundle_sha256"]),

@@ -15,12 +15,16 @@ class Verdict:
         personal: of the personal ones.
         held: pictures it was measured on.
         least_of_a_class: of the class with the fewest.
+        bundle_unnoticed: pictures that the bundle's values predict wrongly and do not refer.
+        personal_unnoticed: that the personal ones do.
     """
 
     bundle: float
     personal: float
     held: int
     least_of_a_class: int
+    bundle_unnoticed: int
+    personal_unnoticed: int
 
     @property
     def passed(self) -> bool:
@@ -35,4 +39,6 @@ class Verdict:
             "personal_balanced_accuracy": self.personal,
             "held_back": self.held,
             "least_of_a_class": self.least_of_a_class,
+            "bundle_wrong_not_referred": self.bundle_unnoticed,
+            "personal_wrong_not_referred": self.personal_unnoticed,
         }

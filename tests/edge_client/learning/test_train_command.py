@@ -41,10 +41,13 @@ def test_learn_then_score(call, labels):
     found = json.loads(result.stdout)
     assert found["state"] == "done" and found["gate"]["passed"]
     assert "epoch 60: loss" in result.stderr
-    after = json.loads(call("score", picture, "--json").stdout)
+    scored = call("score", picture, "--json")
+    assert "personal values learned on this device" in scored.stderr
+    after = json.loads(scored.stdout)
     assert after["model"]["state"] == {"kind": "personal", "sha256": found["weights_sha256"]}
     assert after["predicted"] == "MEL"
-    assert json.loads(call("score", picture, "--weights", "bundle", "--json").stdout)["evidence"] == before["evidence"]
+    back = call("score", picture, "--weights", "bundle", "--json")
+    assert json.loads(back.stdout)["evidence"] == before["evidence"] and "personal" not in back.stderr
 
 
 def test_minutes_pause_a_round(call, labels):
