@@ -231,6 +231,7 @@ def test_the_last_round_is_probed_by_default(mae):
     [
         ("fedmae", ("--select", "tune", "--probe-every", 0), "--probe-every 1 or more"),
         ("fedavg", ("--probe-every", 3), "learns no backbone"),
+        ("local-cl", ("--select", "tune"), "keeps each site's last network"),
     ],
 )
 def test_what_has_no_meaning_is_refused(method, options, words, tmp_path, ward):

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin
 import tomli_w
 
 from edgefl_protocol.durable import read_bounded
-from edgefl_trainer.contract import Method, Scalar
+from edgefl_trainer.contract import LearnsApart, Method, Scalar
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.data.specs import parse_spec
@@ -175,6 +175,8 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
                 raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no meaning: leave it out.")
         if values.get("select") == "tune" and not values["probe_every"]:
             raise SettingError("--select tune chooses a round by its probe: give --probe-every 1 or more.")
+        if values.get("select") == "tune" and issubclass(kind, LearnsApart):
+            raise SettingError(f"{method} keeps each site's last network: leave --select tune out.")
     elif values.get("probe_every"):
         raise SettingError(f"{method} learns no backbone, so --probe-every has no meaning: leave it out.")
     settings = RunSettings(**values)
