@@ -8,9 +8,9 @@
     site    `remote` (M, 128) float16 as unit vectors in float32                                     incoming
 
 float16 halves the bytes and moves a similarity of unit vectors by less than 0.001. Privacy: a feature has unit length,
-which is the clipping; replacing one image moves one row by at most 2, so a release is a Gaussian mechanism of noise
-multiplier sigma/2, composed over releases by dp-accounting's Rényi accountant. The epsilon speaks of the features
-alone: the weights that travel beside them learned from the same images and carry no noise.
+which is the clipping; given the encoder, replacing one image moves one row by at most 2, so a release is a Gaussian
+mechanism of noise multiplier sigma/2, composed over releases by dp-accounting's Rényi accountant. The encoder and the
+weights that travel learned from the same images and carry no noise, so epsilon bounds what the features add, no more.
 Source: FedCLF (arXiv 2208.11278) section III; docs/methods.md, feature exchange.
 """
 
@@ -72,7 +72,7 @@ class FeatureNoise:
         """What a person should know before the first release."""
         return (
             f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round, {self.epsilon(releases):.3g} "
-            f"in all, at delta {self.dp_delta:g}; the weights beside them carry no noise."
+            f"in all, at delta {self.dp_delta:g}, given the encoders; the weights beside them carry no noise."
         )
 
     def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
