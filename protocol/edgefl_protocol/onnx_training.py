@@ -23,6 +23,7 @@ from edgefl_protocol.training import (
     GRAPH,
     MEANS,
     NEXT,
+    NOT_LEARNED,
     NOT_TAKEN,
     RATE,
     SECOND_MOMENT,
@@ -53,7 +54,8 @@ def check_training_graph(
         BundleError: those of `check_operators`, `wrong_inputs` or `wrong_outputs`.
     """
     graph = check_operators(data)
-    missing = [name for name in plan.trained if name not in weights or weights[name].dtype.name != "float32"]
+    learnable = {name for name, value in weights.items() if value.dtype.name == "float32"} - NOT_TAKEN - NOT_LEARNED
+    missing = [name for name in plan.trained if name not in learnable]
     if missing:
         raise BundleError(
             f"the bundle has no tensor {', '.join(missing)[:300]} of float32 that {GRAPH} could train; build it again",

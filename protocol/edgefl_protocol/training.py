@@ -35,6 +35,7 @@ SETTINGS: Final = ("weight_decay", "kl_weight", "kd_weight")
 FIGURES: Final = ("loss", "kd", "dead")
 
 NOT_TAKEN: Final = frozenset({"temperature"})  # of a bundle's tensors: fitted after learning
+NOT_LEARNED: Final = frozenset({"prior"})  # counted from the device's own pictures
 
 MAX_TRAINED: Final = 64
 MAX_BATCH: Final = 1024

@@ -114,9 +114,10 @@ def test_a_graph_of_another_signature_is_refused(good: Any, name: str) -> None:
 
 
 def test_a_tensor_the_bundle_lacks_cannot_learn(good: Any) -> None:
-    """The record names only tensors of the bundle."""
-    changed = {**members(good, a_plan()), RECORD: a_plan(("head.bias", "prompts.none")).to_bytes()}
-    assert code(good, changed) == "wrong_inputs"
+    """The record names only tensors of the bundle, and neither what is fitted afterwards nor what is counted."""
+    for name in ("prompts.none", "temperature", "prior"):
+        changed = {**members(good, a_plan()), RECORD: a_plan(("head.bias", name)).to_bytes()}
+        assert code(good, changed) == "wrong_inputs", name
 
 
 def test_softmax_models_have_no_evidential_step(good: Any) -> None:
