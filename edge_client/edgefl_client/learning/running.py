@@ -125,10 +125,11 @@ def run_train(
         rows = _read(bundle, table, options)
         before = None if options.restart else load_checkpoint(home, bundle)
         held, limits = hold_back(rows, bundle.labels.classes, {} if before is None else before.limits)
-        learn = rows.take(~held)
+        learn, judged = rows.take(~held), rows.take(held)
+        del rows  # as large as both
         balanced = plan.balance == "class"
         work = _Round(
-            bundle=bundle, plan=plan, site=site, learn=learn, held=rows.take(held), options=options,
+            bundle=bundle, plan=plan, site=site, learn=learn, held=judged, options=options,
             prior=skewed_prior(learn.labels, len(bundle.labels.classes), plan.prior_floor, balanced=balanced),
             threads=options.threads or processors(),
         )  # fmt: skip
@@ -144,7 +145,8 @@ def run_train(
 
 def _read(bundle: Bundle, table: Path, options: TrainOptions) -> Rows:
     listed = read_labels(table, bundle.labels.classes)
-    allowed, needed = options.limits.memory_mib, len(listed) * bundle.preprocess.size**2 * 3 / 2**20
+    # They are there twice while they are dealt into those that teach and those that judge.
+    allowed, needed = options.limits.memory_mib, 2 * len(listed) * bundle.preprocess.size**2 * 3 / 2**20
     if allowed is not None and needed > allowed:
         raise LearningError(
             f"the {len(listed)} pictures of the table take {needed:.0f} MiB of memory as the network reads them, "
