@@ -39,7 +39,7 @@ from edgefl_trainer.learning.prototypes import (
 from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
 from edgefl_trainer.learning.steps import as_tensors
 from edgefl_trainer.models.inserts import Mixed
-from edgefl_trainer.models.spec import require_vit
+from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
 TRAINED = ("prompts.s", "prompts.c", HEAD)  # theta: P_S, P_C, H
 SUM, COUNT = "period.sum", "period.count"  # of the prototypes sent since the last update
@@ -79,6 +79,8 @@ class PepFedPT:
         for name, holds, allowed in checks:
             if not holds:
                 raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
+        if self.dp_clip_l1 > 0 and self.dp_epsilon == 0:
+            raise SettingError(f"dp_clip_l1 is {self.dp_clip_l1} without noise: give dp_epsilon, too, or leave it out.")
 
     def insert(self, depth: int) -> Mixed:
         """Where prompts enter a network of that many blocks."""
@@ -97,11 +99,7 @@ class PepFedPT:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Fresh prompts and head; no prototype yet."""
-        insert, spec, classes = (
-            self.insert(require_vit(task.backbone, "pep-fedpt").depth),
-            task.backbone,
-            len(task.classes),
-        )
+        insert, spec, classes = self._insert(task.backbone), task.backbone, len(task.classes)
         check_fits(task, insert)
         draw = torch.Generator().manual_seed(task.seed)
         theta = {
@@ -120,7 +118,7 @@ class PepFedPT:
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Class means under what was received, then E epochs."""
-        insert = self.insert(require_vit(site.task.backbone, "pep-fedpt").depth)
+        insert = self._insert(site.task.backbone)
         if broadcast.scalars["phase"] == "warm":
             found = averaged.warm_reply(self.recipe, site)
             sent, spent = self._prototypes(site, state, broadcast, class_tokens(site, insert.blocks))
@@ -150,15 +148,16 @@ class PepFedPT:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The shared model with this site's class shares; a site that never took part has them too."""
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
-        return averaged.predictor(
-            self.recipe, site, self.insert(require_vit(site.task.backbone, "pep-fedpt").depth), model, broadcast
-        )
+        return averaged.predictor(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
 
     def class_shares(self, site: Site) -> NDArray[np.float32]:
         """delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""
         counts = site.train.counts(len(site.task.classes)).astype(np.float64)
         known = self.prior and counts.sum() > 0
         return np.asarray(counts / counts.sum() if known else np.full_like(counts, 1 / len(counts)), dtype=np.float32)
+
+    def _insert(self, backbone: BackboneSpec) -> Mixed:
+        return self.insert(require_vit(backbone, "pep-fedpt").depth)
 
     def _prototypes(
         self, site: Site, state: State, broadcast: Payload, tokens: NDArray[np.float32]
