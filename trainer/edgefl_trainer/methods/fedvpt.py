@@ -33,7 +33,7 @@ from edgefl_trainer.learning.softmax import (
     token_init,
 )
 from edgefl_trainer.models.inserts import Tokens
-from edgefl_trainer.models.spec import require_vit
+from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ class FedVPTDeep:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Fresh prompts for every block, and a fresh head."""
-        return self.fedvpt.start_with(self.insert(require_vit(task.backbone, "fedvpt-deep").depth), task)
+        return self.fedvpt.start_with(self._insert(task.backbone), task)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """As FedVPT."""
@@ -130,9 +130,7 @@ class FedVPTDeep:
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of all prompts and H."""
-        return self.fedvpt.round_with(
-            self.insert(require_vit(site.task.backbone, "fedvpt-deep").depth), site, broadcast
-        )
+        return self.fedvpt.round_with(self._insert(site.task.backbone), site, broadcast)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """As FedVPT."""
@@ -140,5 +138,8 @@ class FedVPTDeep:
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model."""
-        insert = self.insert(require_vit(site.task.backbone, "fedvpt-deep").depth)
+        insert = self._insert(site.task.backbone)
         return averaged.predictor(self.fedvpt.recipe, site, insert, broadcast.arrays, broadcast)
+
+    def _insert(self, backbone: BackboneSpec) -> Tokens:
+        return self.insert(require_vit(backbone, "fedvpt-deep").depth)

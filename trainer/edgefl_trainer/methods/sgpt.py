@@ -32,7 +32,7 @@ from edgefl_trainer.learning.averaged import Weighting
 from edgefl_trainer.learning.groups import KEYS, grouped, mean_keys, orthogonal_keys, with_momentum, without_group
 from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
 from edgefl_trainer.models.inserts import Grouped
-from edgefl_trainer.models.spec import require_vit
+from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
 SHARED, GROUPS = "prompts.s", "prompts.g"
 FIRST_STAGE, SECOND_STAGE = (SHARED, HEAD), (GROUPS, KEYS, HEAD)
@@ -96,11 +96,8 @@ class SGPT:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
-        insert, spec, draw = (
-            self.insert(require_vit(task.backbone, "sgpt").depth),
-            task.backbone,
-            torch.Generator().manual_seed(task.seed),
-        )
+        insert, spec = self._insert(task.backbone), task.backbone
+        draw = torch.Generator().manual_seed(task.seed)
         check_fits(task, insert)
         if self.groups > spec.width:
             raise SettingError(f"groups is {self.groups}; this network has room for {spec.width} keys at right angles.")
@@ -128,9 +125,12 @@ class SGPT:
         learned = {SHARED: first[SHARED], **second}
         return State(learned), averaged.reply(site, {**learned, SELECTIONS: selected})
 
+    def _insert(self, backbone: BackboneSpec) -> Grouped:
+        return self.insert(require_vit(backbone, "sgpt").depth)
+
     def _stage_1(self, site: Site, theta: Arrays, round_: int) -> Arrays:
         """E epochs of head and shared prompts."""
-        insert = self.insert(require_vit(site.task.backbone, "sgpt").depth)
+        insert = self._insert(site.task.backbone)
         module = self.recipe.module(site, "cls", insert)
         tensors = softmax.trainable(theta, FIRST_STAGE, site.device)
         forward = without_group(site, module, insert, tensors)
@@ -141,7 +141,7 @@ class SGPT:
         self, site: Site, theta: Arrays, used: NDArray[Any], round_: int
     ) -> tuple[Arrays, NDArray[np.generic]]:
         """E epochs of head, group prompts and keys; and how often each group was taken."""
-        insert, epochs = self.insert(require_vit(site.task.backbone, "sgpt").depth), site.task.epochs
+        insert, epochs = self._insert(site.task.backbone), site.task.epochs
         module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
         tensors = softmax.trainable(theta, SECOND_STAGE, site.device)
         so_far = torch.from_numpy(used.astype(np.float32)).to(site.device)
@@ -181,6 +181,6 @@ class SGPT:
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model; each image takes its nearest group."""
-        insert = self.insert(require_vit(site.task.backbone, "sgpt").depth)
+        insert = self._insert(site.task.backbone)
         module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
         return softmax.make_predictor(site, module, broadcast.arrays)
