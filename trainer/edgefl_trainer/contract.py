@@ -107,7 +107,7 @@ class Site:
     balance: Literal["none", "class"] = "none"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     autocast: torch.dtype | None = None
-    noise: Literal["seeded", "secret"] = "seeded"  # of privacy noise; secret wherever a reply leaves this machine
+    noise: Literal["seeded", "secret"] = "seeded"  # of privacy noise; whatever sends replies asks for secret
     report: Progress = lambda facts: None
 
     @property
