@@ -5,6 +5,7 @@ and referred agrees exactly.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,16 +18,19 @@ from edgefl_export.cli import main as export_cli
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.contract import LearnsBackbone
 from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.engine.models import open_run, predict
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.learning.usual import everything_usual
 from edgefl_trainer.methods import METHODS
 
 DATA = "lesions:sites=2,images=24,px=36"
+ENOUGH = "lesions:sites=2,images=80,px=36"  # training rows for a site to know what is usual there
+CNN = "cnn:test_resnet"
 MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
     ("local", "loss=ce", "tiny"),
-    ("local", "discount=unusual", "tiny"),
-    ("local", "prompts=none", "cnn:test_resnet"),
-    ("head", None, "cnn:test_resnet"),
+    ("local", "prompts=none", CNN),
+    ("head", None, CNN),
     ("fedavg", "share=g", "tiny"),
     ("fedproto", "predict=nearest", "tiny"),
     ("finetune", "mode=local", "tiny"),
@@ -44,10 +48,10 @@ def told(command: object, *words: object) -> list[dict]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def train(method: str, folder: Path, setting: str | None = None, backbone: str = "tiny") -> Path:
+def train(method: str, folder: Path, setting: str | None = None, backbone: str = "tiny", data: str = DATA) -> Path:
     more = ["--set", setting] if setting else []
     told(
-        trainer_cli, "run", method, "--data", DATA, "--task", "nevus", "--preset", "tiny", "--backbone", backbone,
+        trainer_cli, "run", method, "--data", data, "--task", "nevus", "--preset", "tiny", "--backbone", backbone,
         "--image-px", "36", "--device", "cpu", "--out", folder, *more,
     )  # fmt: skip
     return folder
@@ -72,14 +76,34 @@ def photos(tmp_path) -> list[Path]:
 
 @pytest.mark.parametrize(("method", "setting", "backbone"), [*((name, None, "tiny") for name in MODELS), *VARIANTS])
 def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbone, signer, photos, tmp_path):
-    run = train(method, tmp_path / "run", setting, backbone)
-    bundle, public = tmp_path / "site.edgefl", signer / "signing.pub"
+    check_device(train(method, tmp_path / "run", setting, backbone), signer, photos, has_map=not is_cnn(backbone))
+
+
+@pytest.mark.parametrize(("method", "setting", "backbone"), [("local", None, "tiny"), ("fedavg", "prompts=none", CNN)])
+def test_discounted_evidence_reaches_the_device(method, setting, backbone, signer, photos, tmp_path):
+    """docs/methods.md, discounted evidence, on in the preset: with 40 training rows a bundle holds real distances."""
+    run = train(method, tmp_path / "run", setting, backbone, ENOUGH)
+    model = open_run(run).predictor("site-1")
+    none = replace(model, tensors={**model.tensors, **everything_usual(model.module.backbone.spec.width)})
+    noise = np.random.default_rng(0).integers(0, 256, (8, 36, 36, 3), dtype=np.uint8)
+    assert (predict(model, noise).vacuity > predict(none, noise).vacuity + 1e-3).all()
+    check_device(run, signer, photos, has_map=not is_cnn(backbone))
+
+
+def is_cnn(backbone: str) -> bool:
+    return backbone.startswith("cnn:")  # where a convolutional network looked is not known
+
+
+def check_device(run: Path, signer: Path, photos: list[Path], *, has_map: bool) -> None:
+    """Bundle, gates and device agree with the trainer's own prediction."""
+    folder = run.parent
+    bundle, public = folder / "site.edgefl", signer / "signing.pub"
     [facts] = told(export_cli, "bundle", run, "--site", "site-1", "--sign", signer, "-o", bundle)
     assert facts["parity"]
     assert all(figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
     assert told(export_cli, "verify", bundle, "--trust", public)[0]["verified"] is True
     expected = told(trainer_cli, "predict", run, *photos, "--site", "site-1")
-    asked = ("score", *photos, "--model", bundle, "--trust", public, "--home", tmp_path / "home")
+    asked = ("score", *photos, "--model", bundle, "--trust", public, "--home", folder / "home")
     found = told(device_cli, *asked)
     assert len(found) == len(expected) == len(photos)
     for device, trainer in zip(found, expected, strict=True):
@@ -94,8 +118,7 @@ def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbon
         )
     first, second = (score["probabilities"] for score in found)
     assert first != second  # two pictures, two answers: the picture reaches the model
-    drawn = ask(device_cli, *asked, "--json", "--heatmap", tmp_path / "maps")
+    drawn = ask(device_cli, *asked, "--json", "--heatmap", folder / "maps")
     pictures = [json.loads(line)["heatmap"] for line in drawn.stdout.splitlines()]
-    has_map = not backbone.startswith("cnn:")  # where a convolutional network looked is not known
     assert [picture is not None for picture in pictures] == [has_map] * len(photos)
     assert ("has no attention map" in drawn.stderr) is not has_map
