@@ -1,4 +1,4 @@
-"""docs/design.md 5, `manifest:` and issue "Bad input": each fault of a person's data gives one clear sentence."""
+"""docs/design.md 5, `manifest:`: each fault of a person's data gives one clear sentence."""
 
 import io
 import zipfile
