@@ -15,7 +15,7 @@ import torch
 from tests.trainer.conftest import MAE, edgefl_train, records, run, write_index
 
 from edgefl_protocol.errors import BundleError, EdgeflError, SignatureError, StorageError
-from edgefl_trainer import cli
+from edgefl_trainer import cli, extra
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.errors import BackboneError, RunError, SettingError, TrainingError
@@ -52,7 +52,7 @@ def test_help_needs_nothing_of_the_trainer():
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_without_the_extra_every_command_is_one_sentence(command, monkeypatch, tmp_path):
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(extra, "find_spec", lambda name: None)
     arguments = {
         "methods": [],
         "run": ["local", "--out", tmp_path / "run"],
@@ -76,7 +76,9 @@ def test_methods_lists_what_travels():
     by_name = {entry["name"]: entry for entry in found}
     assert by_name["fedevprompt"]["travels"] == ["maps"]
     assert by_name["local"]["travels"] == []
-    assert [name for name, entry in by_name.items() if not entry["needs_labels"]] == ["fedmae"]
+    assert [name for name, entry in by_name.items() if not entry["needs_labels"]] == [
+        "fedclf", "fedmae", "fedmoco", "fedrotation", "fedsimclr", "local-cl", "random-init",
+    ]  # fmt: skip
     assert all(name in edgefl_train("methods").out for name in METHODS)
 
 
@@ -130,7 +132,7 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("local", "--data {ward} --backbone tiny", "is untrained"),
         ("local", "--data {ward} --backbone vit:64x4/12 --preset paper", "is untrained"),
         ("local", "--data {ward} --backbone run:{mae} --image-px 84", "cannot take 84 px: use --image-px 36"),
-        ("local", "--data {ward} --backbone tiny --image-px 40", "use --image-px 36 or 48"),
+        ("fedmae", "--data {ward} --backbone tiny --image-px 40", "use --image-px 36 or 48"),
         ("local", "--data {ward} --backbone run:{out}", "there is no backbone at"),
         ("fedmae", "--data {ward} --backbone timm:vit_tiny_patch16_224", "fixed positions"),
         ("local", "--data {ward} --backbone run:{mae} --set b_blocks=4", "b_blocks is 4; allowed: 1 to 3"),

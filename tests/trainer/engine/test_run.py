@@ -207,8 +207,6 @@ def test_another_seed_is_another_run(tmp_path, ward, mae, finished):
 
 def test_fedmae_repeats_and_learns_on_from_a_backbone(tmp_path, ward, mae):
     """The same command gives the same digest; from a backbone, the class token goes on too (docs/methods.md 3)."""
-    from edgefl_trainer.methods.fedmae import CLASS_TOKEN
-
     same = edgefl_train(
         "run", "fedmae", "--data", ward, "--out", tmp_path / "a", "--backbone", "tiny", *TINY, *MAE, "--json"
     ).json()
@@ -219,7 +217,7 @@ def test_fedmae_repeats_and_learns_on_from_a_backbone(tmp_path, ward, mae):
     )
     assert outcome.code == 0, outcome.err
     before, after = load_file(mae / "backbone.safetensors"), load_file(tmp_path / "b" / "backbone.safetensors")
-    for name in (CLASS_TOKEN.removeprefix("backbone."), "blocks.0.attn.qkv.weight"):
+    for name in ("cls_token", "blocks.0.attn.qkv.weight"):
         np.testing.assert_allclose(after[name], before[name], atol=1e-6)
 
 

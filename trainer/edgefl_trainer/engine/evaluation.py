@@ -20,7 +20,10 @@ from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.report import thin_sites
 
-KEPT = ("method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "travels", "settings_sha256")
+KEPT = (
+    "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "travels", "settings_sha256",
+    "images_per_second", "wait_share",
+)  # fmt: skip
 KEPT_OF_SITES = ("n_train", "n_labelled", "held_out", "readout", "selected_round", "selected_phase")
 
 

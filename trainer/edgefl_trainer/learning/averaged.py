@@ -43,9 +43,9 @@ def start(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> S
     Raises:
         SettingError: the backbone has no such readout.
     """
-    settled_readout(recipe.readout, task.backbone)
+    readout = settled_readout(recipe.readout, task.backbone)
     standardise = int(recipe.standardises(task.backbone))
-    return State(steps.as_arrays(tensors), {"readout": recipe.readout, "standardise": standardise})
+    return State(steps.as_arrays(tensors), {"readout": readout, "standardise": standardise})
 
 
 def broadcast(state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -94,7 +94,7 @@ def aggregate(
     if phase.kind == "final":
         return state
     if phase.kind == "warm":
-        found = common_features(replies, recipe.readout, standardise=bool(state.values["standardise"]))
+        found = common_features(replies, str(state.values["readout"]), standardise=bool(state.values["standardise"]))
         return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
     shared = [name for name in state.arrays if name not in STATISTICS]
     sent = {site: Payload({name: one.arrays[name] for name in shared}, one.scalars) for site, one in replies.items()}

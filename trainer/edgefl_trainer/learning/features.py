@@ -19,6 +19,7 @@ from edgefl_trainer.evaluate.probe import linear_probe
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import Readout, readouts_of, settled_readout
 
+PROBED: tuple[Readout, ...] = ("cls", "mean")  # what `auto` decides between, the first on a tie
 BATCH = 256
 LEAST_SHARE = 0.1  # of the median deviation
 LEAST_IMAGES = 10  # below which a deviation says nothing
@@ -130,8 +131,7 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
 
     Args:
         replies: of `feature_reply`, by site.
-        wanted: `cls` or `mean`; `auto` takes the one that probes better on the mean of the sites. Where no reply tells
-            a probe there was nothing to decide: a convolutional network's feature is pooled.
+        wanted: a readout; `auto` takes the one that probes better on the mean of the sites.
         standardise: whether features are standardised before the head.
 
     Returns:
@@ -140,8 +140,8 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
     names = sorted(replies)
     readout = readout_named(wanted)
     if wanted == "auto":
-        probes = {k: [float(replies[name].scalars[f"probe.{k}"]) for name in names] for k in _probed(replies)}
-        readout = best_readout({k: float(np.mean(figures)) for k, figures in probes.items()}) if probes else "pooled"
+        probes = {k: [float(replies[name].scalars[f"probe.{k}"]) for name in names] for k in PROBED}
+        readout = best_readout({k: float(np.mean(figures)) for k, figures in probes.items()})
     if not standardise:
         return State({}, {"readout": readout})
     counts = np.array([int(replies[name].scalars["n_train"]) for name in names])
@@ -162,10 +162,3 @@ def readout_named(value: object) -> Readout:
     """The readout that a broadcast or a state names; the class token for anything else."""
     named: Mapping[object, Readout] = {"mean": "mean", "pooled": "pooled"}
     return named.get(value, "cls")
-
-
-def _probed(replies: Mapping[str, Payload]) -> tuple[Readout, ...]:
-    """The readouts of which any reply tells a probe, in the order of a tie."""
-    told = {name for reply in replies.values() for name in reply.scalars}
-    choices: tuple[Readout, ...] = ("cls", "mean")
-    return tuple(name for name in choices if f"probe.{name}" in told)

@@ -33,6 +33,7 @@ from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.private import begun, readout_of
 from edgefl_trainer.learning.terms import Term
+from edgefl_trainer.models.spec import settled_readout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,10 @@ class FedAvg:
         initial = evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
         shared = steps.as_arrays({name: initial[name] for name in self.shared})
         standardise = int(self.recipe.standardises(task.backbone))
-        return State(shared, {"standardise": standardise, "seed": task.seed, "classes": len(task.classes)})
+        wanted = settled_readout(self.recipe.readout, task.backbone)
+        return State(
+            shared, {"wanted": wanted, "standardise": standardise, "seed": task.seed, "classes": len(task.classes)}
+        )
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """The averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
@@ -125,7 +129,7 @@ class FedAvg:
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Pooled feature statistics and the readout that probes best; then the mean of the sites' tensors."""
         if phase.kind == "warm":
-            found = common_features(replies, self.recipe.readout, standardise=bool(state.values["standardise"]))
+            found = common_features(replies, str(state.values["wanted"]), standardise=bool(state.values["standardise"]))
             return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
         if phase.kind == "final":
             return state

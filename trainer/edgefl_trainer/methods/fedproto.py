@@ -33,6 +33,7 @@ from edgefl_trainer.learning.passes import class_means, training_features
 from edgefl_trainer.learning.private import begun, private_round, readout_of
 from edgefl_trainer.learning.terms import Step
 from edgefl_trainer.models.scoring import ScoreModule
+from edgefl_trainer.models.spec import settled_readout
 
 Prototypes = NDArray[np.float32]  # (K, D)
 FAR = -1e9  # score of a class without prototype: infinitely far
@@ -84,7 +85,8 @@ class FedProto:
         """No prototype yet."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         standardise = int(self.recipe.standardises(task.backbone))
-        return State({}, {"standardise": standardise, "classes": len(task.classes)})
+        wanted = settled_readout(self.recipe.readout, task.backbone)
+        return State({}, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """`prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
@@ -108,7 +110,7 @@ class FedProto:
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Each class's prototype is the mean over the sites that have it; a class nobody sent keeps its own."""
         if phase.kind == "warm":
-            found = common_features(replies, self.recipe.readout, standardise=bool(state.values["standardise"]))
+            found = common_features(replies, str(state.values["wanted"]), standardise=bool(state.values["standardise"]))
             return State(found.arrays, {**state.values, **found.values})
         sums: dict[int, NDArray[np.float64]] = {}
         weights: dict[int, float] = {}
