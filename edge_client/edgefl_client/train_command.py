@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgefl_client.command_options import home_of, home_option, json_option, model_option, report, trust_option
+from edgefl_client.command_options import finite, home_of, home_option, json_option, model_option, report, trust_option
 from edgefl_client.score_command import formats_option
 
 if TYPE_CHECKING:
@@ -41,7 +41,11 @@ _CLEAR = "\r\x1b[K"  # of a terminal's line
     help="Draw the classes as often as they occur, or equally often.  [default: the bundle's]",
 )
 @click.option(
-    "--minutes", type=click.FloatRange(0.0, min_open=True), metavar="M", help="Stop after M minutes.  [default: never]"
+    "--minutes",
+    type=click.FloatRange(0.0, min_open=True),
+    callback=finite,
+    metavar="M",
+    help="Stop after M minutes.  [default: never]",
 )
 @click.option("--memory", type=click.IntRange(1), metavar="MIB", help="Stop above MIB of memory.  [default: never]")
 @click.option(
@@ -55,6 +59,7 @@ _CLEAR = "\r\x1b[K"  # of a terminal's line
 @click.option(
     "--checkpoint-every",
     type=click.FloatRange(0.0),
+    callback=finite,
     default=60.0,
     show_default=True,
     metavar="SECONDS",

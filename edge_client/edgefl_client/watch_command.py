@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import click
 
 from edgefl_client.command_options import (
+    finite,
     home_of,
     home_option,
     model_option,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     "--interval",
     "interval_s",
     type=click.FloatRange(0.1, 3600),
+    callback=finite,
     default=2.0,
     show_default=True,
     metavar="SECONDS",

@@ -136,6 +136,12 @@ def test_heat_maps_are_kept_and_never_scored(place, good, capsys):
     assert len(list((place / "drop" / "maps").iterdir())) == 3
 
 
+def test_an_interval_that_is_no_number_is_a_usage_error(place, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["watch", "drop", *OPTIONS, "--interval", "nan"])
+    assert left.value.code == 2
+
+
 def test_a_folder_that_is_not_there_is_a_usage_error(place, capsys):
     with pytest.raises(SystemExit) as left:
         main(["watch", "nowhere", *OPTIONS])

@@ -55,7 +55,8 @@ def test_minutes_pause_a_round(call, labels):
     paused = call("train", "--labels", labels, "--minutes", "0.0000001")
     assert paused.exit_code == 0 and "the same command goes on from there" in paused.stdout
     assert "balanced accuracy on 40 pictures held back" in call("train", "--labels", labels).stdout
-    assert call("train", "--labels", labels, "--minutes", "0").exit_code == 2
+    for option, value in (("--minutes", "0"), ("--minutes", "nan"), ("--checkpoint-every", "nan")):
+        assert call("train", "--labels", labels, option, value).exit_code == 2  # nan would never stop, never save
 
 
 def test_memory_is_watched(call, labels):
