@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from tests.trainer.conftest import TINY, Outcome, make_ward
 
 from edgefl_trainer.engine.federation import read_metrics
-from edgefl_trainer.engine.models import open_run
+from edgefl_trainer.engine.models import open_run, predict
+from edgefl_trainer.learning.usual import everything_usual
 
 METHODS = ("fedavg", "fedevprompt")  # one that has a model for a held-out site, one that has none
 
@@ -119,6 +121,25 @@ def test_what_a_held_out_site_holds_changes_no_weight(four, partition, held_out,
     assert after["state_sha256"] == before["state_sha256"]
     assert after["mean_balanced_accuracy"] == before["mean_balanced_accuracy"]
     assert read(tmp_path / "run", "calibration.json") == read(run("fedavg"), "calibration.json")
+
+
+def test_what_is_foreign_is_unusual_at_a_held_out_site_too(train, tmp_path) -> None:
+    """docs/methods.md, discounted evidence: every site of enough rows has its own distances, and uses no label."""
+    data, path = "lesions:sites=3,images=80,px=36", tmp_path / "held.json"
+    assert train("partition", "--data", data, "--scheme", "natural", "--holdout-sites", 0.3, "-o", path).code == 0
+    words = ("--partition", path, "--preset", "tiny", "--backbone", "cnn:test_resnet", "--image-px", 36)
+    outcome = train("run", "fedavg", "--data", data, *words, "--set", "prompts=none", "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    finished = open_run(tmp_path / "run")
+    noise = np.random.default_rng(0).integers(0, 256, (8, 36, 36, 3), dtype=np.uint8)
+    found = {}
+    for name in finished.sites:
+        model = finished.predictor(name)
+        plain = everything_usual(model.module.backbone.spec.width)
+        without = predict(replace(model, tensors={**model.tensors, **plain}), noise).vacuity
+        assert (predict(model, noise).vacuity > without + 1e-3).all(), name
+        found[name] = model.tensors["usual.mean"].tobytes()
+    assert len(set(found.values())) == 3
 
 
 def test_evaluate_keeps_held_out_sites_apart(run, four, held_out, train) -> None:

@@ -144,10 +144,13 @@ def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str,
 def _held_out_models(
     folder: Path, method: Method, task: Task, server: State, sites: Mapping[str, Site], temperature: float
 ) -> dict[str, Predictor]:
-    """Models of the sites that never trained, saved; without those for which the method has none."""
+    """Models of the sites that never trained, saved; without those for which the method has none.
+
+    What is usual is the site's own: without it foreign pictures would be scored as those of no trained site are.
+    """
     models = {}
     for name, predictor in sorted(newcomers(method, task, server, sites).items()):
-        models[name] = _with_temperature(predictor, temperature)
+        models[name] = _with_temperature(with_usual(predictor, sites[name]), temperature)
         save_predictor(folder / "models" / f"{name}.safetensors", models[name])
     return models
 
