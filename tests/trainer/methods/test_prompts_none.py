@@ -141,3 +141,14 @@ def test_a_bare_head_is_the_same_on_either_side_of_none(backbone, make_site):
         server = together.aggregate(server, phase, {"a": reply})
     for name in ("head.weight", "head.bias"):
         np.testing.assert_array_equal(server.arrays[name], state.arrays[name])
+
+
+def test_prototypes_move_no_head_where_no_feature_can_move(some, make_site):
+    """docs/methods.md 1.9: without prompts FedProto's term has no gradient, its heads are those of `local`."""
+    task = task_of(some)
+    sites = sites_of(task, some, make_site)
+    found = []
+    for weight in (0.0, 1000.0):
+        _, states = play(build(METHODS["fedproto"], {"prompts": "none", "proto_weight": weight}), task, sites)
+        found.append({name: state.digest() for name, state in states.items()})
+    assert found[0] == found[1]
