@@ -21,6 +21,7 @@ from edgefl_client.command_options import (
 )
 
 if TYPE_CHECKING:
+    from edgefl_client.scorer import Scorer
     from edgefl_protocol.bundle import Bundle
 
 FEW = 3  # pictures up to which no progress bar is drawn
@@ -117,7 +118,7 @@ def score(
         files = scoring.expand(images, reader.suffixes)
         if not files:
             raise click.UsageError(f"the folders given hold no file that ends in {', '.join(reader.suffixes)}")
-        prepare(bundle, heatmaps, scorer.model.state_kind)
+        prepare(bundle, heatmaps, scorer)
         table = score_lines.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
@@ -138,20 +139,23 @@ def score(
         context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
 
 
-def prepare(bundle: "Bundle", heatmaps: Path | None, state_kind: str) -> None:
+def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer") -> None:
     """Make the folder of heat maps, and say what has to be said before the first score.
 
     Args:
         bundle: the model.
         heatmaps: folder of heat maps; None for none.
-        state_kind: `bundle` or `personal`: the values that score.
+        scorer: what scores.
     """
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
     if bundle.card.research_use_only:
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
-    if state_kind == "personal":
-        click.echo("Scored with the personal values learned on this device; --weights bundle goes back.", err=True)
+    if scorer.model.state_kind == "personal":
+        less = f" They never predict {', '.join(scorer.never_named)}." if scorer.never_named else ""
+        click.echo(
+            f"Scored with the personal values learned on this device; --weights bundle goes back.{less}", err=True
+        )
     if heatmaps is not None and "map" not in bundle.outputs:
         click.echo("This model has no attention map, so no heat maps are drawn.", err=True)
 

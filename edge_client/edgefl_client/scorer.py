@@ -110,6 +110,13 @@ class Scorer:
         """Whether a threshold is in force above which an uncertain picture is referred."""
         return self._rules.uncertain_above is not None
 
+    @property
+    def never_named(self) -> tuple[str, ...]:
+        """Classes that the bundle predicts and these values never do: no picture of this device taught them."""
+        labels = self._bundle.labels
+        both = zip(labels.classes, labels.seen, self._seen, strict=True)
+        return tuple(name for name, theirs, ours in both if theirs and not ours)
+
     def score(self, image: Photo, name: str | None = None) -> Score:
         """Score one picture.
 

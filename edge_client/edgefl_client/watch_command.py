@@ -82,7 +82,7 @@ def watch(
     from edgefl_client.pictures import PictureReader
     from edgefl_client.scoring import Task
 
-    prepare(bundle, heatmaps, scorer.model.state_kind)
+    prepare(bundle, heatmaps, scorer)
     with (
         _stop_on_signal() as stop,
         PictureReader(formats) as reader,

@@ -43,6 +43,7 @@ def test_learn_then_score(call, labels):
     assert "epoch 60: loss" in result.stderr
     scored = call("score", picture, "--json")
     assert "personal values learned on this device" in scored.stderr
+    assert "They never predict BCC." in scored.stderr  # 20 pictures of each class, and none of BCC
     after = json.loads(scored.stdout)
     assert after["model"]["state"] == {"kind": "personal", "sha256": found["weights_sha256"]}
     assert after["predicted"] == "MEL"
