@@ -183,6 +183,33 @@ def test_steps_equal_mocos_published_formulas(monkeypatch):
             torch.testing.assert_close(found.state_dict()[name], value, rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_the_similarity_of_keys_is_told_each_epoch():
+    """Against numpy: the mean inner product of two different rows, of the steps since it was last asked."""
+    bank = filled(10, features(10, 2))
+    objective = objective_of(bank, bank, None, True)
+    keys = [key.numpy().astype(np.float64) for key in steps_of(objective, batches=3, batch=7)]
+    expected = np.mean([(key @ key.T)[~np.eye(7, dtype=bool)].mean() for key in keys])
+    assert objective.similarity() == pytest.approx(expected, abs=1e-6)
+    assert objective.similarities == []
+
+
+@pytest.mark.parametrize(
+    ("round_", "images", "warned"), [(1, "same", 0), (2, "same", 1), (4, "same", 1), (4, "other", 0)]
+)
+def test_features_that_fall_together_are_told_half_way_and_at_the_end(round_, images, warned):
+    """docs/methods.md 2, collapse: a site whose images all look the same can only have one feature."""
+    site, told = make_site(rounds=4), []
+    if images == "same":
+        site.unlabelled.images[:] = 0
+    object.__setattr__(site, "report", told.append)
+    recipe = ContrastRecipe(sgd=SgdRecipe(batch=4), queue=10)
+    contrast.contrast_round(recipe, site, State(), contrast.start(recipe, site.task).arrays, round_)
+    (epoch,) = [facts for facts in told if "summary" in facts]
+    assert (epoch["key_similarity"] > 0.999) == (images == "same")
+    texts = [facts["warning"] for facts in told if "warning" in facts]
+    assert len(texts) == warned and all("of a are nearly the same" in text for text in texts)
+
+
 def test_the_slow_copy_follows_the_ema_exactly_and_only_its_parameters():
     """theta_k <- m theta_k + (1 - m) theta_q over several steps, against numpy; buffers are left alone."""
     torch.manual_seed(0)

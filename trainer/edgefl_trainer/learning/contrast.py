@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
+from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import self_supervised, steps
 from edgefl_trainer.learning.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, ahead, cut
@@ -31,6 +31,7 @@ BANK = "bank"  # Q_l in a site's state
 NETWORK = ("backbone.", "head.")  # names of the network's tensors begin so
 TENSORS = (*NETWORK, MOMENTUM)
 SHORT_RUN = 20_000  # local steps of a run, below which the slow copy follows faster
+ALIKE = 0.95  # mean similarity of different images' keys above which they say next to nothing of the image
 START_SHARE = 0.05  # of its start in the slow copy after all steps, above which a person should know
 
 
@@ -128,6 +129,13 @@ class MomentumContrast:
     negatives: FeatureQueue
     remote: Remote | None = None
     keeps_local: bool = True
+    similarities: list[Tensor] = field(default_factory=list)  # of the steps since `similarity` was asked
+
+    def similarity(self) -> float:
+        """Mean similarity of the keys of different images of a batch since this was last asked: near 1, all are one."""
+        mean = float(torch.stack(self.similarities).mean())
+        self.similarities.clear()
+        return mean
 
     def __call__(self, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
         """See the module's docstring."""
@@ -137,6 +145,7 @@ class MomentumContrast:
             follow(self.slow, self.encoder, self.momentum)
             keys = unit(self.slow(second))
         loss = contrastive_loss(queries, keys, self.negatives.rows, self.temperature)
+        self.similarities.append(mean_similarity(keys))
         self.bank.push(keys)
         if self.negatives is not self.bank and self.keeps_local:
             self.negatives.push(keys)
@@ -148,6 +157,12 @@ class MomentumContrast:
 def unit(features: Float[Tensor, "B F"]) -> Float[Tensor, "B F"]:
     """Rows of length 1."""
     return nn.functional.normalize(features, dim=1)
+
+
+def mean_similarity(features: Float[Tensor, "B F"]) -> Float[Tensor, ""]:
+    """Mean inner product of two different rows of at least two unit vectors: (|sum|² - B) / (B² - B)."""
+    count = len(features)
+    return (features.sum(dim=0).square().sum() - count) / (count * (count - 1))
 
 
 def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
@@ -276,7 +291,13 @@ def contrast_round(
     momentum, share = pace(recipe, site, round_)
     objective = MomentumContrast(model, slow, momentum, recipe.temperature, bank, negatives, remote, keeps_local)
     prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 2)
-    self_supervised.learn(recipe.sgd, site, model, prepare, objective, round_, {"key_start_share": share})
+
+    def facts() -> Mapping[str, Scalar]:
+        similarity = objective.similarity()
+        warn_of_collapse(site, round_, similarity)
+        return {"key_start_share": share, "key_similarity": similarity}
+
+    self_supervised.learn(recipe.sgd, site, model, prepare, objective, round_, facts)
     return Learned(model, slow, bank)
 
 
@@ -319,3 +340,18 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
         )
         site.report({"warning": text})
     return momentum, share
+
+
+def warn_of_collapse(site: Site, round_: int, similarity: float) -> None:
+    """Say so, half-way and at the end of a run, where features of different images are nearly the same.
+
+    No loss shows this: against negatives that stay as they are for a round, it also falls where all of a site's
+    features move away from them together.
+    """
+    rounds = site.task.rounds
+    if similarity > ALIKE and round_ in (rounds // 2, rounds):
+        text = (
+            f"features of different images of {site.name} are nearly the same in round {round_} (mean similarity "
+            f"{similarity:.2f}): the encoder tells little apart; lower --set lr, or learn longer on more images."
+        )
+        site.report({"warning": text})

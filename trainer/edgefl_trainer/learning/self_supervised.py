@@ -213,7 +213,7 @@ def learn(
     prepare: Prepare,
     objective: Objective,
     round_: int,
-    facts: Mapping[str, Scalar] | None = None,
+    facts: Callable[[], Mapping[str, Scalar]] = dict,
 ) -> None:
     """E epochs on all of a site's images, in place.
 
@@ -227,7 +227,7 @@ def learn(
         prepare: views of a batch.
         objective: loss of these views.
         round_: train round, from 1.
-        facts: told with the loss of each epoch.
+        facts: asked after each epoch and told with its loss.
 
     Raises:
         TrainingError: a loss that is not finite, or a site with a single image.
@@ -261,7 +261,7 @@ def learn(
             site.report({**place, "loss": losses[-1], "images": len(images), "wait_seconds": waits[-1]})
             asked = perf_counter()
         took = {"images": len(order), "wait_seconds": sum(waits), "learn_seconds": perf_counter() - begun}
-        site.report({"summary": 1, "loss": float(np.mean(losses)), **(facts or {}), **took})
+        site.report({"summary": 1, "loss": float(np.mean(losses)), **facts(), **took})
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
