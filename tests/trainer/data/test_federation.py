@@ -239,7 +239,7 @@ def test_iid_sites(ward: str) -> None:
 
 
 def test_more_iid_sites_than_lesions(ward: str) -> None:
-    with pytest.raises(DataError, match="121 sites, but the data holds only 120 lesions"):
+    with pytest.raises(DataError, match="121 sites, but the data holds only 120 lesions: write @split=iid:120 or less"):
         load(f"{ward}@split=iid:121")
 
 

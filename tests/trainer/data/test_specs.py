@@ -49,7 +49,7 @@ def test_rows_of_a_spec(text: str) -> None:
         ("folder:x@split=iid:²", ["@split=iid:N"]),
         ("folder:x@rows=60/20", ["@rows=60/20", "100 in all"]),
         ("folder:x@rows=60/30/20", ["@rows=60/30/20", "100 in all"]),
-        ("folder:x@rows=80/20/00", ["@rows=80/20/00"]),
+        ("folder:x@rows=80/20/00", ["@rows=80/20/00", "whole numbers from 1"]),
         ("folder:x@split=iid:2@split=iid:3", ["two suffixes @split"]),
         ("folder:x@site=a@split=iid:3", ["write @site or @split"]),
         ("folder:", ["names no path"]),

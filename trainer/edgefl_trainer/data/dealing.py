@@ -148,7 +148,10 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
     """
     strata = {row.lesion: f"{row.split}\0{row.label}" for row in sorted(rows, key=_row_key, reverse=True)}
     if len(strata) < sites:
-        raise DataError(f"@split=iid:{sites} asks for {sites} sites, but the data holds only {len(strata)} lesions.")
+        raise DataError(
+            f"@split=iid:{sites} asks for {sites} sites, but the data holds only {len(strata)} lesions: "
+            f"write @split=iid:{len(strata)} or less."
+        )
     width = len(str(sites))
     order = sorted(lesion_order(strata, "iid", seed), key=lambda lesion: strata[lesion])
     site_of = {lesion: f"iid-{i % sites + 1:0{width}d}" for i, lesion in enumerate(order)}

@@ -128,8 +128,8 @@ def _shares(text: str, value: str) -> Shares:
     train, tune, test = (int(part) for part in found.groups()) if found else (0, 0, 0)
     if train + tune + test != 100:
         raise SpecError(
-            f"{text!r} has @rows={value}; allowed are the per cent of train, tune and test rows, 100 in all, such as "
-            "@rows=60/20/20."
+            f"{text!r} has @rows={value}; allowed are the per cent of train, tune and test rows, whole numbers from 1, "
+            "100 in all, such as @rows=60/20/20."
         )
     return Shares(test=test / 100, tune=tune / (train + tune))
 
