@@ -68,7 +68,7 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
 
 def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, place: int, width: float) -> None:
     """One row's bars, their figures, and the paper's numbers across them."""
-    drawn = axes.bar(
+    axes.bar(
         left,
         [bar.ours or 0.0 for bar in line],
         width * 0.92,
@@ -79,7 +79,10 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
         edgecolor="white",
         label=name,
     )
-    axes.bar_label(drawn, [f"{bar.ours:.2f}" if bar.ours is not None else "–" for bar in line], fontsize=8, padding=2)
+    for x, bar in zip(left, line, strict=True):  # above whisker and printed line, so that neither runs through it
+        top = max((bar.ours or 0.0) + (bar.std or 0.0), bar.paper or 0.0)
+        text = f"{bar.ours:.2f}" if bar.ours is not None else "–"
+        axes.annotate(text, (x, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
     printed = [(x, bar.paper) for x, bar in zip(left, line, strict=True) if bar.paper is not None]
     if printed:
         axes.hlines(
