@@ -248,13 +248,20 @@ def nested(depth: int) -> bytes:
     return message(7, graph)
 
 
+def processor_seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
 @pytest.mark.parametrize("name", sorted(HOSTILE))
 def test_hostile_wire_bytes(name: str) -> None:
-    """Checks (1), (2) and (5): one typed refusal each, in bounded time."""
+    """Checks (1), (2) and (5): one typed refusal each, within a hundred passes over two million numbers."""
     data = HOSTILE[name]()
-    started = time.process_time()
-    assert refused(data) == "bad_graph"
-    assert time.process_time() - started < 5.0
+    found: list[str] = []
+    used = processor_seconds(lambda: found.append(refused(data)))
+    assert found == ["bad_graph"]
+    assert used < 100 * processor_seconds(lambda: [value * value for value in range(2_000_000)])
 
 
 def test_truncated_anywhere(good: Any) -> None:

@@ -15,6 +15,7 @@ from edgefl_trainer.learning import features
 from edgefl_trainer.learning.features import common_features, feature_reply, own_features
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.spec import settled_readout
 
 HEADS_ONLY = ("local", "fedavg", "fedavgpers", "fedprox", "fedproto", "feddistill")
 NEED_TOKENS = ("fedevprompt", "fedvpt", "fedvpt-deep", "fedpr", "sgpt", "pfedpg", "p-pt", "pep-fedpt", "fedmae")
@@ -116,13 +117,13 @@ def test_one_readout_needs_no_probe(cnn, make_site, monkeypatch):
     reply = feature_reply(site, "auto", standardise=True)
     assert set(reply.scalars) == {"n_train"}
     assert set(reply.arrays) == {"moments.pooled"}
-    common = common_features({"a": reply}, "auto", standardise=True)
+    common = common_features({"a": reply}, settled_readout("auto", cnn.spec), standardise=True)
     assert common.values["readout"] == "pooled"
     with torch.inference_mode():
         plain = cnn(cnn.normalise(site.train.read(np.arange(len(site.train)))[0])).pooled.double().numpy()
     for found in (own, common):
         np.testing.assert_allclose(found.arrays["features.mean"], plain.mean(axis=0), atol=1e-5)
-    bare = common_features({"a": feature_reply(site, "auto", standardise=False)}, "auto", standardise=False)
+    bare = common_features({"a": feature_reply(site, "auto", standardise=False)}, "pooled", standardise=False)
     assert bare == State({}, {"readout": "pooled"})
 
 
