@@ -77,7 +77,7 @@ def export_score_graph(module: ScoreModule, tensors: Mapping[str, NDArray[np.flo
     image = torch.zeros((2, side, side, 3), dtype=torch.uint8)  # a batch of 1 would be taken for a constant
     values = {name: torch.from_numpy(np.array(tensors[name], dtype=np.float32)) for name in names}
     model = _trace(_Traced(module).eval(), image, values, module.options.outputs)
-    _clean(model)
+    clean(model, "score")
     _check_signature(model, names, module.options.outputs)
     return ScoreGraph(model.SerializeToString(deterministic=True), MIN_RUNTIME)
 
@@ -111,13 +111,18 @@ def _trace(
     return program.model_proto
 
 
-def _clean(model: onnx.ModelProto) -> None:
-    """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves."""
+def clean(model: onnx.ModelProto, name: str) -> None:
+    """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves.
+
+    Args:
+        model: changed in place.
+        name: of its graph.
+    """
     model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""
     model.ir_version = IR_VERSION
     del model.metadata_props[:]
     graph = model.graph
-    graph.name, graph.doc_string = "score", ""
+    graph.name, graph.doc_string = name, ""
     del graph.metadata_props[:]
     del graph.value_info[:]
     for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):

@@ -25,13 +25,12 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from edgefl_export.errors import ExportError
+from edgefl_export.graph import clean
 from edgefl_export.special import DECOMPOSITIONS
 from edgefl_export.training_step import FedEvPromptStep
 from edgefl_protocol.training import MAX_BATCH, TrainingPlan
 
 OPSET = 20
-IR_VERSION = 9
-PRODUCER = "edgefl-export"
 TRACED_BATCH = 4  # 0 and 1 would be taken for constants
 
 
@@ -77,7 +76,7 @@ def export_training_graph(step: FedEvPromptStep, plan: TrainingPlan, tensors: Ma
             raise ExportError(
                 f"PyTorch {torch.__version__} could not export the training step: {first_line}"
             ) from error
-    _clean(model)
+    clean(model, "train_step")
     _check_names(model, ("image", "target", *given), plan.outputs)
     data: bytes = model.SerializeToString(deterministic=True)
     return data
@@ -151,20 +150,6 @@ def _split(value: Float[Tensor, "*axes"], sizes: Sequence[int], axis: int = 0) -
     return [
         torch.ops.aten.slice.Tensor(value, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)
     ]
-
-
-def _clean(model: onnx.ModelProto) -> None:
-    """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves."""
-    model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""
-    model.ir_version = IR_VERSION
-    del model.metadata_props[:]
-    graph = model.graph
-    graph.name, graph.doc_string = "train_step", ""
-    del graph.metadata_props[:]
-    del graph.value_info[:]
-    for part in (*graph.node, *graph.initializer, *graph.input, *graph.output):
-        part.doc_string = ""
-        del part.metadata_props[:]
 
 
 def _check_names(model: onnx.ModelProto, inputs: Sequence[str], outputs: Sequence[str]) -> None:

@@ -2,14 +2,18 @@
 
 import hashlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from edgefl_client import federate
+from edgefl_client.cli import main
 from edgefl_client.exchange import Answer, Member, Membership, Request, enrol
 from edgefl_client.exchange.errors import Unavailable
 from edgefl_protocol import (
@@ -28,7 +32,7 @@ from edgefl_protocol import (
     seal,
 )
 from edgefl_protocol.errors import ReplayError, SequenceError
-from edgefl_protocol.invite import Invite
+from edgefl_protocol.invite import Invite, encode_invite
 from edgefl_protocol.messages import (
     ROUTES,
     BundleReply,
@@ -223,11 +227,15 @@ def lost_request(request: Request, send: Callable[[Request], Answer]) -> Answer:
     raise Unavailable("no connection", "unreachable")
 
 
+def reply_of(value: float) -> Payload:
+    return Payload({"maps.0": np.full((1, 36), value, np.float16)}, {"site_sha256": "0" * 64})
+
+
 @pytest.fixture(scope="session")
 def net() -> SimpleNamespace:
     return SimpleNamespace(
         NOW_MS=NOW_MS, HOUR_MS=HOUR_MS, Wire=Wire, cut_answer=cut_answer, lost_request=lost_request,
-        FakeCoordinator=FakeCoordinator,
+        FakeCoordinator=FakeCoordinator, reply_of=reply_of,
     )  # fmt: skip
 
 
@@ -260,3 +268,54 @@ def joined(coordinator: FakeCoordinator, folder: Path) -> Membership:
 def member(joined: Membership, folder: Path, wire: Wire) -> Iterator[Member]:
     with Member(folder, lambda _: wire, clock_ms=lambda: NOW_MS, sleep=lambda _: None, lock_wait_s=0.2) as one:
         yield one
+
+
+@pytest.fixture
+def live(net):
+    return net.FakeCoordinator(now_ms=time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path, live):
+    home = tmp_path / "home"
+    monkeypatch.setenv("EDGEFL_HOME", str(home))
+    monkeypatch.setattr(federate, "HttpsTransport", lambda *_: live)
+    monkeypatch.setattr("edgefl_client.exchange.member.time.sleep", lambda _: None)
+
+    def call(*arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return left.value.code, out, err
+
+    call.home = home
+    return call
+
+
+@pytest.fixture
+def invite(live):
+    return encode_invite(live.invite(), live.now_ms)
+
+
+@pytest.fixture
+def device(run, live, invite, lab, labelled):
+    """Enrolled, approved, trusting the signer, bundle published, six labelled pictures."""
+    assert run("enrol", invite)[0] == 0
+    live.approve()
+    live.bundles["main", "all", 1] = lab.bundle_bytes()
+    assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0
+    return labelled
+
+
+@pytest.fixture
+def labelled(lab, tmp_path):
+    """Six labelled pictures of skin."""
+    rows = ["image,label"]
+    for number in range(6):
+        pixels = lab.photo(50, 40, (180 + number, 120, 90))
+        (tmp_path / f"{number}.png").write_bytes(lab.encoded(pixels))
+        rows.append(f"{number}.png,{lab.CLASSES[number % 2]}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path

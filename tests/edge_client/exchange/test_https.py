@@ -387,12 +387,6 @@ def test_nobody_listens(pki):
     assert error.value.code == "unreachable"
 
 
-@pytest.mark.parametrize("address", ["ftp://a", "https://", "https://user:pw@a", "https://a?b=c", "a", "https://a#b"])
-def test_addresses_of_another_form(address):
-    with pytest.raises(TlsRefused):
-        HttpsTransport(address)
-
-
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("99999", 300.0), ("-1", None), ("soon", None), ("", None)])
 def test_retry_after_is_bounded(serve, pki, text, seconds):
     def busy(handler):

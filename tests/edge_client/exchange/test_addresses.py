@@ -1,0 +1,12 @@
+"""Which addresses a coordinator may have."""
+
+import pytest
+
+from edgefl_client.exchange import TlsRefused
+from edgefl_client.exchange.https import HttpsTransport
+
+
+@pytest.mark.parametrize("address", ["ftp://a", "https://", "https://user:pw@a", "https://a?b=c", "a", "https://a#b"])
+def test_addresses_of_another_form(address):
+    with pytest.raises(TlsRefused):
+        HttpsTransport(address)

@@ -1,0 +1,58 @@
+"""What becomes of an item that waits: settled, kept for the next round, or dropped."""
+
+import pytest
+
+from edgefl_client.exchange import Outbox, Unavailable
+from edgefl_protocol.messages import Refusal
+
+KEY = bytes(32)
+
+
+def test_deliver_settles_a_promised_item_in_its_own_round(member, coordinator, wire, tmp_path, net):
+    """docs/security.md, idempotency: the answer was lost and the round moved on: the first answer comes back."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        wire.faults = [None] + [net.cut_answer] * 4
+        task = member.task()
+        with pytest.raises(Unavailable):
+            member.deliver(outbox, task)
+        assert len(coordinator.effects) == 1
+        coordinator.round = 2
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round) == ("accepted", 1)
+        assert outbox.items("skin") == []
+    assert len(coordinator.effects) == 1
+
+
+def test_deliver_offers_a_late_item_to_the_next_round(member, coordinator, wire, tmp_path, net):
+    """docs/security.md, order of checks: late → typed round_closed; never mixed in, never lost."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        first = outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        task = member.task()
+        coordinator.round = 2
+        (kept,) = member.deliver(outbox, task)
+        assert (kept.outcome, kept.code) == ("kept", "round_closed")
+        (item,) = outbox.items("skin")
+        assert item.idem != first
+        assert item.round is None
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round) == ("accepted", 2)
+    assert [effect[1] for effect in coordinator.effects] == [2]
+
+
+def test_deliver_drops_only_what_can_never_be_taken(member, coordinator, tmp_path, net):
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="wrong shape")
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.code) == ("refused", "bad_contribution")
+        assert outbox.items("skin") == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "closed", "done"])
+def test_nothing_is_sent_while_no_round_is_open(member, coordinator, tmp_path, net, state):
+    coordinator.state = state
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        assert member.deliver(outbox, member.task()) == []
+        assert len(outbox.items("skin")) == 1
