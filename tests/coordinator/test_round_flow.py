@@ -233,11 +233,12 @@ def test_a_kill_inside_aggregation(make_coordinator, tools, monkeypatch) -> None
     hashes = []
     for name in ("undisturbed", "killed"):
         coordinator = make_coordinator(name)
+        members = []
         for index, letter in enumerate("abcd"):
             member = tools.approved_member(coordinator, f"clinic-{letter}")
             if index == 3:
                 tools.start_rounds(coordinator)
-            members = [*members, member] if index else [member]
+            members.append(member)
         for index, member in enumerate(members):
             member.reply(1, payload=tools.maps_payload(index))
         if name == "killed":

@@ -42,7 +42,7 @@ def test_deep_tokens_take_the_place_of_those_before(make_timm, spec, vit, batch,
     prompts = torch.randn((deep, 2, spec.width), generator=draw)
     plain = make_timm(spec)
     x = embedded(plain, batch)
-    cls, patches = x[:, :1], x[:, 1:]
+    cls, tokens, patches = x[:, :1], x[:, :0], x[:, 1:]
     for index, block in enumerate(plain.blocks):
         tokens = prompts[index].expand(2, -1, -1) if index < deep else tokens
         x = block(torch.cat([cls, tokens, patches], dim=1))
