@@ -7,6 +7,7 @@ and shows its traceback.
 
 from edgefl_client.exchange.enrolment import EnrolmentError
 from edgefl_client.exchange.errors import NotEnrolled, Refused, TlsRefused
+from edgefl_client.policy import PolicyError
 from edgefl_protocol.errors import (
     BundleError,
     EdgeflError,
@@ -24,7 +25,7 @@ _POLICY = frozenset(
         "small_cohort", "fingerprint_differs", "low_order_key", "expired",
     }
 )  # fmt: skip
-_REFUSALS = (BundleError, EnvelopeError, RecordError, TlsRefused)
+_REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
 _MIXED = (Refused, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
 

@@ -1,0 +1,243 @@
+"""What may leave this device, how often, how much and until when, as its owner decided: `policy.toml` in the home.
+
+    format = 1
+    [allowed]                  # what may leave, each with the last day (UTC) of the owner's consent, or "always"
+    maps = 2027-11-21
+    [limits]                   # 0 stops what it limits; a limit that is not named has its default
+    rounds_per_day = 48
+    bytes_per_day = 536870912
+    bytes_per_round = 67108864
+
+Guarantees:
+
+* Without a file, or with one that names nothing, nothing leaves. A file that is damaged, or holds a word that is not
+  known here, is refused: a misspelt limit must never mean "no limit".
+* What leaves is judged by the names of its arrays (`travels_of`), not by what a method says of itself; whatever has no
+  name of its own counts as `weights`, which tell most.
+* A day is the last 24 hours, in bytes of payloads as `spending` noted them.
+
+A sentence of refusal names the command that changes the decision. Source: docs/security.md, exchange policy and threat
+model (A5).
+"""
+
+import datetime
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from edgefl_client.home import Home
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import EdgeflError
+
+ALWAYS = "always"
+KINDS = {
+    "maps": "attention maps of pictures",
+    "features": "features of pictures",
+    "prototypes": "means of features of a class",
+    "logits": "mean answers of the model",
+    "prompts": "learned prompts",
+    "weights": "learned weights of the network",
+}
+_UNNAMED = "weights"
+_MAX_BYTES = 64 * 2**10
+_HEAD = "# What may leave this device. Written by edgefl policy; a comment added here is lost when it writes again.\n"
+
+
+class PolicyError(EdgeflError):
+    """The owner's policy refuses; nothing left the device."""
+
+    code = "policy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How often and how much.
+
+    Attributes:
+        rounds_per_day: rounds answered in 24 hours.
+        bytes_per_day: bytes of payloads in 24 hours.
+        bytes_per_round: bytes of one reply.
+    """
+
+    rounds_per_day: int = 48
+    bytes_per_day: int = 512 * 2**20
+    bytes_per_round: int = 64 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What left this device in the 24 hours before a moment, apart from the reply in question.
+
+    Attributes:
+        now_ms: the moment, Unix milliseconds.
+        rounds: rounds answered, without the one in question.
+        bytes: of payloads.
+    """
+
+    now_ms: int
+    rounds: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """The owner's decisions.
+
+    Attributes:
+        allowed: kind of content → last day of consent, or None for no end.
+        limits: how often and how much.
+    """
+
+    allowed: Mapping[str, datetime.date | None] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self, travels: Sequence[str], size: int, spent: Spent) -> None:
+        """Refuse what may not leave.
+
+        Args:
+            travels: kinds of content, as `travels_of` names them.
+            size: bytes of the payload.
+            spent: what left before.
+
+        Raises:
+            PolicyError: `not_allowed`, `consent_expired`, `round_too_large`, `day_too_large` or `too_many_rounds`.
+        """
+        for kind in travels or tuple(self.allowed)[:1]:  # a reply of numbers alone: whoever allows something
+            self._check_consent(kind, spent.now_ms)
+        if not travels and not self.allowed:
+            raise PolicyError(
+                "nothing may leave this device, its owner has allowed nothing: see edgefl policy show", "not_allowed"
+            )
+        limits = self.limits
+        if size > limits.bytes_per_round:
+            raise PolicyError(
+                f"the reply takes {size} bytes, the policy of this device allows {limits.bytes_per_round} a round: "
+                f"edgefl policy limit --bytes-per-round {size} allows it",
+                "round_too_large",
+            )
+        if spent.bytes + size > limits.bytes_per_day:
+            raise PolicyError(
+                f"{spent.bytes} bytes left this device in the last 24 hours and the reply takes {size}, the policy "
+                f"allows {limits.bytes_per_day} a day: wait, or edgefl policy limit --bytes-per-day N",
+                "day_too_large",
+            )
+        if spent.rounds + 1 > limits.rounds_per_day:
+            raise PolicyError(
+                f"{spent.rounds} rounds were answered in the last 24 hours, the policy of this device allows "
+                f"{limits.rounds_per_day}: wait, or edgefl policy limit --rounds-per-day N",
+                "too_many_rounds",
+            )
+
+    def _check_consent(self, kind: str, now_ms: int) -> None:
+        if kind not in self.allowed:
+            raise PolicyError(
+                f"{KINDS.get(kind, kind)} may not leave this device, its owner has not allowed it: edgefl policy allow "
+                f"{kind} does, and edgefl contribute --dry-run shows what would leave",
+                "not_allowed",
+            )
+        last = self.allowed[kind]
+        if last is not None and day_of(now_ms) > last:
+            raise PolicyError(
+                f"the consent that {KINDS[kind]} leave this device ended with {last.isoformat()}: edgefl policy allow "
+                f"{kind} renews it",
+                "consent_expired",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `edgefl policy show --json` prints."""
+        return {
+            "allowed": {kind: ALWAYS if last is None else last.isoformat() for kind, last in self._ordered()},
+            "limits": {one.name: getattr(self.limits, one.name) for one in fields(self.limits)},
+        }
+
+    def to_toml(self) -> str:
+        """The content of `policy.toml`."""
+        lines = [_HEAD + "format = 1", "", "[allowed]"]
+        lines += [
+            f"{kind} = " + (f'"{ALWAYS}"' if last is None else last.isoformat()) for kind, last in self._ordered()
+        ]
+        lines += ["", "[limits]"]
+        lines += [f"{one.name} = {getattr(self.limits, one.name)}" for one in fields(self.limits)]
+        return "\n".join(lines) + "\n"
+
+    def _ordered(self) -> list[tuple[str, datetime.date | None]]:
+        return [(kind, self.allowed[kind]) for kind in KINDS if kind in self.allowed]
+
+
+def travels_of(names: Iterable[str]) -> tuple[str, ...]:
+    """Kinds of content behind the names of a payload's arrays, in the order of `KINDS`.
+
+    Args:
+        names: of the arrays; the part before the first dot tells the kind.
+    """
+    found = {head if (head := name.partition(".")[0]) in KINDS else _UNNAMED for name in names}
+    return tuple(kind for kind in KINDS if kind in found)
+
+
+def day_of(now_ms: int) -> datetime.date:
+    """The day of a moment, in UTC.
+
+    Args:
+        now_ms: Unix milliseconds.
+    """
+    return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).date()
+
+
+def load_policy(home: Home) -> Policy:
+    """The owner's decisions; without a file nothing is allowed.
+
+    Raises:
+        PolicyError: the file is damaged, or holds what is not known here (`bad_policy`).
+        StorageError: the file cannot be read.
+    """
+    if not home.policy_file.exists():
+        return Policy()
+    try:
+        return _read(tomllib.loads(read_bounded(home.policy_file, _MAX_BYTES).decode("utf-8")))
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, or no policy
+        why = " ".join(str(error).split())[:200]
+        raise PolicyError(
+            f"{home.policy_file} is no policy this version understands ({why}), so nothing may leave; mend it, or "
+            "remove it and decide again with edgefl policy",
+            "bad_policy",
+        ) from error
+
+
+def save_policy(home: Home, policy: Policy) -> None:
+    """Keep the owner's decisions durably.
+
+    Raises:
+        StorageError: the disk is full; the decisions before still hold.
+    """
+    home.prepare()
+    write_atomic(home.policy_file, policy.to_toml().encode(), mode=0o600)
+
+
+def _read(record: dict[str, Any]) -> Policy:
+    _only(record, {"format", "allowed", "limits"}, "")
+    if type(record.get("format")) is not int or record["format"] != 1:
+        raise ValueError(f"format is {record.get('format')!r}, known is 1")
+    allowed, limits = record.get("allowed", {}), record.get("limits", {})
+    if not isinstance(allowed, dict) or not isinstance(limits, dict):
+        raise ValueError("allowed and limits must be tables")
+    _only(allowed, set(KINDS), "allowed.")
+    _only(limits, {one.name for one in fields(Limits)}, "limits.")
+    for name, value in limits.items():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"limits.{name} is {value!r}, allowed is a whole number from 0")
+    return Policy(allowed={kind: _last_day(kind, value) for kind, value in allowed.items()}, limits=Limits(**limits))
+
+
+def _last_day(kind: str, value: object) -> datetime.date | None:
+    if value == ALWAYS:
+        return None
+    if type(value) is not datetime.date:  # a time of day is more than was asked for
+        raise ValueError(f'allowed.{kind} is {value!r}, needed is a day such as 2027-11-21, or "{ALWAYS}"')
+    return value
+
+
+def _only(table: Mapping[str, object], known: set[str], where: str) -> None:
+    unknown = sorted(set(table) - known)
+    if unknown:
+        raise ValueError(f"{where}{unknown[0]} is not known; known are {', '.join(sorted(known))}")
