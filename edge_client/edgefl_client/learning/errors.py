@@ -2,6 +2,7 @@
 
 EdgeflError                 (edgefl_protocol)
 └── LearningError           too few pictures, no training step, another process, a value that is not finite
+    └── Paused              a limit of the owner stopped it between two steps
 """
 
 from edgefl_protocol.errors import EdgeflError
@@ -11,3 +12,17 @@ class LearningError(EdgeflError):
     """Learning cannot begin or cannot go on; `code` says why, and the values before are kept."""
 
     code = "learning"
+
+
+class Paused(LearningError):
+    """A limit is reached; the point is kept, and the next call goes on from there.
+
+    Args:
+        reason: which limit, as a clause of a sentence.
+    """
+
+    code = "paused"
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"learning stopped for now: {reason}; it goes on from there another time")
+        self.reason = reason

@@ -55,6 +55,19 @@ class Rows:
         return whole.hexdigest()
 
 
+@dataclass(frozen=True)
+class Dealt:
+    """The owner's pictures in two parts; no lesion stands in both.
+
+    Attributes:
+        learn: those that teach.
+        held: those that judge; none for a method that learns without labels.
+    """
+
+    learn: Rows
+    held: Rows
+
+
 def read_rows(
     table: Sequence[LabelledImage],
     preprocess: Preprocess,

@@ -10,10 +10,10 @@ threads); the pictures never leave the process; a limit stops it between two ste
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,64 +24,20 @@ from edgefl_client.learning.checkpoint import Checkpoint, load_checkpoint, only_
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import judge
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.personal import PersonalState, load_personal, save_personal
 from edgefl_client.learning.rows import Rows, hold_back, read_rows, skewed_prior
-from edgefl_client.learning.session import TrainingSession, plan_of
+from edgefl_client.learning.session import TrainingSession
 from edgefl_client.learning.verdict import Verdict
-from edgefl_client.pictures import DEFAULT_FORMATS
 from edgefl_client.runtime import load_graph, processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.training import COUNTS, TrainingPlan, fresh_state
 
-Report = Callable[[Mapping[str, float | int | str]], None]
-
 ALONE = "device"  # the site's name of a device that is a member of no federation
 PROBES = (1, 4)  # pictures of the two steps that show how memory grows
 NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """What the caller may change; None keeps what the bundle says.
-
-    Attributes:
-        epochs: E of this round.
-        batch: pictures in a step.
-        balance: whether classes are drawn equally often.
-        threads: of a step; None for the processors this process may use.
-        restart: forget what was learned here and begin with the bundle's values.
-        formats: kinds of files that are read (`pictures.FORMATS`).
-        checkpoint_seconds: at most between two checkpoints.
-        limits: minutes, memory, battery.
-        report: told what happens: pictures read, steps, warnings.
-    """
-
-    epochs: int | None = None
-    batch: int | None = None
-    balance: Literal["none", "class"] | None = None
-    threads: int | None = None
-    restart: bool = False
-    formats: Sequence[str] = DEFAULT_FORMATS
-    checkpoint_seconds: float = 60.0
-    limits: Limits = field(default_factory=Limits)
-    report: Report = lambda facts: None
-
-    def plan(self, bundle: Bundle) -> TrainingPlan:
-        """The bundle's plan with the caller's changes.
-
-        Raises:
-            LearningError: the bundle brings no training step.
-        """
-        plan = plan_of(bundle)
-        return replace(
-            plan,
-            epochs=self.epochs or plan.epochs,
-            batch=self.batch or plan.batch,
-            balance=self.balance or plan.balance,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

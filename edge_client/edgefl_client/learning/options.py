@@ -1,0 +1,54 @@
+"""What the owner of a device may change about learning on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.session import plan_of
+from edgefl_client.pictures import DEFAULT_FORMATS
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.training import TrainingPlan
+
+Report = Callable[[Mapping[str, float | int | str]], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """What the caller may change; None keeps what the bundle says.
+
+    Attributes:
+        epochs: E of this round.
+        batch: pictures in a step.
+        balance: whether classes are drawn equally often.
+        threads: of a step; None for the processors this process may use.
+        restart: forget what was learned here and begin with the bundle's values.
+        formats: kinds of files that are read (`pictures.FORMATS`).
+        checkpoint_seconds: at most between two checkpoints.
+        limits: minutes, memory, battery.
+        report: told what happens: pictures read, steps, warnings.
+    """
+
+    epochs: int | None = None
+    batch: int | None = None
+    balance: Literal["none", "class"] | None = None
+    threads: int | None = None
+    restart: bool = False
+    formats: Sequence[str] = DEFAULT_FORMATS
+    checkpoint_seconds: float = 60.0
+    limits: Limits = field(default_factory=Limits)
+    report: Report = lambda facts: None
+
+    def plan(self, bundle: Bundle) -> TrainingPlan:
+        """The bundle's plan with the caller's changes.
+
+        Raises:
+            LearningError: the bundle brings no training step.
+        """
+        plan = plan_of(bundle)
+        return replace(
+            plan,
+            epochs=self.epochs or plan.epochs,
+            batch=self.batch or plan.batch,
+            balance=self.balance or plan.balance,
+        )

@@ -1,0 +1,146 @@
+"""One round of a federated method on the device: the contract that every kind of learning meets, and who meets it.
+
+A `RoundLearner` is the site half of one method on stock onnxruntime, with the meaning of `Method.local_round` of the
+trainer. It sees no network and no federation: pictures, a state and a broadcast in; a new state and a reply out. The
+same learner does the rounds of `edgefl train` alone, of a live federation, and of a local engine that a test runs.
+Source: docs/design.md, sections 4 and 9.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.files import read_checked, write_checked
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.personal import PersonalState
+from edgefl_client.learning.rows import Dealt
+from edgefl_client.learning.session import plan_of
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.errors import PayloadError, StorageError
+from edgefl_protocol.payload import Payload
+
+Arrays = Mapping[str, NDArray[Any]]
+Report = Callable[[Mapping[str, float | int | str]], None]
+
+ALONE = "device"  # the site's name of a device that is a member of no federation
+
+
+class RoundLearner(Protocol):
+    """The device's half of one method."""
+
+    @property
+    def kind(self) -> str:
+        """`kind` of `training.json`: the method."""
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """What a reply shares, of: maps features prompts prototypes logits weights."""
+
+    def start(self) -> Arrays:
+        """The site's state before its first round."""
+
+    def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
+        """Do one round: the same arguments, pictures and number of threads give the same bits.
+
+        Called again with the same arguments after a kill or a pause, it goes on from the last point it kept.
+
+        Args:
+            state: after the last round that counted; `start()` before the first. Left as it is.
+            broadcast: with the scalars `phase`, `round` and `rounds`; classes numbered as the bundle does.
+            report: told what happens: steps (`epoch`, `epochs`, `step`, `steps`, `loss`), `summary`, `warning`.
+
+        Returns:
+            The new state, and the reply with the scalar `site_sha256`: the digest of the new state.
+
+        Raises:
+            Paused: a limit of the owner stopped it; it goes on another time.
+            LearningError: it cannot go on; the state before is the one that counts.
+        """
+
+
+class Points(Protocol):
+    """Where a learner keeps how far it has come inside a round."""
+
+    def load(self) -> Payload | None:
+        """What was kept last, None where nothing was.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+
+    def save(self, point: Payload) -> None:
+        """Keep a point durably, in place of the one before.
+
+        Raises:
+            StorageError: the disk is full; the point before is still there.
+        """
+
+
+@dataclass(frozen=True)
+class PointFile:
+    """Points in one file of the learning folder, which exists; its checksum tells a bit that fell over."""
+
+    path: Path
+
+    def load(self) -> Payload | None:
+        """See `Points`."""
+        if not self.path.exists():
+            return None
+        try:
+            return read_checked(self.path)
+        except PayloadError as error:
+            raise damaged(self.path) from error
+
+    def save(self, point: Payload) -> None:
+        """See `Points`."""
+        write_checked(self.path, point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What a learner is told beside bundle and pictures.
+
+    Attributes:
+        site: this member's name, which enters the draws.
+        options: what the owner changes: batch, threads, limits, seconds between points.
+        points: where the points of a round are kept.
+        maps_per_class: most rollout maps M of a reply; 0 for a device that shares none.
+        judged: told what the gate found of values that a round learned, before the reply is made.
+    """
+
+    points: Points
+    site: str = ALONE
+    options: TrainOptions = field(default_factory=TrainOptions)
+    maps_per_class: int = 5
+    judged: Callable[[PersonalState], None] = lambda found: None
+
+
+def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> RoundLearner:
+    """The learner of a bundle's method.
+
+    Args:
+        bundle: the verified bundle with its training step.
+        rows: the owner's pictures: those that teach, and those held back where the method judges.
+        circumstances: the rest.
+
+    Raises:
+        LearningError: the bundle brings no training step, or one of a kind that this version does not know.
+        BundleError: the runtime cannot load its graph.
+    """
+    kind = plan_of(bundle).kind
+    if kind == "fedevprompt":
+        from edgefl_client.learning.fedevprompt import FedEvPromptLearner
+
+        return FedEvPromptLearner(bundle, rows, circumstances)
+    raise LearningError(f"this version does not know how to learn {kind}; install a newer edgefl", "unknown_kind")
+
+
+def damaged(file: Path) -> StorageError:
+    """The error of a file of learning that is not what was written."""
+    return StorageError(
+        f"{file} is damaged: it does not say where learning stands; begin again with edgefl train --restart", "damaged"
+    )
