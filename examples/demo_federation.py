@@ -66,6 +66,7 @@ def contribute(out: Path, name: str, images: TestImages, site: str, run: Run, *,
         rows.writerows([image.path.resolve(), image.label] for image in images.of_site(site))
     run("edgefl", "sync", "--home", device, quiet=True)
     run("edgefl", "pull", "--home", device, quiet=quiet)
+    run("edgefl", "policy", "allow", "maps", "--home", device, quiet=quiet)
     run("edgefl", "contribute", "--labels", table, "--home", device, quiet=quiet)
     sent = json.loads(run("edgefl", "sync", "--home", device, "--json", quiet=True))
     size = sum(one["bytes"] for one in sent["sent"])

@@ -3,6 +3,7 @@
 Each function does one command's work and gives what `--json` prints. Nothing is printed here.
 """
 
+import dataclasses
 import datetime
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -31,7 +32,9 @@ from edgefl_client.exchange.outbox import Outbox
 from edgefl_client.exchange.transport import Transport
 from edgefl_client.home import Home
 from edgefl_client.pictures import PictureReader
+from edgefl_client.policy import Policy, PolicyError, Spent, load_policy, travels_of
 from edgefl_client.scorer import Scorer
+from edgefl_client.spending import permit
 from edgefl_client.trust import list_trusted
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.durable import read_bounded, write_atomic
@@ -165,10 +168,14 @@ def run_contribute(
 
     Raises:
         LabelsError: the table or the model cannot give maps, or no picture passes the gate.
+        PolicyError: the owner has not allowed that maps leave, or not so much; nothing is kept.
         ImageError: a picture cannot be used; nothing is kept.
         EdgeflError: the membership or the disk.
     """
     task = _task(device, required=not dry_run)
+    policy, now_ms = load_policy(device.home), device.clock_ms()
+    if not dry_run:  # before the work: what its owner allows
+        policy.check(("maps",), 0, Spent(now_ms=now_ms))
     classes = bundle.labels.classes if task is None else task.classes
     if set(classes) != set(bundle.labels.classes):
         raise LabelsError(
@@ -180,8 +187,16 @@ def run_contribute(
     payload = reply_payload(candidates, chosen, scorer.model.state_sha256)
     _check_fits(payload, task)
     content = payload.to_bytes()
+    refused = _refused(policy, payload, len(content), Spent(now_ms=now_ms))
+    if refused is not None and not dry_run:
+        raise refused
     report = {
         "dry_run": dry_run,
+        "policy": {
+            "allowed": refused is None,
+            "code": None if refused is None else refused.code,
+            "message": None if refused is None else str(refused),
+        },
         "images": len(candidates),
         "left_out": left_out,
         "maps": {classes[label]: len(positions) for label, positions in chosen.items()},
@@ -210,20 +225,25 @@ def run_sync(device: Device) -> dict[str, Any]:
     """
     with device.member() as member, device.outbox(member.identity) as outbox:
         task = member.task()
-        sent = member.deliver(outbox, task)
+        sent = member.deliver(outbox, task, permit(device.home, load_policy(device.home), member.now_ms))
         # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
         expired = outbox.expire(member.now_ms())
         broadcast = _fetch_broadcast(device, member, task)
         return {
             "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},
             "broadcast": broadcast,
-            "sent": [
-                {"idem": one.idem, "round": one.round, "outcome": one.outcome, "code": one.code, "bytes": one.bytes}
-                for one in sent
-            ],
+            "sent": [dataclasses.asdict(one) for one in sent],
             "expired": expired,
             "waiting": outbox.count(),
         }
+
+
+def _refused(policy: Policy, payload: Payload, size: int, spent: Spent) -> PolicyError | None:
+    try:
+        policy.check(travels_of(payload.arrays), size, spent)
+    except PolicyError as error:
+        return error
+    return None
 
 
 def _task(device: Device, *, required: bool) -> TaskReply | None:

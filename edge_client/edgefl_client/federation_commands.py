@@ -53,15 +53,21 @@ def enrol(
     An INVITE of "-" is read from standard input, so that it stands in no list of processes.
     """
     from edgefl_client import federate
+    from edgefl_client.policy import Policy, load_policy, save_policy
 
     if invite == "-":
         invite = sys.stdin.read(4096)
-    found = federate.run_enrol(device_of(context, home_dir, passphrase_file), invite, ca, proxy, suite)
+    device = device_of(context, home_dir, passphrase_file)
+    found, home = federate.run_enrol(device, invite, ca, proxy, suite), device.home
     text = (
         f"{found['name']} is {found['state']} in {found['federation']}; "
         f"tell the operator this fingerprint: {found['fingerprint']}"
     )
     report(found, as_json, text)
+    if not home.policy_file.exists():
+        save_policy(home, Policy())
+    if not load_policy(home).allowed:
+        click.echo("Nothing leaves this device until its owner allows it: edgefl policy allow maps", err=True)
 
 
 @click.command()
@@ -137,6 +143,7 @@ def contribute(
 def sync(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
     """Do what is due and leave: fetch the task and the others' maps, send what the open round takes."""
     from edgefl_client import federate
+    from edgefl_client.policy import PASSES
 
     found = federate.run_sync(device_of(context, home_dir, passphrase_file))
     parts = [f"round {found['round']['number']} is {found['round']['state']}"]
@@ -147,6 +154,11 @@ def sync(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
         parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{maps} of others here")
     parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
     report(found, as_json, "; ".join(parts))
+    held = [one for one in found["sent"] if one["outcome"] == "held"]
+    for one in held:
+        click.echo(f"edgefl: {one['message']}", err=True)
+    if any(one["code"] not in PASSES for one in held):
+        context.exit(3)
 
 
 @click.command()

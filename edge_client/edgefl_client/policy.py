@@ -39,6 +39,7 @@ KINDS = {
     "prompts": "learned prompts",
     "weights": "learned weights of the network",
 }
+PASSES = frozenset({"day_too_large", "too_many_rounds"})  # refusals that pass with time
 _UNNAMED = "weights"
 _MAX_BYTES = 64 * 2**10
 _HEAD = "# What may leave this device. Written by edgefl policy; a comment added here is lost when it writes again.\n"
@@ -103,11 +104,13 @@ class Policy:
         Raises:
             PolicyError: `not_allowed`, `consent_expired`, `round_too_large`, `day_too_large` or `too_many_rounds`.
         """
-        for kind in travels or tuple(self.allowed)[:1]:  # a reply of numbers alone: whoever allows something
+        for kind in travels:
             self._check_consent(kind, spent.now_ms)
-        if not travels and not self.allowed:
+        if not travels and not any(self.holds(kind, spent.now_ms) for kind in self.allowed):
             raise PolicyError(
-                "nothing may leave this device, its owner has allowed nothing: see edgefl policy show", "not_allowed"
+                "nothing may leave this device, not even a reply of numbers alone, while its owner allows nothing: see "
+                "edgefl policy show",
+                "not_allowed",
             )
         limits = self.limits
         if size > limits.bytes_per_round:
@@ -137,12 +140,17 @@ class Policy:
                 "not_allowed",
             )
         last = self.allowed[kind]
-        if last is not None and day_of(now_ms) > last:
+        if last is not None and not self.holds(kind, now_ms):
             raise PolicyError(
                 f"the consent that {KINDS[kind]} leave this device ended with {last.isoformat()}: edgefl policy allow "
                 f"{kind} renews it",
                 "consent_expired",
             )
+
+    def holds(self, kind: str, now_ms: int) -> bool:
+        """Whether the consent to an allowed kind holds at a moment."""
+        last = self.allowed[kind]
+        return last is None or day_of(now_ms) <= last
 
     def to_json(self) -> dict[str, Any]:
         """The object `edgefl policy show --json` prints."""
@@ -182,6 +190,32 @@ def day_of(now_ms: int) -> datetime.date:
         now_ms: Unix milliseconds.
     """
     return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).date()
+
+
+def policy_text(policy: Policy, spent: Spent) -> str:
+    """A policy for a person, a line per kind and limit.
+
+    Args:
+        policy: the owner's decisions.
+        spent: what left in the last 24 hours, and now.
+    """
+    lines = []
+    for kind, words in KINDS.items():
+        state = "stays here"
+        if kind in policy.allowed:
+            last = policy.allowed[kind]
+            until = "" if last is None else f" until {last.isoformat()}"
+            state = (
+                f"may leave{until}"
+                if policy.holds(kind, spent.now_ms)
+                else f"stays here: the consent ended with {last}"
+            )
+        lines.append(f"{kind} ({words}): {state}")
+    limits = policy.limits
+    lines.append(f"rounds in 24 hours: {spent.rounds} of {limits.rounds_per_day}")
+    lines.append(f"bytes in 24 hours: {spent.bytes} of {limits.bytes_per_day}")
+    lines.append(f"bytes of one reply: {limits.bytes_per_round} at most")
+    return "\n".join(lines)
 
 
 def load_policy(home: Home) -> Policy:

@@ -13,6 +13,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 
+from edgefl_client.exchange.member import Permit
 from edgefl_client.exchange.outbox import WorkItem
 from edgefl_client.home import Home
 from edgefl_client.policy import Policy, PolicyError, Spent, travels_of
@@ -30,8 +31,6 @@ CREATE TABLE IF NOT EXISTS spent (
     at_ms INTEGER NOT NULL
 ) STRICT
 """
-
-Permit = Callable[[WorkItem, int], PolicyError | None]
 
 
 def read_spent(

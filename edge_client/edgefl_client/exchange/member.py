@@ -21,6 +21,7 @@ from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
 from edgefl_client.exchange.outbox import Outbox, WorkItem
 from edgefl_client.exchange.transport import Transport
+from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.keys import PublicSigningKey
 from edgefl_protocol.messages import (
     BroadcastRequest,
@@ -39,6 +40,7 @@ from edgefl_protocol.records import Index, verify_index
 HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupported", "idem_conflict"})
 # Refusals after which the same reply may be offered to a later round.
 TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
+Permit = Callable[[WorkItem, int], EdgeflError | None]
 _LOG = logging.getLogger("edgefl.exchange")
 
 
@@ -49,9 +51,9 @@ class Delivery:
     Attributes:
         idem: its key when it was offered.
         round: the round it was offered to.
-        outcome: "accepted", "kept" (for a later round) or "refused" (deleted).
-        code: code of the signed refusal, or None.
-        message: sentence of the signed refusal, or None.
+        outcome: "accepted", "kept" (for a later round), "refused" (deleted) or "held" (it may not leave; it stays).
+        code: code of the signed refusal, or of what holds it, or None.
+        message: its sentence, or None.
         bytes: length of its payload.
     """
 
@@ -175,7 +177,7 @@ class Member:
         request = ReplyRequest(idem=idem, reply=payload)
         return ReplyReply.from_payload(self._caller.call("reply", request.to_payload(), rnd=round_number))
 
-    def deliver(self, outbox: Outbox, task: TaskReply) -> list[Delivery]:
+    def deliver(self, outbox: Outbox, task: TaskReply, permit: Permit | None = None) -> list[Delivery]:
         """Send the outbox's replies that are due in the open round.
 
         At most one reply is accepted per round, so an item promised to this round goes first and a later one waits.
@@ -183,6 +185,7 @@ class Member:
         Args:
             outbox: this member's outbox.
             task: as just fetched.
+            permit: asked before each item and round whether it may leave; gives what holds it, or None. None: all may.
 
         Returns:
             What became of each item that was offered.
@@ -198,12 +201,18 @@ class Member:
             due = item
             if item.round is not None:
                 # Its answer may have been lost: the same key in the same round gives the first answer again.
+                if held := _held(permit, item, item.round):
+                    done.append(held)
+                    continue
                 delivery, due = self._offer(outbox, item, item.round)
                 done.append(delivery)
                 answered = answered or (delivery.outcome == "accepted" and item.round == task.round)
                 if delivery.outcome != "kept" or item.round == task.round:
                     continue
             if task.state == "open" and not answered:
+                if held := _held(permit, due, task.round):
+                    done.append(held)
+                    continue
                 outbox.promise(due.idem, task.round)
                 delivery, _ = self._offer(outbox, due, task.round)
                 done.append(delivery)
@@ -262,3 +271,13 @@ class Member:
     def _save(self, membership: Membership) -> None:
         save_membership(self._folder, membership)
         self.membership = membership
+
+
+def _held(permit: Permit | None, item: WorkItem, round_number: int) -> Delivery | None:
+    """What became of an item that may not leave; None where it may."""
+    error = None if permit is None else permit(item, round_number)
+    if error is None:
+        return None
+    return Delivery(
+        idem=item.idem, round=round_number, outcome="held", code=error.code, message=str(error), bytes=len(item.payload)
+    )

@@ -301,8 +301,9 @@ def invite(live):
 
 @pytest.fixture
 def device(run, live, invite, lab, labelled):
-    """Enrolled, approved, trusting the signer, bundle published, six labelled pictures."""
+    """Enrolled, approved, trusting the signer, bundle published, maps may leave, six labelled pictures."""
     assert run("enrol", invite)[0] == 0
+    assert run("policy", "allow", "maps")[0] == 0
     live.approve()
     live.bundles["main", "all", 1] = lab.bundle_bytes()
     assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0

@@ -121,6 +121,7 @@ def test_secrets_are_in_no_log_and_no_output(run, live, invite, labelled, lab, c
     assert heard("enrol", invite) == 0
     live.approve()
     heard("trust", "add", lab.SIGNER.public.hex())
+    heard("policy", "allow", "maps")
     assert heard("pull") == 0
     assert heard("contribute", "--labels", labelled / "labels.csv") == 0
     for command in (("sync",), ("status",), ("pull",), ("enrol", invite)):

@@ -14,6 +14,7 @@ from edgefl_protocol.bundle import load_bundle
 
 def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):
     run("enrol", invite)
+    run("policy", "allow", "maps")
     live.approve()
     (tmp_path / "m.edgefl").write_bytes(lab.bundle_bytes())
     (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo()))
