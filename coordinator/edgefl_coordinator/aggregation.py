@@ -23,7 +23,8 @@ from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobKind, JobResult, make_job, read_result, write_job
 from edgefl_coordinator.rounds import starts_by_itself
-from edgefl_protocol import Payload
+from edgefl_coordinator.task_status import SERVER_SHA256
+from edgefl_protocol import Payload, digest
 from edgefl_protocol.errors import EdgeflError, StorageError
 
 RunWorker = Callable[[Path, float], None]
@@ -135,6 +136,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
         others = peers_in(Payload.from_bytes(data, MAX_RESULT_BYTES).arrays) if shares_maps else None
         made[due.receivers[name]] = progress.Broadcast(store.put_blob(data), others)
     state = store.put_blob(result.state) if job.kind != "broadcast" else None
+    last = job.kind != "broadcast" and job.number >= len(result.phases)
+    server_sha256 = digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays) if last else None
     now_ms = coordinator.clock()
     committed, past = False, list[str]()
     try:
@@ -144,6 +147,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
             elif progress.commit_state(connection, now_ms, job.number, state):
                 past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
                 progress.set_fact(connection, "phases", list(result.phases))
+                if server_sha256 is not None:
+                    progress.set_fact(connection, SERVER_SHA256, server_sha256)
                 following = job.number + 1
                 if following <= len(result.phases):
                     deadline_s = coordinator.settings.rounds.deadline_s

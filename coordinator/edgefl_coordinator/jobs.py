@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgefl_coordinator.settings import Settings
+from edgefl_coordinator.settings import Plain, Settings
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 
@@ -45,7 +45,7 @@ class Job:
     kind: JobKind
     number: int
     method: str
-    settings: Mapping[str, int | float | str]
+    settings: Mapping[str, Plain]
     task: Mapping[str, Any]
     sites: tuple[str, ...]
     state: str | None

@@ -146,6 +146,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "problem": progress.problem_of(connection, number),
             "refused": progress.refused_since(connection, number - 1),
             "failing": task_status.failing_job(connection),
+            "state_sha256": task_status.state_sha256(connection),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,

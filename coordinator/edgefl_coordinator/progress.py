@@ -222,6 +222,12 @@ def replies_of(connection: Connection, number: int) -> dict[str, str]:
     return {row.name: row.blob for row in connection.execute(found)}
 
 
+def site_digests(connection: Connection) -> dict[str, str]:
+    """Return key id → digest of the site's state, of each member's newest reply."""
+    found = select(replies.c.skid, replies.c.site_sha256).order_by(replies.c.number)
+    return {row.skid: row.site_sha256 for row in connection.execute(found)}
+
+
 def release_broadcast(connection: Connection, settings: RoundSettings, member: Member, number: int) -> str:
     """Return the blob of a member's broadcast.
 

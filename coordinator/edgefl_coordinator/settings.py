@@ -15,8 +15,8 @@ from typing import Any, Literal, TypeVar
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import RoundPolicy
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.task_reply import Plain as Plain
 
-Scalar = int | float | str
 Settled = TypeVar("Settled")
 
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -37,6 +37,7 @@ class TaskSettings:
         seed: of everything drawn on the server.
         epochs: local epochs of one round.
         shares_maps: the method's replies hold rollout maps only, and are checked as such.
+        travels: what the replies hold, as `edgefl-train methods` tells it; members see it in the signed task.
         maps_per_class: M, most maps a site may send for one class.
         backbone: fields of the backbone's description that site and server agree on.
         settings: hyper-parameters of the method that differ from its defaults.
@@ -51,7 +52,8 @@ class TaskSettings:
     shares_maps: bool = True
     maps_per_class: int = 5
     backbone: Mapping[str, Any]
-    settings: Mapping[str, Scalar] = field(default_factory=dict)
+    settings: Mapping[str, Plain] = field(default_factory=dict)
+    travels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if _METHOD.fullmatch(self.method) is None:
@@ -263,8 +265,9 @@ def settings_from_table(table: Mapping[str, Any]) -> Settings:
     plain = dict(table)
     task = dict(_table(plain.pop("task", None), "task"))
     task["classes"] = tuple(task.get("classes", ()))
-    task["backbone"] = MappingProxyType(dict(_table(task.get("backbone"), "task.backbone")))
-    task["settings"] = MappingProxyType(dict(_table(task.get("settings", {}), "task.settings")))
+    task["travels"] = tuple(task.get("travels", ()))
+    task["backbone"] = _plain(_table(task.get("backbone"), "task.backbone"))
+    task["settings"] = _plain(_table(task.get("settings", {}), "task.settings"))
     rounds = _table(plain.pop("rounds", None), "rounds")
     limits = _table(plain.pop("limits", {}), "limits")
     return _build(
@@ -281,7 +284,7 @@ def settings_from_table(table: Mapping[str, Any]) -> Settings:
 
 def settings_to_table(settings: Settings) -> dict[str, Any]:
     """Return the plain nested dict that TOML can hold; `settings_from_table` reads it back."""
-    task = {**vars(settings.task), "classes": list(settings.task.classes)}
+    task = {**vars(settings.task), "classes": list(settings.task.classes), "travels": list(settings.task.travels)}
     task |= {"backbone": dict(settings.task.backbone), "settings": dict(settings.task.settings)}
     nested = {"task": task, "rounds": dict(vars(settings.rounds)), "limits": dict(vars(settings.limits))}
     return {**vars(settings), **nested}
@@ -291,6 +294,10 @@ def _table(value: object, name: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"the table [{name}] is missing")
     return value
+
+
+def _plain(table: Mapping[str, Any]) -> Mapping[str, Plain]:
+    return MappingProxyType({key: tuple(item) if isinstance(item, list) else item for key, item in table.items()})
 
 
 def _build(kind: type[Settled], table: Mapping[str, Any], prefix: str) -> Settled:

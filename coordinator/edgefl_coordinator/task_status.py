@@ -1,12 +1,16 @@
 """What a member is told about the task and the current round."""
 
+from pathlib import PurePath
+
 from sqlalchemy import Connection
 
-from edgefl_coordinator import audit, progress
+from edgefl_coordinator import audit, members, progress
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.members import Member
-from edgefl_protocol import Payload
+from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages import TaskReply
+
+SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
 
 
 def task_reply(coordinator: Coordinator, connection: Connection, member: Member, now_ms: int) -> Payload:
@@ -32,8 +36,32 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
         quorum_target=rounds.quorum_target,
         max_reply_bytes=settings.limits.reply_bytes,
         replied=progress.has_replied(connection, member.skid, number),
-        settings={key: int(item) if isinstance(item, bool) else item for key, item in task.settings.items()},
+        settings=task.settings,
+        train_rounds=rounds.count,
+        epochs=task.epochs,
+        seed=task.seed,
+        travels=task.travels,
+        backbone={**task.backbone, "name": _without_folders(str(task.backbone.get("name", "")))},
+        state_sha256=state_sha256(connection) or "",
     ).to_payload()
+
+
+def _without_folders(name: str) -> str:
+    """A backbone's name without the folders of this machine, such as run:first for run:/home/me/runs/first."""
+    kind, colon, where = name.partition(":")
+    return f"{kind}:{PurePath(where).name}" if colon and kind in ("run", "file") else name
+
+
+def state_sha256(connection: Connection) -> str | None:
+    """Return the digest of server and approved members after the last round, None before it was aggregated.
+
+    It is that of the local engine: a member's digest is the one in its newest accepted reply (docs/design.md 5).
+    """
+    server = progress.fact(connection, SERVER_SHA256)
+    if not isinstance(server, str):
+        return None
+    told = progress.site_digests(connection)
+    return state_digest(server, {one.name: told.get(one.skid, digest({})) for one in members.approved(connection)})
 
 
 def phases(connection: Connection) -> list[str]:

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Scalar = int | float | str
+Plain = Scalar | bool | tuple[int | float, ...]  # a value of a method's settings or of a backbone's description
 
 MAX_JSON_BYTES = 64 * 2**10
 MAX_ROUND = 2**31
 MAX_INT = 2**53 - 1
 MAX_CLASSES = 10_000
+MAX_PLAIN_TEXT = 500  # characters
 
 HEX = re.compile(r"(?:[0-9a-f]{2})+")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -108,12 +110,12 @@ def octet_array(data: bytes, field: str, limit: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, dtype=np.uint8)
 
 
-def flat_json(value: object, field: str) -> object:
-    """Parse a bounded JSON text without nesting: no duplicate key, no NaN, no infinity."""
+def flat_json(value: object, field: str, depth: int = 1) -> object:
+    """Parse a bounded JSON text nested no deeper than `depth`: no duplicate key, no NaN, no infinity."""
     if not isinstance(value, str):
         raise bad_message(f"{field} is not a JSON text")
     try:
-        return parse_json(value.encode("utf-8", "surrogatepass"), max_bytes=MAX_JSON_BYTES, max_depth=1)
+        return parse_json(value.encode("utf-8", "surrogatepass"), max_bytes=MAX_JSON_BYTES, max_depth=depth)
     except ValueError as error:
         raise bad_message(f"{field} is not one flat JSON value of at most {MAX_JSON_BYTES} bytes") from error
 
@@ -129,17 +131,32 @@ def class_names(value: object) -> tuple[str, ...]:
     return checked
 
 
-def settings_table(value: object) -> Mapping[str, Scalar]:
-    """Parse the JSON object of labelled method settings: numbers and strings only."""
-    table = flat_json(value, "settings")
+def words(value: object, field: str, most: int) -> tuple[str, ...]:
+    """Parse a JSON list of at most `most` names."""
+    found = flat_json(value, field)
+    if not isinstance(found, list) or len(found) > most:
+        raise bad_message(f"{field} is not a list of at most {most} names")
+    return tuple(text(word, field, NAME) for word in found)
+
+
+def plain_table(value: object, field: str) -> Mapping[str, Plain]:
+    """Parse a JSON object of plain values: truth, numbers, printable text, and flat lists of numbers."""
+    table = flat_json(value, field, depth=2)
     if not isinstance(table, dict):
-        raise bad_message("settings is not a JSON object")
-    checked: dict[str, Scalar] = {}
-    for name, item in table.items():
-        if isinstance(item, bool) or not isinstance(item, int | float | str):
-            raise bad_message("settings holds a value that is neither a number nor a string")
-        checked[text(name, "a setting's name", NAME)] = item
-    return MappingProxyType(checked)
+        raise bad_message(f"{field} is not a JSON object")
+    return MappingProxyType(
+        {text(name, f"a name in {field}", NAME): _plain(item, field) for name, item in table.items()}
+    )
+
+
+def _plain(item: object, field: str) -> Plain:
+    if isinstance(item, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in item):
+        return tuple(item)
+    if isinstance(item, str):
+        return sentence(item, field, MAX_PLAIN_TEXT)
+    if not isinstance(item, int | float):
+        raise bad_message(f"{field} holds a value that is no truth, number, text or list of numbers")
+    return item
 
 
 def _scalar(value: object) -> Scalar:

@@ -9,8 +9,9 @@ route's name. Source: docs/security.md, envelope and enrolment.
     enrol        /v1/enrol          EnrolRequest        EnrolReply, sealed to the new key: reading it proves that key
     enrol-proof  /v1/enrol/proof    EnrolProofRequest   EnrolProofReply
     task         /v1/task           EmptyRequest        TaskReply
-    broadcast    /v1/broadcast      BroadcastRequest    the method's broadcast, a bare `Payload`
+    broadcast    /v1/broadcast      BroadcastRequest    the method's broadcast, a bare `Payload`, or a `BlobReference`
     reply        /v1/reply          ReplyRequest        ReplyReply
+    blob         /v1/blob           BlobPut or BlobGet  BlobPutReply or BlobGetReply (`blob_messages`)
     index        /v1/index          EmptyRequest        RecordReply: the signed index
     bundle       /v1/bundle         BundleRequest       BundleReply
     keys         /v1/keys           EmptyRequest        RecordReply: the signed key record
@@ -20,7 +21,6 @@ sealing key, so the signed key record is also served plainly: `GET /v1/keys` ans
 pinned signing key proves. State-changing requests carry `idem`, the stable key of the work item: a retry repeats it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,32 +30,32 @@ from edgefl_protocol._fields import (
     MAX_INT,
     MAX_ROUND,
     NAME,
-    Scalar,
     bad_message,
     choice,
-    class_names,
     expect_names,
     flag,
     hex_bytes,
     octet_array,
     octets,
     scalar_payload,
-    settings_table,
     text,
     whole,
 )
+from edgefl_protocol.blob import NAMES as BLOB_NAMES
+from edgefl_protocol.blob import BlobReference
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.refusals import REFUSAL_STATUS as REFUSAL_STATUS
 from edgefl_protocol.refusals import Refusal as Refusal
 from edgefl_protocol.routes import ROLES as ROLES
 from edgefl_protocol.routes import ROUTES as ROUTES
 from edgefl_protocol.routes import Route as Route
+from edgefl_protocol.task_reply import ROUND_STATES as ROUND_STATES
+from edgefl_protocol.task_reply import TaskReply as TaskReply
 
 MAX_BUNDLE_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead
 MAX_RECORD_BYTES = 64 * 2**10  # a signed record: index, key record
 MEMBER_STATES = ("pending", "approved")
-ROUND_STATES = ("waiting", "open", "closed", "done")
-RESERVED_SCALARS = frozenset({"idem", "error", "message"})  # a method's payload may not use these names
+RESERVED_SCALARS = frozenset({"idem", "error", "message"}) | BLOB_NAMES  # a method's payload may not use these names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,75 +187,6 @@ class EmptyRequest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskReply:
-    """What the federation learns and where its round stands.
-
-    Attributes:
-        method: name of the federated method, e.g. "fedevprompt".
-        task: name of the task; with `line` it names the bundle a device wants.
-        line: the federation's line of bundles.
-        classes: class names in index order; `maps.<k>` is the class at index k.
-        rounds: how many rounds there will be.
-        round: the current round, from 1; 0 before the first.
-        phase: the method's phase of the current round ("warm", "train", "final"), "" before the first.
-        state: "waiting" (not begun), "open" (replies are taken), "closed" (being aggregated), "done" (all rounds).
-        deadline_ms: Unix milliseconds at which the open round closes; 0 where none is open.
-        tokens: patch tokens N of a rollout map; 0 where the method shares no maps.
-        maps_per_class: most maps M a site may send for one class.
-        quorum_min: replies below which a round is not aggregated.
-        quorum_target: replies at which a round closes before its deadline.
-        max_reply_bytes: total size of a reply's payload that is accepted.
-        replied: whether this member's reply of the current round is stored.
-        settings: labelled settings of the method, for the log and for `edgefl-train join`.
-    """
-
-    method: str
-    task: str
-    line: str
-    classes: tuple[str, ...]
-    rounds: int
-    round: int
-    phase: str
-    state: str
-    deadline_ms: int
-    tokens: int
-    maps_per_class: int
-    quorum_min: int
-    quorum_target: int
-    max_reply_bytes: int
-    replied: bool
-    settings: Mapping[str, Scalar]
-
-    def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
-
-    @classmethod
-    def from_payload(cls, payload: Payload) -> Self:
-        """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "task reply", frozenset(cls.__dataclass_fields__))
-        scalars = payload.scalars
-        return cls(
-            method=text(scalars["method"], "method", NAME),
-            task=text(scalars["task"], "task", NAME),
-            line=text(scalars["line"], "line", NAME),
-            classes=class_names(scalars["classes"]),
-            rounds=whole(scalars["rounds"], "rounds", 1, MAX_ROUND),
-            round=whole(scalars["round"], "round", 0, MAX_ROUND),
-            phase=choice(scalars["phase"], "phase", ("", "warm", "train", "final")),
-            state=choice(scalars["state"], "state", ROUND_STATES),
-            deadline_ms=whole(scalars["deadline_ms"], "deadline_ms", 0, MAX_INT),
-            tokens=whole(scalars["tokens"], "tokens", 0, 2**20),
-            maps_per_class=whole(scalars["maps_per_class"], "maps_per_class", 0, 2**20),
-            quorum_min=whole(scalars["quorum_min"], "quorum_min", 1, 2**20),
-            quorum_target=whole(scalars["quorum_target"], "quorum_target", 1, 2**20),
-            max_reply_bytes=whole(scalars["max_reply_bytes"], "max_reply_bytes", 1, MAX_INT),
-            replied=flag(scalars["replied"], "replied"),
-            settings=settings_table(scalars["settings"]),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class BroadcastRequest:
     """Asks for this member's broadcast of a round. The answer is the method's own payload, or a `Refusal`."""
 
@@ -278,14 +209,16 @@ class ReplyRequest:
 
     Attributes:
         idem: stable key of this work item.
-        reply: the method's reply payload; uses no name of `RESERVED_SCALARS`.
+        reply: the method's reply payload, which uses no name of `RESERVED_SCALARS`; or the blob that holds it.
     """
 
     idem: str
-    reply: Payload
+    reply: Payload | BlobReference
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message, or raise `PayloadError` for a reserved name."""
+        if isinstance(self.reply, BlobReference):
+            return Payload({}, {**self.reply.to_scalars(), "idem": self.idem})
         clash = RESERVED_SCALARS & frozenset(self.reply.scalars)
         if clash:
             raise bad_message(f"the method's reply uses the reserved names {', '.join(sorted(clash))}: rename them")
@@ -296,10 +229,14 @@ class ReplyRequest:
         """Return the checked message, or raise `PayloadError`. The method's part is judged by the coordinator."""
         scalars = dict(payload.scalars)
         idem = text(scalars.pop("idem", None), "idem", IDEM)
+        reply = Payload(payload.arrays, scalars)
+        reference = BlobReference.from_payload(reply)
+        if reference is not None:
+            return cls(idem=idem, reply=reference)
         clash = RESERVED_SCALARS & frozenset(scalars)
         if clash:
             raise bad_message(f"the reply uses the reserved names {', '.join(sorted(clash))}: rename them")
-        return cls(idem=idem, reply=Payload(payload.arrays, scalars))
+        return cls(idem=idem, reply=reply)
 
 
 @dataclass(frozen=True, kw_only=True)

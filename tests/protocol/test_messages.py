@@ -27,7 +27,10 @@ from edgefl_protocol.messages import (
 TASK = TaskReply(
     method="fedevprompt", task="nevus", line="main", classes=("nevus", "other [benign]"), rounds=5, round=2,
     phase="train", state="open", deadline_ms=1_790_000_000_000, tokens=49, maps_per_class=5, quorum_min=2,
-    quorum_target=4, max_reply_bytes=2**24, replied=True, settings={"kd_weight": 1e-6, "select": "vacuity", "m": 5},
+    quorum_target=4, max_reply_bytes=2**24, replied=True, train_rounds=4, epochs=2, seed=7,
+    settings={"kd_weight": 1e-6, "select": "vacuity", "m": 5, "kd": True, "blocks": (5, 6)},
+    travels=("features", "weights"), state_sha256="0" * 64,
+    backbone={"name": "run:x", "image_px": 84, "self_supervised": True, "mean": (0.5, 0.25, 0.5), "sha256": "1" * 64},
 )  # fmt: skip
 ENROL = EnrolRequest(
     idem="i" * 16, token=b"t" * 32, name="clinic-a", role="site", signing_public=b"s" * 32, sealing_suite=2,
@@ -90,7 +93,11 @@ WRONG = [
     (TASK, "classes", "[]"), (TASK, "classes", '["a","a"]'), (TASK, "classes", '[["a"]]'), (TASK, "classes", "{}"),
     (TASK, "classes", '["a", NaN]'), (TASK, "classes", "[" * 60_000), (TASK, "classes", '["\\u0000", "b"]'),
     (TASK, "settings", "[]"), (TASK, "settings", '{"a": 1, "a": 2}'), (TASK, "settings", '{"a": {}}'),
-    (TASK, "settings", '{"a": true}'), (TASK, "settings", '{"a": 1e999}'), (TASK, "settings", '{"a b": 1}'),
+    (TASK, "settings", '{"a": null}'), (TASK, "settings", '{"a": 1e999}'), (TASK, "settings", '{"a b": 1}'),
+    (TASK, "settings", '{"a": [[1]]}'), (TASK, "settings", '{"a": ["b"]}'), (TASK, "settings", '{"a": "\\n"}'),
+    (TASK, "settings", '{"a": [true]}'), (TASK, "backbone", "[]"), (TASK, "travels", '["a b"]'),
+    (TASK, "travels", str(["a"] * 17).replace("'", '"')), (TASK, "epochs", -1), (TASK, "train_rounds", 1.5),
+    (TASK, "seed", "0"), (TASK, "state_sha256", "0" * 63),
     (TASK, "round", -1), (TASK, "round", 2.0), (TASK, "rounds", 0), (TASK, "state", "ajar"), (TASK, "replied", 2),
     (TASK, "quorum_min", 0), (TASK, "phase", "cool"),
     (BroadcastRequest(round=1), "round", 0), (BroadcastRequest(round=1), "round", 2**31 + 1),
