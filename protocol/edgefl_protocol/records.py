@@ -1,36 +1,43 @@
 """Small signed records: the coordinator's clock, the index of current bundles, and its keys.
 
-Form: base64url(body) "." base64url(signature), ASCII; the body is canonical JSON, signed as PAE(label, body).
-Guarantees: a value that a `verify_*` function returns was signed by the stated key for this use, is not expired and not
-older than one seen before; anything else is a `RecordError`. The labels keep the uses apart, so an index never passes
-for a key record. Source: docs/security.md 2.4 to 2.8; index and key record follow TUF's timestamp and root roles.
+Guarantees: a value that a `verify_*` function returns was signed by the stated key for this use, is not expired, not
+from the future and not older than one seen before; anything else is a `RecordError`. The labels keep the uses apart,
+so an index never passes for a key record. Their form stands in `_record_form`; the federation's root, the list of
+revoked keys and a member's new keys are records too (`root`, `revocation`, `rotation`).
+Source: docs/security.md 2.4 to 2.8; index and key record follow TUF's timestamp and root roles.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from edgefl_protocol import strict_json
-from edgefl_protocol.errors import KeyMaterialError, RecordError, SignatureError
+from edgefl_protocol._record_form import (
+    COUNTS,
+    HEX64,
+    MAX_AHEAD_MS,
+    TIMES,
+    WORD,
+    Rule,
+    check_fields,
+    check_scope,
+    make,
+    parse,
+    split,
+    verify,
+)
+from edgefl_protocol._record_form import MAX_RECORD_BYTES as MAX_RECORD_BYTES
+from edgefl_protocol.errors import KeyMaterialError, RecordError
 from edgefl_protocol.header import MAX_SAFE_INT
 from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey, SigningKey
 
-MAX_RECORD_BYTES: Final = 64 << 10
 TIME_LABEL: Final = "eflt1/time"
 INDEX_LABEL: Final = "efli1/index"
 KEYS_LABEL: Final = "eflk1/keyrec"
 
-_Rule = re.Pattern[str] | tuple[int, int] | None  # text form, integer range, or checked elsewhere
-
-_FORM: Final = re.compile(rb"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]{86})")
 _NONCE: Final = re.compile(r"[A-Za-z0-9_-]{16,64}")
-_WORD: Final = re.compile(r"[a-z0-9-]{1,32}")
-_HEX64: Final = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,8 +109,8 @@ def make_time(key: SigningKey, nonce: str, now_ms: int) -> bytes:
         RecordError: the nonce has another form.
     """
     body = {"nonce": nonce, "now_ms": now_ms}
-    _check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
-    return _make(key, TIME_LABEL, body)
+    check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
+    return make(key, TIME_LABEL, body)
 
 
 def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
@@ -117,8 +124,8 @@ def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
     Raises:
         RecordError: not signed by that key over this nonce.
     """
-    body = _verify(record, TIME_LABEL, key)
-    _check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
+    body = verify(record, TIME_LABEL, key)
+    check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
     if body["nonce"] != nonce:
         raise RecordError("the signed time answers another nonce", "wrong_nonce")
     return SignedTime(nonce=nonce, now_ms=body["now_ms"])
@@ -139,7 +146,7 @@ def make_index(
         "entries": [asdict(entry) for entry in sorted(entries)],
     }
     _read_index(body)
-    return _make(key, INDEX_LABEL, body)
+    return make(key, INDEX_LABEL, body)
 
 
 def verify_index(record: bytes, key: PublicSigningKey, federation: str, now_ms: int, seen_issued_ms: int = 0) -> Index:
@@ -153,10 +160,12 @@ def verify_index(record: bytes, key: PublicSigningKey, federation: str, now_ms: 
         seen_issued_ms: `issued_ms` of the newest index seen before; an older one is refused.
 
     Raises:
-        RecordError: code `bad_signature`, `wrong_federation`, `expired`, `rolled_back` or `bad_record`.
+        RecordError: code `bad_signature`, `wrong_federation`, `expired`, `from_future`, `rolled_back` or `bad_record`.
     """
-    index = _read_index(_verify(record, INDEX_LABEL, key))
-    _check_scope(index.federation, federation, index.expires_ms, now_ms)
+    index = _read_index(verify(record, INDEX_LABEL, key))
+    check_scope(index.federation, federation, index.expires_ms, now_ms)
+    if index.issued_ms > now_ms + MAX_AHEAD_MS:  # else one wrong clock would put all later ones out
+        raise RecordError("this index is dated ahead of this clock; check both clocks", "from_future")
     if index.issued_ms < seen_issued_ms:
         raise RecordError("this index is older than one seen before", "rolled_back")
     return index
@@ -180,7 +189,7 @@ def make_key_record(
         "expires_ms": expires_ms,
     }
     _read_key_record(body)
-    return _make(key, KEYS_LABEL, body)
+    return make(key, KEYS_LABEL, body)
 
 
 def verify_key_record(
@@ -198,83 +207,22 @@ def verify_key_record(
     Raises:
         RecordError: code `wrong_key`, `bad_signature`, `wrong_federation`, `expired`, `rolled_back` or `bad_record`.
     """
-    unverified = _read_key_record(_parse(_split(record)[0]))
+    unverified = _read_key_record(parse(split(record)[0]))
     if unverified.signing.key_id != pinned_key_id:
         raise RecordError("the key record names another signing key than the invite pinned", "wrong_key")
-    found = _read_key_record(_verify(record, KEYS_LABEL, unverified.signing))
-    _check_scope(found.federation, federation, found.expires_ms, now_ms)
+    found = _read_key_record(verify(record, KEYS_LABEL, unverified.signing))
+    check_scope(found.federation, federation, found.expires_ms, now_ms)
     if found.number < seen_number:
         raise RecordError(f"key record {found.number} is older than number {seen_number} seen before", "rolled_back")
     return found
 
 
-def _make(key: SigningKey, label: str, body: dict[str, Any]) -> bytes:
-    encoded = strict_json.dumps(body)
-    record = _encode(encoded) + b"." + _encode(key.sign(label, encoded))
-    if len(record) > MAX_RECORD_BYTES:
-        raise RecordError(f"a record of {len(record)} bytes; at most {MAX_RECORD_BYTES} are allowed", "too_large")
-    return record
-
-
-def _verify(record: bytes, label: str, key: PublicSigningKey) -> dict[str, Any]:
-    """Check the signature, then parse."""
-    body, signature = _split(record)
-    try:
-        key.verify(signature, label, body)
-    except SignatureError:
-        raise RecordError("the record is not signed by the expected key for this use", "bad_signature") from None
-    return _parse(body)
-
-
-def _split(record: bytes) -> tuple[bytes, bytes]:
-    if len(record) > MAX_RECORD_BYTES:
-        raise RecordError(f"a record of {len(record)} bytes; at most {MAX_RECORD_BYTES} are allowed", "too_large")
-    match = _FORM.fullmatch(record)
-    if match is None:
-        raise RecordError("this is not a signed record")
-    try:
-        body, signature = (base64.urlsafe_b64decode(part + b"=" * (-len(part) % 4)) for part in match.groups())
-    except binascii.Error:
-        raise RecordError("this is not a signed record") from None
-    if (_encode(body), _encode(signature)) != match.groups():
-        raise RecordError("the record's base64 has stray bits")
-    return body, signature
-
-
-def _encode(data: bytes) -> bytes:
-    return base64.urlsafe_b64encode(data).rstrip(b"=")
-
-
-def _parse(body: bytes) -> dict[str, Any]:
-    try:
-        fields = strict_json.loads(body.decode("ascii"))
-    except ValueError:
-        raise RecordError("the record's body is not strict JSON") from None
-    if type(fields) is not dict:
-        raise RecordError("the record's body is not a JSON object")
-    return fields
-
-
-def _check_fields(fields: object, forms: Mapping[str, _Rule]) -> None:
-    """Refuse a record with other keys, or a value that is not of its pattern or within its range."""
-    if type(fields) is not dict or fields.keys() != forms.keys():
-        raise RecordError(f"the record must hold exactly {', '.join(forms)}")
-    for name, form in forms.items():
-        value = fields[name]
-        if isinstance(form, re.Pattern) and (type(value) is not str or not form.fullmatch(value)):
-            raise RecordError(f"record field {name} has not the form {form.pattern}")
-        if isinstance(form, tuple) and (type(value) is not int or not form[0] <= value <= form[1]):
-            raise RecordError(f"record field {name} is not an integer from {form[0]} to {form[1]}")
-
-
 def _read_index(body: dict[str, Any]) -> Index:
-    times = (0, MAX_SAFE_INT)
-    _check_fields(body, {"federation": _WORD, "issued_ms": times, "expires_ms": times, "entries": None})
+    check_fields(body, {"federation": WORD, "issued_ms": TIMES, "expires_ms": TIMES, "entries": None})
     if type(body["entries"]) is not list:
         raise RecordError("the index's entries are not a list")
-    counts = (1, MAX_SAFE_INT)
     for entry in body["entries"]:
-        _check_fields(entry, {"line": _WORD, "task": _WORD, "version": counts, "sha256": _HEX64, "size": counts})
+        check_fields(entry, {"line": WORD, "task": WORD, "version": COUNTS, "sha256": HEX64, "size": COUNTS})
     entries = tuple(IndexEntry(**entry) for entry in body["entries"])
     if len({(entry.line, entry.task) for entry in entries}) != len(entries):
         raise RecordError("the index names a line and task twice")
@@ -284,10 +232,9 @@ def _read_index(body: dict[str, Any]) -> Index:
 
 
 def _read_key_record(body: dict[str, Any]) -> KeyRecord:
-    times = (0, MAX_SAFE_INT)
-    forms: dict[str, _Rule] = {"federation": _WORD, "number": (1, MAX_SAFE_INT), "signing": _HEX64, "suite": (1, 2)}
-    forms |= {"sealing": re.compile(r"[0-9a-f]{64,2432}"), "issued_ms": times, "expires_ms": times}
-    _check_fields(body, forms)
+    forms: dict[str, Rule] = {"federation": WORD, "number": COUNTS, "signing": HEX64, "suite": (1, 2)}
+    forms |= {"sealing": re.compile(r"[0-9a-f]{64,2432}"), "issued_ms": TIMES, "expires_ms": TIMES}
+    check_fields(body, forms)
     try:
         signing = PublicSigningKey(bytes.fromhex(body["signing"]))
         sealing = PublicSealingKey(body["suite"], bytes.fromhex(body["sealing"]))
@@ -301,10 +248,3 @@ def _read_key_record(body: dict[str, Any]) -> KeyRecord:
         issued_ms=body["issued_ms"],
         expires_ms=body["expires_ms"],
     )
-
-
-def _check_scope(found: str, expected: str, expires_ms: int, now_ms: int) -> None:
-    if found != expected:
-        raise RecordError(f"the record is of federation {found}, not {expected}", "wrong_federation")
-    if now_ms > expires_ms:
-        raise RecordError("the record has expired; fetch a new one", "expired")
