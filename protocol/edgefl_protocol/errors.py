@@ -6,6 +6,7 @@ compare. Anything else that escapes from a public function is a defect.
     EdgeflError
     ├── PayloadError            a payload or tensor file breaks its format or bounds
     ├── KeyMaterialError        a key, key file or passphrase is unusable
+    ├── BlobError               a blob was cut, changed, or is not the one its reference names
     ├── EnvelopeError           an envelope was refused; the subclass is the step that refused it (docs/security.md 2.3)
     │   ├── FrameError          size, magic, suite byte, lengths
     │   ├── HeaderError         header is not the strict JSON record
@@ -50,6 +51,12 @@ class KeyMaterialError(EdgeflError):
     """A key, key file or passphrase is unusable."""
 
     code = "bad_key"
+
+
+class BlobError(EdgeflError):
+    """A blob was cut, changed, or is not the one that its reference names; nothing of it may be used."""
+
+    code = "bad_blob"
 
 
 class EnvelopeError(EdgeflError):

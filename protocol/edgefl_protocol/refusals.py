@@ -26,6 +26,8 @@ REFUSAL_STATUS: Mapping[str, int] = MappingProxyType(
         "round_closed": 409,  # too late: the round is aggregated or past its deadline
         "already_replied": 409,  # another work item of this site was accepted in this round
         "idem_conflict": 409,  # same idem, other payload
+        "no_blob": 409,  # the reply's blob is not here as a whole: send what is missing, then the reply again
+        "bad_blob": 422,  # the blob is not what its reference says; it was dropped
         "replayed": 409,
         "seq_behind": 409,  # with `highest`
         "seq_jump": 409,  # more than 2^32 ahead
