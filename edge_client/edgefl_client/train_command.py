@@ -82,7 +82,9 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     Stopped or killed, it goes on where it was when started again.
     """
     from edgefl_client.learning.limits import Limits
-    from edgefl_client.learning.running import ALONE, TrainOptions, run_train
+    from edgefl_client.learning.options import TrainOptions
+    from edgefl_client.learning.rounds import ALONE
+    from edgefl_client.learning.running import run_train
 
     home = home_of(context, home_dir)
     bundle = _bundle(home, given["model"], given["trusted"])

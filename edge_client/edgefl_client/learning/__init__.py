@@ -9,7 +9,10 @@
     gate        bundle against personal values on the pictures held back; verdict: what it found
     files       learned values in a file with a checksum
     personal    the values that passed
-    running     all of it: what `edgefl train` does
+    options     what the owner may change; owned: which pictures are learned from, and who is held back
+    rounds      the contract of a round, whatever the method; fedevprompt: one who meets it
+    running     rounds alone: what `edgefl train` does
+    live        rounds of a federation: what `edgefl sync` learns
 
 No framework: numpy, Pillow and onnxruntime. Source: docs/design.md, sections 7 and 9.
 """

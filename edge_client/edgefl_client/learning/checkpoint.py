@@ -1,124 +1,162 @@
-"""Where learning stands, in one file: after a kill at any moment the next start goes on from the last one written.
+"""Where learning stands: after a kill at any moment the next start goes on from the last point written.
 
-The file is replaced atomically and carries a checksum (`files`). It names the bundle it belongs to and a digest of what
-is being learned from, so weights are never continued on another network, nor a round on other pictures.
+A `Point` is kept inside a round, between two steps; a `Standing` is a site's state between two rounds. Each lies in a
+file of its own that is replaced atomically and carries a checksum (`files`). Both name what they belong to, so weights
+are never continued on another network, nor in another federation.
 """
 
 import contextlib
 import fcntl
-import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.files import read_checked, write_checked
-from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.training import COUNTS, MEANS, fresh_state
 
-_FILE = "checkpoint.payload"
-_SUMS = ("loss", "kd", "dead")
-
-Stage = Literal["learning", "learned", "judged"]
+Stage = Literal["learning", "learned"]
+_STAGES: Mapping[object, Stage] = {"learning": "learning", "learned": "learned"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A point between two steps.
+class Point:
+    """Between two steps of a round.
 
     Attributes:
-        bundle_sha256: of the bundle's file.
-        work: digest of pictures and settings of this round.
-        stage: `learning`; `learned` where all epochs are done and the gate is not; `judged` after it.
+        begun: digest of what the round began with: bundle, site, number of the round, state before it.
+        given: digest of what it learns from: pictures, settings, the others' part.
+        stage: `learned` where all epochs are done.
         round: from 1.
         epoch: of the next step, from 0.
         step: of the epoch, from 0.
-        sums: sums over this epoch's pictures so far of what a step reports.
-        limits: class name to the highest group held back (`rows.hold_back`).
         state: what steps change.
-        peers: the others' maps of this round (`peers.peer_targets`).
+        sums: sums over this epoch's pictures so far of what a step reports.
+    """
+
+    begun: str
+    given: str
+    stage: Stage = "learning"
+    round: int
+    epoch: int = 0
+    step: int = 0
+    state: Mapping[str, NDArray[Any]]
+    sums: Mapping[str, float] = field(default_factory=dict)
+
+    def stepped(self, state: Mapping[str, NDArray[Any]], figures: Mapping[str, float], pictures: int) -> Self:
+        """The point after a step of the same epoch.
+
+        Args:
+            state: what the step left.
+            figures: what it reports, means over its pictures.
+            pictures: how many it learned from.
+        """
+        sums = {name: self.sums.get(name, 0.0) + pictures * value for name, value in figures.items()}
+        return replace(self, state=state, step=self.step + 1, sums=sums)
+
+    def next_epoch(self) -> Self:
+        """The first step of the next epoch."""
+        return replace(self, epoch=self.epoch + 1, step=0, sums={})
+
+    def again(self, given: str) -> Self:
+        """The same epoch from its first step, with what is learned so far, on other pictures or settings."""
+        return replace(self, given=given, step=0, sums={})
+
+    def to_payload(self) -> Payload:
+        """What is kept."""
+        scalars: dict[str, int | float | str] = {
+            "begun": self.begun, "given": self.given, "stage": self.stage, "round": self.round, "epoch": self.epoch,
+            "step": self.step, **{f"sum.{name}": float(value) for name, value in self.sums.items()},
+        }  # fmt: skip
+        return Payload(self.state, scalars)
+
+    @classmethod
+    def from_payload(cls, payload: Payload) -> Self | None:
+        """The point that was kept; None for what is of another kind of learning.
+
+        Args:
+            payload: what `to_payload` made.
+        """
+        facts = payload.scalars
+        wanted = {"begun", "given", "stage", "round", "epoch", "step"}
+        if not wanted <= facts.keys() or facts["stage"] not in _STAGES:
+            return None
+        return cls(
+            begun=str(facts["begun"]),
+            given=str(facts["given"]),
+            stage=_STAGES[facts["stage"]],
+            round=int(facts["round"]),
+            epoch=int(facts["epoch"]),
+            step=int(facts["step"]),
+            state=payload.arrays,
+            sums={name.removeprefix("sum."): float(facts[name]) for name in facts.keys() - wanted},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A site between two rounds.
+
+    Attributes:
+        bundle_sha256: of the file of the bundle it learns with.
+        federation: name; empty for a device that learns alone.
+        round: the last one that counts.
+        state: after it.
     """
 
     bundle_sha256: str
-    work: str
-    stage: Stage
+    federation: str
     round: int
-    epoch: int
-    step: int
-    limits: Mapping[str, str]
     state: Mapping[str, NDArray[Any]]
-    peers: Mapping[str, NDArray[np.float32]]
-    sums: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
 
 
-def save_checkpoint(home: Home, point: Checkpoint) -> None:
-    """Write a checkpoint durably.
+def save_standing(file: Path, standing: Standing) -> None:
+    """Keep a standing durably, in place of the one before.
 
     Raises:
-        StorageError: the disk is full; the checkpoint before is still there.
+        StorageError: the disk is full; the one before is still there.
     """
     scalars: dict[str, int | float | str] = {
-        "bundle_sha256": point.bundle_sha256,
-        "work": point.work,
-        "stage": point.stage,
-        "round": point.round,
-        "epoch": point.epoch,
-        "step": point.step,
-        "limits": json.dumps(dict(point.limits), sort_keys=True),
-        **{f"sum.{name}": float(point.sums[name]) for name in _SUMS},
+        "bundle_sha256": standing.bundle_sha256,
+        "federation": standing.federation,
+        "round": standing.round,
     }
-    folder = home.prepare(home.learning)
-    write_checked(folder / _FILE, Payload({**point.state, **point.peers}, scalars))
+    write_checked(file, Payload(standing.state, scalars))
 
 
-def load_checkpoint(home: Home, bundle: Bundle) -> Checkpoint | None:
-    """The checkpoint that belongs to a bundle, None where there is none or it belongs to another.
+def load_standing(file: Path, bundle_sha256: str, federation: str = "") -> Standing | None:
+    """The standing that belongs to a bundle and a federation, None where there is none or it belongs to others.
 
     Raises:
         StorageError: the file is damaged.
     """
-    file = home.learning / _FILE
-    if not file.exists() or bundle.training is None:
+    if not file.exists():
         return None
     try:
         payload = read_checked(file)
-        if payload.scalars["bundle_sha256"] != bundle.sha256:
-            return None
-        point = _read(payload)
+        facts = payload.scalars
+        standing = Standing(
+            bundle_sha256=str(facts["bundle_sha256"]),
+            federation=str(facts["federation"]),
+            round=int(facts["round"]),
+            state=payload.arrays,
+        )
     except (PayloadError, KeyError, TypeError, ValueError) as error:
-        raise _damaged(file) from error
-    wanted = fresh_state(bundle.training, bundle.weights)
-    if {name: value.shape for name, value in point.state.items()} != {n: v.shape for n, v in wanted.items()}:
-        raise _damaged(file)
-    return point
+        raise damaged(file) from error
+    return standing if (standing.bundle_sha256, standing.federation) == (bundle_sha256, federation) else None
 
 
-def _read(payload: Payload) -> Checkpoint:
-    facts, arrays = payload.scalars, dict(payload.arrays)
-    stages: dict[object, Stage] = {"learning": "learning", "learned": "learned", "judged": "judged"}
-    limits = json.loads(str(facts["limits"]))
-    if not isinstance(limits, dict):
-        raise ValueError("limits are no object")
-    return Checkpoint(
-        bundle_sha256=str(facts["bundle_sha256"]),
-        work=str(facts["work"]),
-        stage=stages[facts["stage"]],
-        round=int(facts["round"]),
-        epoch=int(facts["epoch"]),
-        step=int(facts["step"]),
-        limits={str(name): str(limit) for name, limit in limits.items()},
-        peers={name: arrays.pop(name) for name in (MEANS, COUNTS)},
-        state=arrays,
-        sums={name: float(facts[f"sum.{name}"]) for name in _SUMS},
-    )
+def same_form(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]) -> bool:
+    """Whether two states hold arrays of the same names, types and shapes."""
+    return {name: (value.dtype, value.shape) for name, value in one.items()} == {
+        name: (value.dtype, value.shape) for name, value in other.items()
+    }
 
 
 @contextlib.contextmanager
@@ -133,13 +171,16 @@ def only_one(home: Home) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise LearningError("another edgefl train is at work in this home; wait for it to end", "busy") from error
+            raise LearningError(
+                "another edgefl train or sync learns in this home; wait for it to end", "busy"
+            ) from error
         yield
     finally:
         os.close(descriptor)
 
 
-def _damaged(file: Path) -> StorageError:
+def damaged(file: Path) -> StorageError:
+    """The error of a file of learning that is not what was written."""
     return StorageError(
         f"{file} is damaged: it does not say where learning stands; begin again with edgefl train --restart", "damaged"
     )

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from edgefl_client.learning.checkpoint import damaged
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.files import read_checked, write_checked
 from edgefl_client.learning.options import TrainOptions
@@ -20,7 +21,7 @@ from edgefl_client.learning.personal import PersonalState
 from edgefl_client.learning.rows import Dealt
 from edgefl_client.learning.session import plan_of
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.errors import PayloadError, StorageError
+from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -137,10 +138,3 @@ def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> Ro
 
         return FedEvPromptLearner(bundle, rows, circumstances)
     raise LearningError(f"this version does not know how to learn {kind}; install a newer edgefl", "unknown_kind")
-
-
-def damaged(file: Path) -> StorageError:
-    """The error of a file of learning that is not what was written."""
-    return StorageError(
-        f"{file} is damaged: it does not say where learning stands; begin again with edgefl train --restart", "damaged"
-    )

@@ -1,57 +1,60 @@
-"""`edgefl train`: one round of local learning, from the owner's table of labelled pictures to personal values.
+"""`edgefl train`: one round of learning alone, from the owner's table of labelled pictures to personal values.
 
     read    prepare the pictures, hold 15 % of each class back (at least 20)
-    go on   from the checkpoint of this very round, or from the values of the round before, or from the bundle's
-    learn   E epochs; every now and then, and before any stop, a checkpoint
-    judge   bundle against personal values on the pictures held back; only what passes is kept for scoring and sharing
+    go on   from the point of this very round, or from the values of the round before, or from the bundle's
+    learn   a round of the bundle's method (`rounds`); every now and then, and before any stop, a point is kept
+    judge   bundle against personal values on the pictures held back; only what passes is kept for scoring
 
+Rounds of a live federation are counted and kept apart (`live`): what an owner tries here changes none of them.
 Guarantees: killed at any moment and started again, the round ends with the same values, bit for bit (same number of
 threads); the pictures never leave the process; a limit stops it between two steps and loses none.
 """
 
-import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.contribution import read_labels
 from edgefl_client.home import Home
-from edgefl_client.learning.checkpoint import Checkpoint, load_checkpoint, only_one, save_checkpoint
-from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
-from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.gate import judge
+from edgefl_client.learning.checkpoint import Standing, damaged, load_standing, only_one, same_form, save_standing
+from edgefl_client.learning.errors import Paused
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.peers import peer_targets
+from edgefl_client.learning.owned import Table, read_dealt, remember_table
 from edgefl_client.learning.personal import PersonalState, load_personal, save_personal
-from edgefl_client.learning.rows import Rows, hold_back, read_rows, skewed_prior
-from edgefl_client.learning.session import TrainingSession
-from edgefl_client.learning.verdict import Verdict
-from edgefl_client.runtime import load_graph, processors
+from edgefl_client.learning.rounds import ALONE, Arrays, Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_client.learning.rows import Dealt
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload, digest
-from edgefl_protocol.training import COUNTS, TrainingPlan, fresh_state
 
-ALONE = "device"  # the site's name of a device that is a member of no federation
-PROBES = (1, 4)  # pictures of the two steps that show how memory grows
-NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
+STANDING, POINT = "alone.payload", "alone-round.payload"
+LIVE_FILES = ("live.payload", "live-round.payload", "live-next.payload")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Round:
-    """What one round learns from and with."""
+@dataclass
+class Told:
+    """What a learner tells while it works, kept for the report.
 
-    bundle: Bundle
-    plan: TrainingPlan
-    site: str
-    learn: Rows
-    held: Rows
-    prior: NDArray[np.float32]
+    Attributes:
+        options: whose `report` hears it too.
+        progress: the last epoch and step.
+        judged: what the gate found; None before it.
+    """
+
     options: TrainOptions
-    threads: int
+    progress: dict[str, float | int | str] = field(default_factory=dict)
+    judged: PersonalState | None = None
+
+    def report(self, facts: Mapping[str, float | int | str]) -> None:
+        """Hear what happens."""
+        if "step" in facts:
+            self.progress = dict(facts)
+        self.options.report(facts)
+
+    def hear(self, found: PersonalState) -> None:
+        """Hear what the gate found."""
+        self.judged = found
 
 
 def run_train(
@@ -62,7 +65,7 @@ def run_train(
     Args:
         home: the device's home.
         bundle: the verified bundle to learn with.
-        table: CSV with the columns image and label, and lesion_id where known.
+        table: CSV with the columns image and label, and lesion_id where known; remembered for `edgefl sync`.
         options: what the caller changes.
         site: this member's name, which enters the draws.
         others: the newest broadcast of the others' maps; None for none.
@@ -75,203 +78,98 @@ def run_train(
             not finite.
         EdgeflError: a picture or a file cannot be used.
     """
-    started = options.limits.clock()
-    plan = options.plan(bundle)
+    options.plan(bundle)  # before the work of reading
+    named, told = Table(file=table.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
     with only_one(home):
-        rows = _read(bundle, table, options)
-        before = None if options.restart else load_checkpoint(home, bundle)
-        held, limits = hold_back(rows, bundle.labels.classes, {} if before is None else before.limits)
-        learn, judged = rows.take(~held), rows.take(held)
-        del rows  # as large as both
-        balanced = plan.balance == "class"
-        work = _Round(
-            bundle=bundle, plan=plan, site=site, learn=learn, held=judged, options=options,
-            prior=skewed_prior(learn.labels, len(bundle.labels.classes), plan.prior_floor, balanced=balanced),
-            threads=options.threads or processors(),
-        )  # fmt: skip
-        session = TrainingSession(bundle, plan, work.prior, work.threads)
-        point, reason = _begin(work, session.tokens, before, others, limits), None
-        if point.stage == "learning":
-            _check_memory(work, session, point)
-            point, reason = _learn(work, home, session, point, started)
-        verdict = None if reason else _judge(work, home, point)
-        kept = load_personal(home, bundle)
-    return _facts(work, point, reason, verdict, kept)
-
-
-def _read(bundle: Bundle, table: Path, options: TrainOptions) -> Rows:
-    listed = read_labels(table, bundle.labels.classes)
-    # They are there twice while they are dealt into those that teach and those that judge.
-    allowed, needed = options.limits.memory_mib, 2 * len(listed) * bundle.preprocess.size**2 * 3 / 2**20
-    if allowed is not None and needed > allowed:
-        raise LearningError(
-            f"the {len(listed)} pictures of the table take {needed:.0f} MiB of memory as the network reads them, "
-            f"allowed are {allowed}: allow more, or name fewer pictures",
-            "memory",
+        dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
+        remember_table(home, named)
+        if options.restart:
+            for name in (STANDING, POINT, *LIVE_FILES):
+                (home.learning / name).unlink(missing_ok=True)
+        around = Circumstances(
+            points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear
         )
-
-    def report(done: int) -> None:
-        options.report({"reading": done, "pictures": len(listed)})
-
-    return read_rows(listed, bundle.preprocess, options.formats, report)
-
-
-def _begin(
-    work: _Round, tokens: int, before: Checkpoint | None, others: Payload | None, limits: Mapping[str, str]
-) -> Checkpoint:
-    """The point to go on from: this very round's, or a new round's start."""
-    named = "\x1f".join((work.learn.digest(), work.site, work.plan.to_bytes().decode()))
-    digest_of_work = hashlib.sha256(named.encode()).hexdigest()
-    if before is not None and before.stage != "judged":
-        if before.work == digest_of_work:
-            return before
-        work.options.report(
-            {"warning": "pictures or settings have changed since learning stopped: a new round begins with its values"}
+        learner = learner_for(bundle, dealt, around)
+        round_, state = _standing(home, bundle, learner)
+        broadcast = Payload(
+            {} if others is None else others.arrays, {"phase": "train", "round": round_ + 1, "rounds": 1}
         )
-    state = fresh_state(work.plan, work.bundle.weights) if before is None else before.state
-    peers = peer_targets(others, work.plan, len(work.bundle.labels.classes), tokens)
-    return Checkpoint(
-        bundle_sha256=work.bundle.sha256, work=digest_of_work, stage="learning", limits=limits, state=state,
-        round=1 if before is None else before.round + 1, epoch=0, step=0, peers=peers,
-    )  # fmt: skip
+        after, reason = None, None
+        try:
+            after, _ = learner.local_round(state, broadcast, told.report)
+        except Paused as stop:
+            reason = stop.reason
+        else:
+            keep_judged(home, told)
+            save_standing(
+                home.learning / STANDING,
+                Standing(bundle_sha256=bundle.sha256, federation="", round=round_ + 1, state=after),
+            )
+        return {"round": round_ + 1, **round_facts(home, bundle, dealt, broadcast, told, after, reason)}
 
 
-def _check_memory(work: _Round, session: TrainingSession, point: Checkpoint) -> None:
-    """Refuse before the work what would take too much memory; the memory of a step grows with its batch.
+def keep_judged(home: Home, told: Told) -> None:
+    """Keep what passed its gate, for scoring.
 
     Raises:
-        LearningError: a batch would take more than is allowed (`memory`); the sentence names one that fits.
+        StorageError: the disk is full; the values before are still in use.
     """
-    limits, batch = work.options.limits, min(work.plan.batch, len(work.learn))
-    if limits.memory_mib is None:
-        return
-    used = []
-    for size in PROBES:  # results are thrown away
-        some = np.arange(size) % len(work.learn)
-        session.step(point.state, work.learn.images[some], work.learn.labels[some], 0.0, point.peers)
-        used.append(limits.memory())
-    each = (used[1] - used[0]) / (PROBES[1] - PROBES[0])
-    needed = used[1] + each * (batch - PROBES[1])
-    if max(used[0], needed) <= limits.memory_mib:
-        return
-    fits = PROBES[0] + int((limits.memory_mib - used[0]) / each) if each > 0 else 0
-    raise LearningError(
-        f"a step of {batch} pictures needs about {needed:.0f} MiB of memory, allowed are {limits.memory_mib}: "
-        + (f"use --batch {fits}" if fits >= 1 else "allow more, one picture does not fit either"),
-        "memory",
-    )
+    if told.judged is not None and told.judged.verdict.passed:
+        save_personal(home, told.judged)
 
 
-def _learn(
-    work: _Round, home: Home, session: TrainingSession, point: Checkpoint, started: float
-) -> tuple[Checkpoint, str | None]:
-    """Epochs from a point on; the point reached, and the limit that stopped it or None."""
-    plan, options, clock = work.plan, work.options, work.options.limits.clock
-    saved = clock()
-    for epoch in range(point.epoch, plan.epochs):
-        named = (plan.seed, work.site)
-        order = epoch_order(generator(*named, "order", point.round, epoch), work.learn.labels, plan.balance)
-        rng = generator(*named, "augment", point.round, epoch)
-        steps = -(-len(order) // plan.batch)
-        for step in range(steps):
-            chosen = order[step * plan.batch : (step + 1) * plan.batch]
-            drawn = symmetries(rng, len(chosen)) if plan.augment == "dihedral" else None
-            if step < point.step:  # learned before the stop; its draws are used up all the same
-                continue
-            images = work.learn.images[chosen]
-            state, figures = session.step(
-                point.state,
-                images if drawn is None else dihedral(images, drawn),
-                work.learn.labels[chosen],
-                plan.kl_weight(point.round, epoch),
-                point.peers,
-            )
-            sums = {name: point.sums[name] + len(chosen) * figures[name] for name in figures}
-            point = replace(point, state=state, epoch=epoch, step=step + 1, sums=sums)
-            options.report(
-                {"epoch": epoch + 1, "epochs": plan.epochs, "step": step + 1, "steps": steps, "loss": figures["loss"]}
-            )
-            reason = options.limits.reached(started)
-            if reason is not None or clock() - saved >= options.checkpoint_seconds:
-                save_checkpoint(home, point)
-                saved = clock()
-            if reason is not None:
-                return point, reason
-        point = _next_epoch(work, point, epoch)
-    point = replace(point, stage="learned")
-    save_checkpoint(home, point)
-    return point, None
-
-
-def _next_epoch(work: _Round, point: Checkpoint, epoch: int) -> Checkpoint:
-    """Say how the epoch went; the first step of the next."""
-    means = {name: value / len(work.learn) for name, value in point.sums.items()}
-    work.options.report({"summary": epoch + 1, **means})
-    if means["dead"] > NO_EVIDENCE and (point.round, epoch) > (1, 0):
-        work.options.report({"warning": f"{means['dead']:.0%} of the pictures raise no evidence: they teach nothing"})
-    return replace(point, epoch=epoch + 1, step=0, sums=dict.fromkeys(point.sums, 0.0))
-
-
-def _judge(work: _Round, home: Home, point: Checkpoint) -> Verdict:
-    """The gate; what passes is kept for scoring and sharing."""
-    weights = personal_weights(work.bundle, work.plan, point.state, work.prior)
-    counts = np.bincount(work.learn.labels, minlength=len(work.bundle.labels.classes))
-    seen = tuple(bool(count) for count in counts)
-    graph = load_graph(work.bundle.score_onnx, work.threads)
-    total = 2 * len(work.held)
-    verdict = judge(
-        graph, work.bundle, weights, seen, work.held,
-        lambda done: work.options.report({"judging": done, "pictures": total}),
-    )  # fmt: skip
-    if verdict.passed:
-        state = PersonalState(
-            bundle_sha256=work.bundle.sha256, weights=weights, seen=seen, verdict=verdict, images=len(work.learn),
-            round=point.round,
-        )  # fmt: skip
-        save_personal(home, state)
-    save_checkpoint(home, replace(point, stage="judged"))
-    return verdict
-
-
-def personal_weights(
-    bundle: Bundle, plan: TrainingPlan, state: Mapping[str, NDArray[Any]], prior: NDArray[np.float32]
-) -> dict[str, NDArray[Any]]:
-    """The scoring graph's tensors with what was learned in them.
+def round_facts(
+    home: Home,
+    bundle: Bundle,
+    dealt: Dealt,
+    broadcast: Payload,
+    told: Told,
+    after: Mapping[str, NDArray[Any]] | None,
+    reason: str | None,
+) -> dict[str, Any]:
+    """What `--json` tells of a round.
 
     Args:
-        bundle: brings those that do not learn, temperature among them.
-        plan: names those that do.
-        state: arrays under `TrainingPlan.state`.
-        prior: (K,) of this device's own pictures.
+        home: the device's home.
+        bundle: that was learned with.
+        dealt: the pictures.
+        broadcast: what came from the others.
+        told: what the learner told.
+        after: the new state; None where a limit stopped it.
+        reason: that limit.
     """
-    learned = {name: state[name] for name in plan.trained}
-    return {**bundle.weights, **learned, "prior": prior}
-
-
-def _facts(
-    work: _Round, point: Checkpoint, reason: str | None, verdict: Verdict | None, kept: PersonalState | None
-) -> dict[str, Any]:
-    weights = personal_weights(work.bundle, work.plan, point.state, work.prior)
-    labels = work.bundle.labels
-    names = [] if kept is None else zip(labels.classes, labels.seen, kept.seen, strict=True)
-    held = np.count_nonzero(point.peers[COUNTS])
+    epochs, judged, kept = told.options.plan(bundle).epochs, told.judged, load_personal(home, bundle)
+    labels = bundle.labels
+    unnamed = [] if kept is None else zip(labels.classes, labels.seen, kept.seen, strict=True)
+    shared = {
+        name.rpartition(".")[2] for name, maps in broadcast.arrays.items() if name.startswith("maps.") and len(maps)
+    }
     return {
         "state": "paused" if reason else "done",
         "reason": reason,
-        "round": point.round,
-        "epoch": point.epoch,
-        "epochs": work.plan.epochs,
-        "step": point.step,
-        "learned_from": len(work.learn),
-        "held_back": len(work.held),
-        "classes_with_others_maps": int(held),
-        "peak_memory_mib": round(work.options.limits.memory(), 1),
-        "weights_sha256": digest(weights),
-        "state_sha256": digest(dict(point.state)),
-        "gate": None if verdict is None else verdict.to_json(),
+        "epoch": int(told.progress.get("epoch", 1)) - 1 if reason else epochs,
+        "epochs": epochs,
+        "step": int(told.progress.get("step", 0)) if reason else 0,
+        "learned_from": len(dealt.learn),
+        "held_back": len(dealt.held),
+        "classes_with_others_maps": len(shared),
+        "peak_memory_mib": round(told.options.limits.memory(), 1),
+        "weights_sha256": None if judged is None else digest(judged.weights),
+        "state_sha256": None if after is None else digest(dict(after)),
+        "gate": None if judged is None else judged.verdict.to_json(),
         "in_use": {
             "kind": "bundle" if kept is None else "personal",
             "round": None if kept is None else kept.round,
-            "never_named": [name for name, theirs, ours in names if theirs and not ours],
+            "never_named": [name for name, theirs, ours in unnamed if theirs and not ours],
         },
     }
+
+
+def _standing(home: Home, bundle: Bundle, learner: RoundLearner) -> tuple[int, Arrays]:
+    """The last round of its own and the state after it; 0 and the start where there was none."""
+    found, start = load_standing(home.learning / STANDING, bundle.sha256), learner.start()
+    if found is None:
+        return 0, start
+    if not same_form(found.state, start):
+        raise damaged(home.learning / STANDING)
+    return found.round, found.state

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from edgefl_client.home import Home
-from edgefl_client.learning.checkpoint import load_checkpoint, only_one, save_checkpoint
+from edgefl_client.learning.checkpoint import Point, load_standing, only_one, save_standing
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import Battery, Limits
+from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.personal import load_personal
-from edgefl_client.learning.running import TrainOptions, run_train
+from edgefl_client.learning.rounds import PointFile
+from edgefl_client.learning.running import POINT, STANDING, run_train
 from edgefl_client.scorer import Scorer
 from edgefl_client.train_command import _sentence
 from edgefl_protocol.errors import StorageError
@@ -23,6 +25,19 @@ from edgefl_protocol.payload import digest
 
 ONE = {"threads": 1}
 LONG = {"threads": 1, "epochs": 60}
+
+
+def kept_point(home):
+    """The point inside a round, as it lies in its file."""
+    return Point.from_payload(PointFile(home.learning / POINT).load())
+
+
+def keep_point(home, point):
+    PointFile(home.learning / POINT).save(point.to_payload())
+
+
+def standing(home, bundle):
+    return load_standing(home.learning / STANDING, bundle.sha256)
 
 
 def test_a_round_learns_and_is_scored_with(bundle, labels, home, lab):
@@ -50,9 +65,8 @@ def test_what_is_worse_is_never_used(school, labels, home):
         weights={"head__weight": good, "head__bias": bias}, rates=dict.fromkeys(("head.weight", "head.bias"), 0.0)
     )
     run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
-    point = load_checkpoint(home, bundle)
-    turned = {**point.state, "head.weight": -good, "head.bias": -bias}
-    save_checkpoint(home, replace(point, state=turned))
+    point = kept_point(home)
+    keep_point(home, replace(point, state={**point.state, "head.weight": -good, "head.bias": -bias}))
     found = run_train(home, bundle, labels, TrainOptions(**ONE))
     assert found["gate"]["bundle_balanced_accuracy"] > 0.9 > found["gate"]["personal_balanced_accuracy"]
     assert not found["gate"]["passed"] and load_personal(home, bundle) is None
@@ -67,8 +81,9 @@ def test_a_failed_round_leaves_the_one_before_in_use(school, labels, home):
     first = run_train(home, bundle, labels, TrainOptions(**ONE))
     assert first["gate"]["passed"]  # equal is enough
     assert first["in_use"] == {"kind": "personal", "round": 1, "never_named": ["BCC"]}
-    point = load_checkpoint(home, bundle)
-    save_checkpoint(home, replace(point, state={**point.state, "head.weight": -good}))
+    before = standing(home, bundle)
+    turned = replace(before, state={**before.state, "head.weight": -good})
+    save_standing(home.learning / STANDING, turned)
     later = run_train(home, bundle, labels, TrainOptions(**ONE))
     assert not later["gate"]["passed"] and later["round"] == 2
     assert later["in_use"]["round"] == 1 == load_personal(home, bundle).round
@@ -78,10 +93,10 @@ def test_a_failed_round_leaves_the_one_before_in_use(school, labels, home):
 def test_the_next_round_goes_on_from_the_last(bundle, labels, home):
     """Private prompts and moments live on from round to round (docs/methods.md 1.6)."""
     run_train(home, bundle, labels, TrainOptions(**ONE))
-    after = load_checkpoint(home, bundle)
+    after = standing(home, bundle)
     found = run_train(home, bundle, labels, TrainOptions(**ONE))
-    assert after is not None and after.stage == "judged" and found["round"] == 2
-    assert int(load_checkpoint(home, bundle).state["optimizer.step"]) == 2 * int(after.state["optimizer.step"])
+    assert after is not None and after.round == 1 and found["round"] == 2
+    assert int(standing(home, bundle).state["optimizer.step"]) == 2 * int(after.state["optimizer.step"])
     again = run_train(home, bundle, labels, TrainOptions(**ONE, restart=True))
     assert again["round"] == 1 and again["state_sha256"] == digest(dict(after.state))
 
@@ -102,22 +117,26 @@ def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels
     assert found["weights_sha256"] == whole["weights_sha256"]
 
 
-def test_other_pictures_begin_a_new_round(bundle, labels, home, school, tmp_path):
-    """A round is never continued on pictures it did not begin with; its values are kept and the owner is told."""
-    stop = Limits(minutes=1e-9)
-    run_train(home, bundle, labels, TrainOptions(**ONE, limits=stop))
+def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_path):
+    """What was learned stays when pictures are added mid-round; the epoch begins again, and it is told."""
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
+    before = kept_point(home)
     notes = []
     other = school.table(tmp_path / "more", each=30)
-    found = run_train(home, bundle, other, TrainOptions(**ONE, report=lambda facts: notes.append(facts.get("warning"))))
-    assert found["round"] == 2
-    assert any(note and "new round" in note for note in notes)
+    stop = TrainOptions(**ONE, limits=Limits(minutes=1e-9), report=lambda facts: notes.append(facts.get("warning")))
+    assert run_train(home, bundle, other, stop)["round"] == 1
+    assert any(note and "the epoch begins again" in note for note in notes)
+    after = kept_point(home)
+    assert (before.epoch, before.step) == (after.epoch, after.step) == (0, 1)
+    assert int(after.state["optimizer.step"]) == 2  # one step before, one after
+    assert run_train(home, bundle, other, TrainOptions(**ONE))["state"] == "done"
 
 
 def test_another_bundle_takes_nothing_over(bundle, labels, home, school):
     """Personal values belong to the bundle they were learned with, by its SHA-256."""
     run_train(home, bundle, labels, TrainOptions(**LONG))
     other = school.learning_bundle(seed=4)
-    assert load_personal(home, other) is None and load_checkpoint(home, other) is None
+    assert load_personal(home, other) is None and standing(home, other) is None
     assert run_train(home, other, labels, TrainOptions(**ONE))["round"] == 1
 
 
@@ -132,13 +151,13 @@ def test_values_that_are_not_finite_never_replace_the_state(school, labels, home
     """A loss that runs away ends the round with one sentence; the checkpoint before stays."""
     bundle = school.learning_bundle(rates={"head.weight": 1.0, "head.bias": 1.0})
     run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
-    point = load_checkpoint(home, bundle)
+    point = kept_point(home)
     wild = {**point.state, "head.weight": np.full((3, 3), 3e38, np.float32)}
-    save_checkpoint(home, replace(point, state=wild))
+    keep_point(home, replace(point, state=wild))
     with pytest.raises(LearningError) as caught:
         run_train(home, bundle, labels, TrainOptions(**ONE))
     assert caught.value.code == "not_finite"
-    assert load_checkpoint(home, bundle).step == point.step
+    assert kept_point(home).step == point.step and standing(home, bundle) is None
 
 
 def test_pictures_that_take_too_much_are_not_even_read(bundle, home, school, tmp_path):
@@ -156,7 +175,7 @@ def test_memory_is_asked_for_before_the_work(school, labels, home):
     tries = {"memory_mib": 150, "memory": iter([100.0, 130.0]).__next__}
     with pytest.raises(LearningError, match=r"12 pictures needs about 210 MiB .* use --batch 6") as caught:
         run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(**tries)))
-    assert caught.value.code == "memory" and load_checkpoint(home, bundle) is None
+    assert caught.value.code == "memory" and not (home.learning / POINT).exists()
     enough = Limits(memory_mib=210, memory=iter([100.0, 130.0, *[200.0] * 50]).__next__)
     assert run_train(home, bundle, labels, TrainOptions(**ONE, limits=enough))["state"] == "done"
     over = Limits(memory_mib=210, memory=iter([100.0, 130.0, *[211.0] * 50]).__next__)
@@ -170,21 +189,28 @@ def test_a_bundle_that_only_scores_is_named(plain_bundle, labels, home):
         run_train(home, plain_bundle, labels, TrainOptions(**ONE))
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "personal"])
+READERS = {
+    "alone.payload": standing,
+    "alone-round.payload": lambda home, bundle: kept_point(home),
+    "personal.payload": load_personal,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
 def test_damaged_files_are_refused(bundle, labels, home, name):
     """A file that is cut short is never read as values."""
     run_train(home, bundle, labels, TrainOptions(**LONG))
-    file = home.learning / f"{name}.payload"
+    file = home.learning / name
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(StorageError):
-        load_checkpoint(home, bundle) if name == "checkpoint" else load_personal(home, bundle)
+        READERS[name](home, bundle)
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "personal"])
+@pytest.mark.parametrize("name", READERS)
 def test_a_bit_that_falls_over_never_becomes_a_weight(bundle, labels, home, name):
     """A weight that changed on the disk would be another score, shown with the same confidence."""
     run_train(home, bundle, labels, TrainOptions(**LONG))
-    file = home.learning / f"{name}.payload"
+    file = home.learning / name
     assert file.stat().st_mode & 0o777 == 0o600
     whole = file.read_bytes()
     for at in (len(whole) // 2, len(whole) - 40, len(whole) - 1):
@@ -192,7 +218,7 @@ def test_a_bit_that_falls_over_never_becomes_a_weight(bundle, labels, home, name
         changed[at] ^= 1
         file.write_bytes(bytes(changed))
         with pytest.raises(StorageError, match="damaged"):
-            load_checkpoint(home, bundle) if name == "checkpoint" else load_personal(home, bundle)
+            READERS[name](home, bundle)
 
 
 def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, lab):
@@ -203,7 +229,8 @@ def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, la
         "import sys\n"
         "from pathlib import Path\n"
         "from edgefl_client.home import Home\n"
-        "from edgefl_client.learning.running import TrainOptions, run_train\n"
+        "from edgefl_client.learning.options import TrainOptions\n"
+        "from edgefl_client.learning.running import run_train\n"
         "from edgefl_protocol.bundle import load_bundle\n"
         f"signer = bytes.fromhex({lab.SIGNER.public.hex()!r})\n"
         f"bundle = load_bundle(Path({str(file)!r}).read_bytes(), [signer], {lab.NOW_MS})\n"
@@ -217,7 +244,7 @@ def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, la
         return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment)
 
     expected = start("whole").communicate(timeout=60)[0].strip()
-    checkpoint = tmp_path / "killed" / "learning" / "checkpoint.payload"
+    checkpoint = tmp_path / "killed" / "learning" / POINT
     rng, kills = np.random.default_rng(0), 0
     for _ in range(3):
         process = start("killed")

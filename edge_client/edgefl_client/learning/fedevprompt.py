@@ -1,0 +1,235 @@
+"""FedEvPrompt on the device: prompts and head learn here and stay here, a few rollout maps a class leave.
+
+    learn   E epochs of the training graph, the others' maps as targets (eq. 2, 4, 7)       _learn
+    judge   bundle against personal values on the pictures held back                        gate.judge
+    reply   of each class, the M maps of lowest vacuity of the pictures it learned from     _reply
+
+The maps that leave are those of the learned values where these passed their gate, else those of the bundle's values:
+what is no better than the bundle is not shared either. The state goes on in both cases, as at every site; its digest is
+what the reply carries. Guarantees: the same state, broadcast, pictures, site and number of threads give the same bits,
+however often it was killed or paused on the way. Source: arXiv 2411.10071, section 3 and Fig. 1; docs/design.md,
+sections 7 and 9.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from edgefl_client.contribution import Candidate, reply_payload, select_maps
+from edgefl_client.learning.checkpoint import Point, same_form
+from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.gate import BATCH, judge
+from edgefl_client.learning.peers import peer_targets
+from edgefl_client.learning.personal import PersonalState
+from edgefl_client.learning.rounds import Arrays, Circumstances, Report
+from edgefl_client.learning.rows import Dealt, skewed_prior
+from edgefl_client.learning.session import TrainingSession
+from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.errors import BundleError
+from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.training import TrainingPlan, fresh_state
+
+PROBES = (1, 4)  # pictures of the two steps that show how memory grows
+NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
+
+
+class FedEvPromptLearner:
+    """See `RoundLearner`.
+
+    Args:
+        bundle: the verified bundle with its training step.
+        rows: pictures that teach and pictures held back, of at least two classes.
+        around: the rest.
+
+    Raises:
+        LearningError: the bundle brings no training step.
+        BundleError: the runtime cannot load its graph.
+    """
+
+    kind: ClassVar[str] = "fedevprompt"
+    travels: ClassVar[tuple[str, ...]] = ("maps",)
+
+    def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
+        self._bundle, self._learn_rows, self._held, self._around = bundle, rows.learn, rows.held, around
+        self._classes = len(bundle.labels.classes)
+        self._plan = plan = around.options.plan(bundle)
+        balanced = plan.balance == "class"
+        self._prior = skewed_prior(rows.learn.labels, self._classes, plan.prior_floor, balanced=balanced)
+        self._threads = around.options.threads or processors()
+        self._session = TrainingSession(bundle, plan, self._prior, self._threads)
+
+    def start(self) -> Arrays:
+        """The bundle's values, moments of zero."""
+        return fresh_state(self._plan, self._bundle.weights)
+
+    def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
+        """Learn, judge, reply; see `RoundLearner`."""
+        started = self._around.options.limits.clock()
+        phase, round_ = str(broadcast.scalars["phase"]), int(broadcast.scalars["round"])
+        if phase != "train":
+            raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
+        peers = peer_targets(broadcast, self._plan, self._classes, self._session.tokens)
+        point = self._resumed(state, round_, peers, report)
+        if point.stage == "learning":
+            self._check_memory(point.state, peers)
+            point = self._learn(point, peers, report, started)
+        graph = load_graph(self._bundle.score_onnx, self._threads)
+        weights = personal_weights(self._bundle, self._plan, point.state, self._prior)
+        shared = weights if self._judged(graph, weights, round_, report) else self._bundle.weights
+        return point.state, self._reply(graph, shared, digest(dict(point.state)), report)
+
+    def _resumed(self, state: Arrays, round_: int, peers: dict[str, NDArray[np.float32]], report: Report) -> Point:
+        """The point to go on from: kept in this very round, or the round's start.
+
+        Where pictures, settings or the others' maps have changed since, what was learned stays and the epoch begins
+        again.
+        """
+        begun = _digest(self._bundle.sha256, self._around.site, str(round_), digest(dict(state)))
+        given = _digest(self._learn_rows.digest(), self._plan.to_bytes().decode(), digest(dict(peers)))
+        kept = self._around.points.load()
+        point = None if kept is None else Point.from_payload(kept)
+        if point is None or point.begun != begun or not same_form(point.state, state):
+            return Point(begun=begun, given=given, round=round_, state=state)
+        if point.given == given:
+            return point
+        report({"warning": "pictures or settings have changed since learning stopped: the epoch begins again"})
+        return point.again(given)
+
+    def _check_memory(self, state: Arrays, peers: Mapping[str, NDArray[np.float32]]) -> None:
+        """Refuse before the work what would take too much memory; the memory of a step grows with its batch.
+
+        Raises:
+            LearningError: a batch would take more than is allowed (`memory`); the sentence names one that fits.
+        """
+        rows, limits = self._learn_rows, self._around.options.limits
+        batch = min(self._plan.batch, len(rows))
+        if limits.memory_mib is None:
+            return
+        used = []
+        for size in PROBES:  # results are thrown away
+            some = np.arange(size) % len(rows)
+            self._session.step(state, rows.images[some], rows.labels[some], 0.0, peers)
+            used.append(limits.memory())
+        each = (used[1] - used[0]) / (PROBES[1] - PROBES[0])
+        needed = used[1] + each * (batch - PROBES[1])
+        if max(used[0], needed) <= limits.memory_mib:
+            return
+        fits = PROBES[0] + int((limits.memory_mib - used[0]) / each) if each > 0 else 0
+        raise LearningError(
+            f"a step of {batch} pictures needs about {needed:.0f} MiB of memory, allowed are {limits.memory_mib}: "
+            + (f"use --batch {fits}" if fits >= 1 else "allow more, one picture does not fit either"),
+            "memory",
+        )
+
+    def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report, started: float) -> Point:
+        """Epochs from a point on.
+
+        Raises:
+            Paused: a limit is reached; the point is kept.
+        """
+        options, plan, points = self._around.options, self._plan, self._around.points
+        steps = -(-len(self._learn_rows) // plan.batch)
+        saved = options.limits.clock()
+        for epoch in range(point.epoch, plan.epochs):
+            for images, labels in self._batches(point):
+                kl_weight = plan.kl_weight(point.round, epoch)
+                state, figures = self._session.step(point.state, images, labels, kl_weight, peers)
+                point = point.stepped(state, figures, len(labels))
+                told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": point.step, "steps": steps}
+                report({**told, "loss": figures["loss"]})
+                reason = options.limits.reached(started)
+                if reason is not None or options.limits.clock() - saved >= options.checkpoint_seconds:
+                    points.save(point.to_payload())
+                    saved = options.limits.clock()
+                if reason is not None:
+                    raise Paused(reason)
+            self._summarise(point, report)
+            point = point.next_epoch()
+        point = replace(point, stage="learned")
+        points.save(point.to_payload())
+        return point
+
+    def _batches(self, point: Point) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
+        """What is left of an epoch: pictures turned, and their labels."""
+        rows, plan, named = self._learn_rows, self._plan, (self._plan.seed, self._around.site)
+        order = epoch_order(generator(*named, "order", point.round, point.epoch), rows.labels, plan.balance)
+        rng = generator(*named, "augment", point.round, point.epoch)
+        for step in range(-(-len(order) // plan.batch)):
+            chosen = order[step * plan.batch : (step + 1) * plan.batch]
+            drawn = symmetries(rng, len(chosen)) if plan.augment == "dihedral" else None
+            if step < point.step:  # learned before the stop; its draws are used up all the same
+                continue
+            images = rows.images[chosen]
+            yield images if drawn is None else dihedral(images, drawn), rows.labels[chosen]
+
+    def _summarise(self, point: Point, report: Report) -> None:
+        """Say how an epoch went."""
+        means = {name: value / len(self._learn_rows) for name, value in point.sums.items()}
+        report({"summary": point.epoch + 1, **means})
+        if means["dead"] > NO_EVIDENCE and (point.round, point.epoch) > (1, 0):
+            report({"warning": f"{means['dead']:.0%} of the pictures raise no evidence: they teach nothing"})
+
+    def _judged(
+        self, graph: onnxruntime.InferenceSession, weights: Mapping[str, NDArray[Any]], round_: int, report: Report
+    ) -> bool:
+        """The gate: whether the learned values may be used and shared."""
+        counts = np.bincount(self._learn_rows.labels, minlength=self._classes)
+        seen = tuple(bool(count) for count in counts)
+        total = 2 * len(self._held)
+        verdict = judge(
+            graph, self._bundle, weights, seen, self._held, lambda done: report({"judging": done, "pictures": total})
+        )
+        self._around.judged(
+            PersonalState(
+                bundle_sha256=self._bundle.sha256, weights=weights, seen=seen, verdict=verdict,
+                images=len(self._learn_rows), round=round_,
+            )
+        )  # fmt: skip
+        return verdict.passed
+
+    def _reply(
+        self, graph: onnxruntime.InferenceSession, weights: Mapping[str, NDArray[Any]], site_sha256: str, report: Report
+    ) -> Payload:
+        """The most certain maps of the pictures it learned from."""
+        if not self._around.maps_per_class:
+            return Payload({}, {"site_sha256": site_sha256})
+        rows, candidates = self._learn_rows, list[Candidate]()
+        for start in range(0, len(rows), BATCH):
+            given = {"image": rows.images[start : start + BATCH], **weights}
+            try:
+                vacuity, maps = graph.run(["vacuity", "map"], given)
+            except RUNTIME_ERRORS as error:
+                raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
+            labels = rows.labels[start : start + BATCH]
+            candidates += [
+                Candidate(label=int(label), vacuity=float(known), attention=attention)
+                for label, known, attention in zip(labels, vacuity, maps, strict=True)
+            ]
+            report({"choosing": len(candidates), "pictures": len(rows)})
+        return reply_payload(candidates, select_maps(candidates, self._around.maps_per_class), site_sha256)
+
+
+def personal_weights(
+    bundle: Bundle, plan: TrainingPlan, state: Mapping[str, NDArray[Any]], prior: NDArray[np.float32]
+) -> dict[str, NDArray[Any]]:
+    """The scoring graph's tensors with what was learned in them.
+
+    Args:
+        bundle: brings those that do not learn, temperature among them.
+        plan: names those that do.
+        state: arrays under `TrainingPlan.state`.
+        prior: (K,) of this device's own pictures.
+    """
+    learned = {name: state[name] for name in plan.trained}
+    return {**bundle.weights, **learned, "prior": prior}
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()

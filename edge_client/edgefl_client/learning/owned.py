@@ -1,0 +1,122 @@
+"""The owner's labelled pictures: which table was named last, and who is held back.
+
+    table.json   the table that `edgefl train --labels` named, and how it is read: `edgefl sync` learns from it too
+    held.json    of each class, the highest group held back (`rows.hold_back`), for the bundle that is learned with
+
+Pictures stay where they are: nothing of them is copied. One record of who is held back serves all learning of this
+home, so that no picture ever judges values that learned from it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl_client.contribution import read_labels
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.options import Report
+from edgefl_client.learning.rows import Dealt, Rows, hold_back, read_rows
+from edgefl_client.pictures import DEFAULT_FORMATS
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.errors import StorageError
+
+_TABLE, _HELD = "table.json", "held.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The owner's table of labelled pictures.
+
+    Attributes:
+        file: CSV with the columns image and label, and lesion_id where known; absolute.
+        formats: kinds of files that are read (`pictures.FORMATS`).
+        batch: pictures in a step, where the owner named a number; it is the device's memory that sets it.
+    """
+
+    file: Path
+    formats: tuple[str, ...] = tuple(DEFAULT_FORMATS)
+    batch: int | None = None
+
+
+def remember_table(home: Home, table: Table) -> None:
+    """Keep which table this device learns from.
+
+    Raises:
+        StorageError: the disk is full; the table before is still the one.
+    """
+    record = {"format": 1, "table": str(table.file), "formats": list(table.formats), "batch": table.batch}
+    write_json(home.prepare(home.learning) / _TABLE, record)
+
+
+def remembered_table(home: Home) -> Table | None:
+    """The table that was named last, None where none ever was.
+
+    Raises:
+        StorageError: the record is damaged.
+    """
+    path = home.learning / _TABLE
+    record = read_json(path, "which pictures to learn from")
+    if record is None:
+        return None
+    file, formats, batch = (record.get(name) for name in ("table", "formats", "batch"))
+    sound = isinstance(formats, list) and all(isinstance(one, str) for one in formats)
+    if not isinstance(file, str) or not sound or not (batch is None or type(batch) is int):
+        raise StorageError(f"{path} is damaged: name the table again with edgefl train --labels", "damaged")
+    assert isinstance(formats, list)
+    return Table(file=Path(file), formats=tuple(formats), batch=batch)
+
+
+def read_dealt(
+    home: Home, bundle: Bundle, table: Table, limits: Limits, report: Report, *, afresh: bool = False
+) -> Dealt:
+    """Read the pictures of a table and deal them.
+
+    Args:
+        home: the device's home.
+        bundle: to learn with.
+        table: the owner's.
+        limits: the memory that is allowed.
+        report: told `reading` and `pictures`.
+        afresh: forget who was held back before.
+
+    Raises:
+        LearningError: too few pictures, or they take more memory than is allowed.
+        EdgeflError: a picture or a file cannot be used.
+    """
+    rows = _read(bundle, table, limits, report)
+    before = {} if afresh else _held_before(home, bundle)
+    held, kept = hold_back(rows, bundle.labels.classes, before)
+    if kept != before:
+        write_json(
+            home.prepare(home.learning) / _HELD, {"format": 1, "bundle_sha256": bundle.sha256, "groups": dict(kept)}
+        )
+    return Dealt(learn=rows.take(~held), held=rows.take(held))
+
+
+def _read(bundle: Bundle, table: Table, limits: Limits, report: Report) -> Rows:
+    listed = read_labels(table.file, bundle.labels.classes)
+    # They are there twice while they are dealt into those that teach and those that judge.
+    allowed, needed = limits.memory_mib, 2 * len(listed) * bundle.preprocess.size**2 * 3 / 2**20
+    if allowed is not None and needed > allowed:
+        raise LearningError(
+            f"the {len(listed)} pictures of the table take {needed:.0f} MiB of memory as the network reads them, "
+            f"allowed are {allowed}: allow more, or name fewer pictures",
+            "memory",
+        )
+    return read_rows(
+        listed, bundle.preprocess, table.formats, lambda done: report({"reading": done, "pictures": len(listed)})
+    )
+
+
+def _held_before(home: Home, bundle: Bundle) -> dict[str, str]:
+    path = home.learning / _HELD
+    record = read_json(path, "which pictures are held back")
+    if record is None or record.get("bundle_sha256") != bundle.sha256:
+        return {}
+    groups = record.get("groups")
+    if not isinstance(groups, dict) or not all(isinstance(one, str) for one in groups.values()):
+        raise StorageError(
+            f"{path} is damaged: it does not say which pictures are held back; begin again with edgefl train --restart",
+            "damaged",
+        )
+    return groups
