@@ -1,50 +1,35 @@
-"""A device's part in a federation, as the command line offers it: enrol, pull, contribute, sync.
+"""A device's part in a federation, as the command line offers it: enrol, pull, sync (`contributing`: contribute).
 
 Each function does one command's work and gives what `--json` prints. Nothing is printed here.
 """
 
 import dataclasses
 import datetime
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edgefl_client import models
-from edgefl_client.contribution import (
-    MAX_MAPS,
-    Candidate,
-    LabelledImage,
-    LabelsError,
-    read_labels,
-    reply_payload,
-    select_maps,
-)
 from edgefl_client.exchange.coordinator import wall_clock_ms
 from edgefl_client.exchange.enrolment import enrol, trust_certificate
 from edgefl_client.exchange.errors import ExchangeError, Refused
 from edgefl_client.exchange.https import HttpsTransport
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.member import Member
-from edgefl_client.exchange.membership import Membership, ca_file, load_membership, load_task, read_ca
+from edgefl_client.exchange.membership import Membership, ca_file, read_ca
 from edgefl_client.exchange.outbox import Outbox
 from edgefl_client.exchange.transport import Transport
 from edgefl_client.home import Home
-from edgefl_client.pictures import PictureReader
-from edgefl_client.policy import Policy, PolicyError, Spent, load_policy, travels_of
-from edgefl_client.scorer import Scorer
+from edgefl_client.policy import load_policy
 from edgefl_client.spending import permit
 from edgefl_client.trust import list_trusted
-from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.durable import read_bounded, write_atomic
-from edgefl_protocol.errors import BundleError, EdgeflError
-from edgefl_protocol.imaging import MAX_FILE_BYTES
+from edgefl_protocol.errors import BundleError
 from edgefl_protocol.invite import decode_invite
 from edgefl_protocol.messages import TaskReply
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.referral import REASON_WORDS
-from edgefl_protocol.score import Score
 
 KEPT_BROADCASTS = 3
 Connect = Callable[[Path, Membership], Transport]
@@ -151,72 +136,6 @@ def run_pull(device: Device) -> dict[str, Any]:
     return {"changed": True, "file": str(path), **wanted}
 
 
-def run_contribute(
-    device: Device, labels: Path, reader: PictureReader, scorer: Scorer, bundle: Bundle, *, dry_run: bool
-) -> dict[str, Any]:
-    """Score labelled pictures here and put the chosen rollout maps into the outbox.
-
-    A picture that the gate would refer gives no map: what is blurred, badly lit, too small or no skin teaches nobody.
-
-    Args:
-        device: this device.
-        labels: CSV with the columns image and label.
-        reader: decodes the pictures.
-        scorer: scores with `bundle`.
-        bundle: the model.
-        dry_run: keep nothing; only say what would leave.
-
-    Raises:
-        LabelsError: the table or the model cannot give maps, or no picture passes the gate.
-        PolicyError: the owner has not allowed that maps leave, or not so much; nothing is kept.
-        ImageError: a picture cannot be used; nothing is kept.
-        EdgeflError: the membership or the disk.
-    """
-    task = _task(device, required=not dry_run)
-    policy, now_ms = load_policy(device.home), device.clock_ms()
-    if not dry_run:  # before the work: what its owner allows
-        policy.check(("maps",), 0, Spent(now_ms=now_ms))
-    classes = bundle.labels.classes if task is None else task.classes
-    if set(classes) != set(bundle.labels.classes):
-        raise LabelsError(
-            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
-            code="other_classes",
-        )
-    candidates, left_out = _candidates(scorer, reader, read_labels(labels, classes))
-    chosen = select_maps(candidates, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
-    payload = reply_payload(candidates, chosen, scorer.model.state_sha256)
-    _check_fits(payload, task)
-    content = payload.to_bytes()
-    refused = _refused(policy, payload, len(content), Spent(now_ms=now_ms))
-    if refused is not None and not dry_run:
-        raise refused
-    report = {
-        "dry_run": dry_run,
-        "policy": {
-            "allowed": refused is None,
-            "code": None if refused is None else refused.code,
-            "message": None if refused is None else str(refused),
-        },
-        "images": len(candidates),
-        "left_out": left_out,
-        "maps": {classes[label]: len(positions) for label, positions in chosen.items()},
-        "arrays": {
-            name: {"dtype": str(array.dtype), "shape": list(array.shape)} for name, array in payload.arrays.items()
-        },
-        "scalars": dict(payload.scalars),
-        "bytes": len(content),
-        "idem": None,
-    }
-    if not dry_run:
-        federation = load_membership(device.home.member).federation
-        with (
-            Identity(device.home.member, device.passphrase) as identity,
-            device.outbox(identity) as outbox,
-        ):
-            report["idem"] = outbox.put(federation, "reply", content, device.clock_ms())
-    return report
-
-
 def run_sync(device: Device) -> dict[str, Any]:
     """Do what is due, then leave: fetch the task and the broadcast, send what the open round takes.
 
@@ -236,68 +155,6 @@ def run_sync(device: Device) -> dict[str, Any]:
             "expired": expired,
             "waiting": outbox.count(),
         }
-
-
-def _refused(policy: Policy, payload: Payload, size: int, spent: Spent) -> PolicyError | None:
-    try:
-        policy.check(travels_of(payload.arrays), size, spent)
-    except PolicyError as error:
-        return error
-    return None
-
-
-def _task(device: Device, *, required: bool) -> TaskReply | None:
-    """The task as last fetched; where it is required and missing, say how to get it."""
-    if required:
-        load_membership(device.home.member)
-    task = load_task(device.home.member)
-    if task is None and required:
-        raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
-    return task
-
-
-def _candidates(
-    scorer: Scorer, reader: PictureReader, rows: Sequence[LabelledImage]
-) -> tuple[list[Candidate], dict[str, Any]]:
-    """The pictures whose maps may travel, and how many the gate left out, with its reasons."""
-    found: list[Candidate] = []
-    reasons: Counter[str] = Counter()
-    for row in rows:
-        try:
-            prepared = scorer.prepare(reader.read(read_bounded(row.path, MAX_FILE_BYTES)))
-            reasons.update(prepared.gate)
-            if not prepared.gate:
-                score = scorer.score_batch([prepared])[0]
-                found.append(_candidate(score, row.label))
-        except LabelsError:
-            raise
-        except EdgeflError as error:
-            raise type(error)(f"{row.path}: {error}", error.code) from error
-    told = {name: reasons[name] for name in sorted(reasons)}
-    if not found:
-        said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
-        raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
-    return found, {"images": len(rows) - len(found), "reasons": told}
-
-
-def _candidate(score: Score, label: int) -> Candidate:
-    if score.attention is None or score.vacuity is None:
-        raise LabelsError("this model gives no rollout map or no vacuity, so it has nothing to contribute", "no_maps")
-    return Candidate(label=label, vacuity=score.vacuity, attention=score.attention)
-
-
-def _check_fits(payload: Payload, task: TaskReply | None) -> None:
-    if task is None:
-        return
-    for name, array in payload.arrays.items():
-        if array.shape[1] != task.tokens:
-            raise LabelsError(
-                f"{name} has {array.shape[1]} patches a map, the federation's task {task.tokens}: pull its bundle",
-                code="other_tokens",
-            )
-    size = len(payload.to_bytes())
-    if size > task.max_reply_bytes:
-        raise LabelsError(f"the maps take {size} bytes, the federation allows {task.max_reply_bytes}", "too_large")
 
 
 def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[str, Any] | None:

@@ -92,7 +92,13 @@ def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
     metavar="CSV",
     help="Table with the columns image (a file, relative to the table) and label (a class of the model).",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would leave this device.")
+@click.option("--dry-run", is_flag=True, help="Only say what would leave this device, to the last number.")
+@click.option(
+    "--sheets",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Draw into this folder the maps that leave, and beside them, at the same places, the pictures that stay.",
+)
 @model_option
 @trust_option
 @formats_option
@@ -105,6 +111,7 @@ def contribute(
     context: click.Context,
     labels: Path,
     dry_run: bool,
+    sheets: Path | None,
     model: Path | None,
     trusted: tuple[str, ...],
     formats: tuple[str, ...],
@@ -117,14 +124,15 @@ def contribute(
 
     A picture that is blurred, badly lit, too small or not of skin gives no map.
     """
-    from edgefl_client import federate
+    from edgefl_client.contributing import run_contribute
+    from edgefl_client.outgoing import described_text
     from edgefl_client.pictures import PictureReader
     from edgefl_protocol.referral import REASON_WORDS
 
     device = device_of(context, home_dir, passphrase_file)
     scorer, bundle = open_scorer(device.home, model, trusted, threads, None)
     with PictureReader(formats) as reader:
-        found = federate.run_contribute(device, labels, reader, scorer, bundle, dry_run=dry_run)
+        found = run_contribute(device, labels, reader, scorer, bundle, dry_run=dry_run, sheets=sheets)
     left_out = found["left_out"]
     if left_out["images"]:
         why = "; ".join(f"{REASON_WORDS[reason]}: {number}" for reason, number in left_out["reasons"].items())
@@ -132,7 +140,14 @@ def contribute(
         click.echo(f"{left_out['images']} {noun} no map ({why}).", err=True)
     maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
     what = f"{found['bytes']} bytes: attention maps ({maps}) and the digest of the model's values; no picture, no name"
-    report(found, as_json, f"would leave: {what}" if dry_run else f"in the outbox: {what}; edgefl sync sends it")
+    text = (
+        f"would leave: {what}\n{described_text(found)}" if dry_run else f"in the outbox: {what}; edgefl sync sends it"
+    )
+    report(found, as_json, text)
+    if found["sheets"] is not None:
+        click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)
+    if found["policy"]["message"] is not None:
+        click.echo(f"As the policy is now, this stays here: {found['policy']['message']}.", err=True)
 
 
 @click.command()

@@ -238,7 +238,7 @@ def _panel(width_px: int, unit: int, placed: Placed, lines: list[_Line]) -> Imag
 def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, placed: Placed) -> None:
     """The colour scale as it looks on light and on dark skin, its end values, and a sample of the outline."""
     draw = ImageDraw.Draw(panel)
-    font = _font(round(unit * 0.85))
+    font = text_font(round(unit * 0.85))
     bar_px = round(width_px * 0.56)
     left, top = at
     levels = np.tile(np.linspace(0.0, 1.0, bar_px, dtype=np.float32), (unit, 1))
@@ -264,12 +264,12 @@ def _percent(probability: float) -> str:
 
 
 def _caption(score: Score, placed: Placed, unit: int, size_words: str, *, rule_set: bool) -> list[_Line]:
-    body, small = _font(unit), _font(round(unit * 0.85))
+    body, small = text_font(unit), text_font(round(unit * 0.85))
     if score.predicted is None:
         head = "No prediction"
     else:
         head = f"Prediction: {score.predicted}, probability {_percent(score.probabilities[score.predicted])}"
-    lines = [(head, _font(round(unit * 1.35)), _INK)]
+    lines = [(head, text_font(round(unit * 1.35)), _INK)]
     if score.vacuity is not None:
         lines.append((f"Vacuity {score.vacuity:.2f} (0: much evidence, 1: none)", body, _INK))
     if score.refer:
@@ -303,8 +303,15 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:
     return [*lines, line]
 
 
-def _font(size_px: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own scalable font, so no font file of the machine is needed."""
+def text_font(size_px: int) -> ImageFont.FreeTypeFont:
+    """Pillow's own scalable font, so no font file of the machine is needed.
+
+    Args:
+        size_px: height of a line, less its gap.
+
+    Raises:
+        OSError: this Pillow was built without fonts.
+    """
     font = ImageFont.load_default(size_px)
     if not isinstance(font, ImageFont.FreeTypeFont):
         raise OSError("this Pillow was built without FreeType; install a Pillow with it to draw heat maps")
