@@ -51,10 +51,15 @@ def make_app(coordinator: Coordinator) -> Application:
     async def plain_keys(_: Request) -> Response:
         return Response(coordinator.key_record(), media_type=_SEALED)
 
+    async def plain_root(_: Request) -> Response:
+        chain = await anyio.to_thread.run_sync(coordinator.root_chain, limiter=limiter)
+        return Response(chain, status_code=200 if chain else 404, media_type=_SEALED)
+
     plain: list[Any] = [
         HttpRoute("/healthz", healthz, methods=["GET"]),
         HttpRoute("/v1/time", signed_time, methods=["GET"]),
         HttpRoute("/v1/keys", plain_keys, methods=["GET"]),
+        HttpRoute("/v1/root", plain_root, methods=["GET"]),
     ]
     limits = coordinator.settings.limits
     app = Starlette(routes=[*plain, *(sealed(route) for route in ROUTES.values())])

@@ -4,61 +4,25 @@ Results on stdout, text for people on stderr. Exit 0 done, 1 failed, 2 usage or 
 policy. Heavy modules load inside the commands, so that `--help` works in the base install.
 """
 
-import importlib.util
 import json
 import logging
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
-from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import click
 
-from edgefl_protocol.errors import BundleError, EdgeflError
-
-_NEEDS = ("sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
-
-Parameters = ParamSpec("Parameters")
-
-HOME = click.option(
-    "--home",
-    type=click.Path(path_type=Path, file_okay=False),
-    envvar="EDGEFL_COORDINATOR_HOME",
-    default=Path("coordinator-home"),
-    show_default=True,
-    show_envvar=True,
-    help="Folder that `init` made.",
+from edgefl_coordinator.command_options import (
+    HOME,
+    JSON,
+    PASSPHRASE,
+    counted,
+    guarded,
+    operate,
+    passphrase,
+    time_text,
 )
-PASSPHRASE = click.option(
-    "--passphrase-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="File, readable by you alone, with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; "
-    "else the keys are not encrypted.",
-)
-JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-
-
-def _guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Turn known failures into one sentence and the documented exit status."""
-
-    @wraps(command)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        if any(importlib.util.find_spec(name) is None for name in _NEEDS):
-            click.echo(
-                "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
-            )
-            sys.exit(2)
-        from edgefl_coordinator.errors import PolicyError
-
-        try:
-            command(*args, **kwargs)
-        except EdgeflError as error:
-            click.echo(f"edgefl-coordinator: {error}", err=True)
-            sys.exit(3 if isinstance(error, PolicyError | BundleError) else 1)
-
-    return run
+from edgefl_coordinator.key_commands import revoke, root, rotate
 
 
 class _Commands(click.Group):
@@ -171,7 +135,7 @@ def main() -> None:
     help="Sealing: 1 X25519, 2 ML-KEM-768 with X25519.",
 )
 @PASSPHRASE
-@_guarded
+@guarded
 def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     """Make a coordinator in DIR: keys, development certificate, settings."""
     from edgefl_coordinator.cli_init import settings_table
@@ -179,12 +143,12 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     from edgefl_coordinator.setup import check_table, make_home, try_first_job
 
     home = Home(folder.resolve())
-    passphrase = _passphrase(passphrase_file)
+    secret = passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)
     try_first_job(settings)
-    make_home(home, table, passphrase)
-    if passphrase is None:
+    make_home(home, table, secret)
+    if secret is None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
     click.echo(f"move {home.keys / 'root.key'} to an offline medium: it is the way back after a break-in", err=True)
@@ -195,7 +159,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 @HOME
 @PASSPHRASE
 @click.option("--verbose", is_flag=True, help="Log refused requests too.")
-@_guarded
+@guarded
 def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
     """Serve until interrupted."""
     from edgefl_coordinator import service
@@ -204,13 +168,13 @@ def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("edgefl_coordinator").setLevel(logging.INFO if verbose else logging.WARNING)
-    coordinator = open_coordinator(Home(home.resolve()), _passphrase(passphrase_file))
+    coordinator = open_coordinator(Home(home.resolve()), passphrase(passphrase_file))
     settings, store = coordinator.settings, coordinator.store
     click.echo(
         f"federation {settings.federation}, store in {store.journal_mode} journal mode, synchronous FULL", err=True
     )
     if settings.rounds.small_cohort:
-        others = _counted(settings.rounds.min_cohort, "other contributor")
+        others = counted(settings.rounds.min_cohort, "other contributor")
         click.echo(f"warning: broadcasts need only {others}", err=True)
     try:
         service.serve(coordinator, lambda port: click.echo(f"listening on https://{settings.host}:{port}", err=True))
@@ -232,12 +196,12 @@ def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
 @HOME
 @PASSPHRASE
 @JSON
-@_guarded
+@guarded
 def invite(name: str, role: str, hours: float, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Print an invite for NAME, once; hand it over on a channel you trust."""
-    facts = _operate(home, passphrase_file, "invite", {"name": name, "role": role, "hours": hours})
+    facts = operate(home, passphrase_file, "invite", {"name": name, "role": role, "hours": hours})
     click.echo(json.dumps(facts) if as_json else facts["invite"])
-    click.echo(f"valid until {_time(facts['expires_ms'])}, for one enrolment", err=True)
+    click.echo(f"valid until {time_text(facts['expires_ms'])}, for one enrolment", err=True)
     if facts["ca"]:
         click.echo(
             f"hand over the certificate as well: edgefl enrol INVITE --ca {Path(facts['ca']).name}  ({facts['ca']})",
@@ -251,57 +215,47 @@ def invite(name: str, role: str, hours: float, home: Path, passphrase_file: Path
 @HOME
 @PASSPHRASE
 @JSON
-@_guarded
+@guarded
 def approve(name: str, fingerprint: str, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Let NAME in after comparing the fingerprint."""
-    facts = _operate(home, passphrase_file, "approve", {"name": name, "fingerprint": fingerprint})
+    facts = operate(home, passphrase_file, "approve", {"name": name, "fingerprint": fingerprint})
     click.echo(json.dumps(facts) if as_json else f"{name} is approved")
 
 
 @main.command()
-@click.argument("name")
 @HOME
 @PASSPHRASE
 @JSON
-@_guarded
-def revoke(name: str, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Shut NAME out for good."""
-    facts = _operate(home, passphrase_file, "revoke", {"name": name})
-    click.echo(json.dumps(facts) if as_json else f"{name} is revoked")
-
-
-@main.command()
-@HOME
-@PASSPHRASE
-@JSON
-@_guarded
+@guarded
 def start(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Open the first round now, with whoever is approved."""
-    facts = _operate(home, passphrase_file, "start", {})
-    click.echo(json.dumps(facts) if as_json else f"the first round opens with {_counted(facts['approved'], 'member')}")
+    facts = operate(home, passphrase_file, "start", {})
+    click.echo(json.dumps(facts) if as_json else f"the first round opens with {counted(facts['approved'], 'member')}")
 
 
 @main.command()
 @HOME
 @PASSPHRASE
 @JSON
-@_guarded
+@guarded
 def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Show the federation, its round, members and bundles."""
-    facts = _operate(home, passphrase_file, "status", {})
+    facts = operate(home, passphrase_file, "status", {})
     if as_json:
         click.echo(json.dumps(facts))
         return
-    deadline = f", closes {_time(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
+    deadline = f", closes {time_text(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
     click.echo(f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})")
     click.echo(
         f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
-        f"{_counted(facts['replies'], 'reply', 'replies')} "
+        f"{counted(facts['replies'], 'reply', 'replies')} "
         f"(needs {facts['quorum_min']}, closes at {facts['quorum_target']}){deadline}"
     )
     for member in facts["members"]:
         replied = ", replied" if member["replied"] else ""
         click.echo(f"  {member['role']:6} {member['name']}  {member['state']}{replied}  {member['fingerprint']}")
+    for line in _key_lines(facts["keys"]):
+        click.echo(f"  {line}")
     for line in _troubles(facts):
         click.echo(f"  {line}")
     for bundle in facts["bundles"]:
@@ -320,13 +274,13 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
 @HOME
 @PASSPHRASE
 @JSON
-@_guarded
+@guarded
 def publish(file: Path, trust: tuple[Path, ...], home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Make FILE the current bundle of its line and task."""
-    from edgefl_coordinator.cli_init import read_signer
+    from edgefl_coordinator.public_keys import read_public_key
 
-    keys = [read_signer(path).hex() for path in trust]
-    facts = _operate(home, passphrase_file, "publish", {"path": str(file.resolve()), "trust": keys})
+    keys = [read_public_key(path).public.hex() for path in trust]
+    facts = operate(home, passphrase_file, "publish", {"path": str(file.resolve()), "trust": keys})
     if not facts["verified"]:
         click.echo("its signature was not checked here (no --trust); every device checks it", err=True)
     named = f"{facts['line']}/{facts['task']} version {facts['version']}"
@@ -337,25 +291,19 @@ def publish(file: Path, trust: tuple[Path, ...], home: Path, passphrase_file: Pa
 @HOME
 @PASSPHRASE
 @JSON
-@_guarded
+@guarded
 def audit_(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     """Check that the audit log's chain is unbroken."""
-    facts = _operate(home, passphrase_file, "audit", {})
-    click.echo(json.dumps(facts) if as_json else f"{_counted(facts['rows'], 'row')}, unbroken")
+    facts = operate(home, passphrase_file, "audit", {})
+    click.echo(json.dumps(facts) if as_json else f"{counted(facts['rows'], 'row')}, unbroken")
 
 
-def _operate(home: Path, passphrase_file: Path | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    from edgefl_coordinator.admin import run_operation
-    from edgefl_coordinator.settings import Home
-
-    return run_operation(Home(home.resolve()), name, arguments, _passphrase(passphrase_file))
-
-
-def _passphrase(path: Path | None) -> bytes | None:
-    """Return the passphrase from its file, else from the environment, else None."""
-    from edgefl_protocol.durable import read_passphrase
-
-    return read_passphrase(path)
+def _key_lines(keys: dict[str, Any]) -> list[str]:
+    """Say since when the sealing key counts, until when the root set does, and how many keys are revoked."""
+    lines = [f"sealing key {keys['sealing_number']} since {time_text(keys['sealing_made_ms'])}"]
+    if keys["root_version"]:
+        lines.append(f"root set {keys['root_version']} until {time_text(keys['root_expires_ms'])}")
+    return [*lines, *([f"{counted(keys['revoked'], 'key')} revoked"] if keys["revoked"] else [])]
 
 
 def _troubles(facts: dict[str, Any]) -> list[str]:
@@ -365,16 +313,12 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
         lines.append(f"opened again: {facts['problem']}; it closes once a further reply has come")
     if facts["failing"]:
         failing = facts["failing"]
-        lines.append(f"failing since {_time(failing['at_ms'])}, tried again: {failing['error']}")
+        lines.append(f"failing since {time_text(failing['at_ms'])}, tried again: {failing['error']}")
     return lines
 
 
-def _counted(number: int, one: str, several: str | None = None) -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
-
-
-def _time(unix_ms: int) -> str:
-    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+for command in (revoke, rotate, root):
+    main.add_command(command)
 
 
 if __name__ == "__main__":

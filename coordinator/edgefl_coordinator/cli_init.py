@@ -1,19 +1,10 @@
 """From the options of the command line to settings and keys."""
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.setup import ask_trainer, table_from_run
-from edgefl_protocol.durable import read_bounded
-
-_HEX64 = re.compile(rb"[0-9a-fA-F]{64}")
-_MAX_KEY_BYTES = 16 * 2**10
 
 
 def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,25 +33,6 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
             "allow_small_cohort": options["allow_small_cohort"],
         },
     }
-
-
-def read_signer(path: Path) -> bytes:
-    """Return the 32 bytes of an Ed25519 public key file: PEM, or 64 hexadecimal digits.
-
-    Raises:
-        OperatorError: it is neither.
-        StorageError: it cannot be read.
-    """
-    data = read_bounded(path, _MAX_KEY_BYTES).strip()
-    if _HEX64.fullmatch(data):
-        return bytes.fromhex(data.decode())
-    try:
-        key = load_pem_public_key(data)
-    except ValueError:
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
-        raise OperatorError(f"{path} holds no Ed25519 public key; give the signer's signing.pub")
-    return key.public_bytes_raw()
 
 
 def _task(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,20 +5,23 @@ can read. The clock is a field, so tests set it.
 """
 
 import hmac
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edgefl_coordinator import revocations
+from edgefl_coordinator.key_ring import SealingRing, load_ring
 from edgefl_coordinator.settings import Home, Settings, load_settings
 from edgefl_coordinator.store import Store, open_store
 from edgefl_protocol.durable import read_private
 from edgefl_protocol.errors import KeyMaterialError
-from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, sealing_key_from_pem, signing_key_from_pem
+from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem
 from edgefl_protocol.keys import SealingKey, SigningKey
 from edgefl_protocol.pae import pae
 from edgefl_protocol.records import make_key_record
+from edgefl_protocol.root import join_chain
 
-KEY_RECORD_VALID_MS = 7 * 24 * 3600 * 1000
 INDEX_VALID_MS = 24 * 3600 * 1000
 SECRET_BYTES = 32
 
@@ -28,21 +31,28 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Keys:
-    """The coordinator's own secrets.
+    """The coordinator's own secrets; `key_care` changes them while requests read them.
 
     Attributes:
         signing: signs replies, records and the index.
-        sealing: members seal for it.
+        ring: the sealing keys; replaced as a whole.
         secret: 32 bytes from which nonces and peer orders are derived; never leaves this process.
-        number: of the key record.
+        passphrase: encrypts keys on the disk, or None.
+        changing: held while a key is changed.
     """
 
     signing: SigningKey
-    sealing: SealingKey
+    ring: SealingRing
     secret: bytes = field(repr=False)
-    number: int = 1
+    passphrase: bytes | None = field(default=None, repr=False)
+    changing: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def sealing(self) -> SealingKey:
+        """What members seal for now."""
+        return self.ring.current
 
 
 @dataclass(frozen=True)
@@ -61,15 +71,20 @@ class Coordinator:
 
     def key_record(self) -> bytes:
         """Return the signed record of the current keys."""
-        now_ms = self.clock()
+        now_ms, ring = self.clock(), self.keys.ring
         return make_key_record(
             self.keys.signing,
             self.settings.federation,
-            self.keys.sealing.public_key,
-            self.keys.number,
+            ring.current.public_key,
+            ring.number,
             now_ms,
-            now_ms + KEY_RECORD_VALID_MS,
+            ring.record_until(now_ms),
         )
+
+    def root_chain(self) -> bytes:
+        """Return the published root sets, one on each line; empty where there are none."""
+        with self.store.transaction() as connection:
+            return join_chain(revocations.chain(connection))
 
 
 def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
@@ -83,9 +98,10 @@ def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
     if len(secret) != SECRET_BYTES:
         raise KeyMaterialError(f"{home.keys / 'secret.bin'} has {len(secret)} bytes, {SECRET_BYTES} are needed")
     return Keys(
-        signing=signing_key_from_pem(read_private(home.keys / "signing.key", MAX_KEY_FILE_BYTES), passphrase),
-        sealing=sealing_key_from_pem(read_private(home.keys / "sealing.key", MAX_KEY_FILE_BYTES), passphrase),
+        signing=signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase),
+        ring=load_ring(home, passphrase),
         secret=secret,
+        passphrase=passphrase,
     )
 
 

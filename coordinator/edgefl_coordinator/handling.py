@@ -19,7 +19,16 @@ from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import Member
 from edgefl_coordinator.routes import HANDLERS
-from edgefl_protocol import EnvelopeError, Expected, JudgedByCaller, Payload, PayloadError, PublicSealingKey
+from edgefl_protocol import (
+    EnvelopeError,
+    Expected,
+    JudgedByCaller,
+    Payload,
+    PayloadError,
+    PublicSealingKey,
+    PublicSigningKey,
+    unverified_header,
+)
 from edgefl_protocol.envelope import Tolerance, open_enrolment, open_envelope, seal
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 from edgefl_protocol.messages import EnrolRequest, Refusal, Route
@@ -76,7 +85,7 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
     settings = coordinator.settings
     expected = Expected(pth=route.path, fed=settings.federation, typ="request", cty=route.cty)
     tolerance = Tolerance(skew_ms=settings.limits.skew_ms, lifetime_ms=settings.limits.lifetime_ms)
-    key = coordinator.keys.sealing
+    key = coordinator.keys.ring.opening(now_ms)
     if route.cty == "enrol":
         opened = open_enrolment(body, key, expected, now_ms, JudgedByCaller(), tolerance=tolerance)
         try:
@@ -88,13 +97,17 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
         return Call(coordinator, route, opened, sealing, now_ms)
     found: dict[str, Member] = {}
 
-    def sender(skid: str) -> bytes | None:
+    def sender(skid: str) -> PublicSigningKey | None:
         with coordinator.store.transaction() as connection:
-            member = members.by_skid(connection, skid)
-        if member is None or member.state == "revoked" or (route.roles and member.role not in route.roles):
+            at_ms = unverified_header(body).iat  # its form and time were checked before the sender is asked for
+            known = members.sender(connection, skid, at_ms)
+        if known is None:
+            return None
+        member, signing = known
+        if member.state == "revoked" or (route.roles and member.role not in route.roles):
             return None
         found[skid] = member
-        return member.signing.public
+        return signing
 
     opened = open_envelope(
         body,

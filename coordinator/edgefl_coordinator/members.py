@@ -2,26 +2,29 @@
 
 Guarantees: one invite makes at most one enrolment; a key enters once; a member takes part only after an operator
 compared the fingerprint of both its keys. The store keeps the SHA-256 of an invite's token, never the token.
+A member that changes its keys stays the same member: its first key id names it for good (`Member.skid`), so it replies
+once a round whichever key it uses. The key before goes on counting for 7 days (`member_keys`).
 States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final.
-Source: docs/security.md, enrolment (checks 21, 22, 24).
+Source: docs/security.md, enrolment and rotation (checks 21, 22, 23, 24).
 """
 
 import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, insert, or_, select, update
 
-from edgefl_coordinator import audit
+from edgefl_coordinator import audit, revocations
 from edgefl_coordinator.errors import OperatorError, PolicyError, RefusedError
-from edgefl_coordinator.schema import invites, members
+from edgefl_coordinator.schema import invites, member_keys, members
 from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
 from edgefl_protocol.messages import EnrolRequest
+from edgefl_protocol.rotation import OVERLAP_MS, Rotation
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member as stored."""
+    """A member as stored; `skid` is its first key id, `signing` its current key."""
 
     skid: str
     name: str
@@ -141,13 +144,70 @@ def revoke(connection: Connection, now_ms: int, name: str) -> Member:
     member = _by_name(connection, name)
     _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
     audit.append(connection, now_ms, "revoked", name, {"skid": member.skid})
+    later = connection.scalars(select(member_keys.c.skid).where(member_keys.c.member == member.skid)).all()
+    revocations.add(connection, now_ms, "member", name, sorted({member.skid, *later}))
     return member
 
 
 def by_skid(connection: Connection, skid: str) -> Member | None:
-    """Return the member with this signing key, or None."""
-    row = connection.execute(select(members).where(members.c.skid == skid)).first()
+    """Return the member that has or had this signing key, or None."""
+    later = select(member_keys.c.member).where(member_keys.c.skid == skid)
+    row = connection.execute(select(members).where(or_(members.c.skid == skid, members.c.skid.in_(later)))).first()
     return _member(row) if row else None
+
+
+def sender(connection: Connection, skid: str, at_ms: int) -> tuple[Member, PublicSigningKey] | None:
+    """Return the member whose key this was at a time, with that key; None where it counted for nobody."""
+    member = by_skid(connection, skid)
+    if member is None:
+        return None
+    row = connection.execute(select(member_keys).where(member_keys.c.skid == skid)).first()
+    if row is None:  # this member has never changed its keys
+        return member, member.signing
+    if row.until_ms is not None and at_ms > row.until_ms:
+        return None
+    return member, PublicSigningKey(row.signing_public)
+
+
+def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotation, record: bytes) -> int:
+    """Take a member's new keys; asking again with the same ones changes nothing.
+
+    Args:
+        connection: the transaction.
+        now_ms: Unix milliseconds.
+        member: who asks.
+        rotation: the verified change.
+        record: as received, kept as proof.
+
+    Returns:
+        Unix milliseconds until which the old signing key goes on counting.
+
+    Raises:
+        RefusedError: `replaced_key`, the old key is not the member's current one; `known_key`, a new key is in use.
+    """
+    if (rotation.new, rotation.sealing) == (member.signing, member.sealing):
+        old = select(member_keys.c.until_ms).where(member_keys.c.skid == rotation.old.key_id)
+        return int(connection.scalar(old) or 0)
+    if rotation.old != member.signing:
+        raise RefusedError("replaced_key", "this key was replaced by another one; use that, or ask the operator")
+    taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == rotation.sealing.public))
+    if by_skid(connection, rotation.new.key_id) is not None or taken not in (None, member.skid):
+        raise RefusedError("known_key", "this key is in use already; make new keys")
+    until_ms = now_ms + OVERLAP_MS
+    old_row = {"skid": rotation.old.key_id, "member": member.skid, "signing_public": rotation.old.public}
+    connection.execute(
+        insert(member_keys).prefix_with("OR IGNORE").values(**old_row, added_ms=member.enrolled_ms, until_ms=None)
+    )
+    ended = update(member_keys).where(member_keys.c.skid == rotation.old.key_id)
+    connection.execute(ended.values(until_ms=until_ms))
+    new_row = {"skid": rotation.new.key_id, "member": member.skid, "signing_public": rotation.new.public}
+    connection.execute(insert(member_keys).values(**new_row, added_ms=now_ms, record=record))
+    sealing = {"sealing_suite": rotation.sealing.suite, "sealing_public": rotation.sealing.public}
+    here = update(members).where(members.c.skid == member.skid)
+    connection.execute(here.values(signing_public=rotation.new.public, **sealing))
+    detail = {"old": rotation.old.key_id, "new": rotation.new.key_id, "old_until_ms": until_ms}
+    audit.append(connection, now_ms, "keys_rotated", member.name, detail)
+    return until_ms
 
 
 def listed(connection: Connection) -> list[Member]:

@@ -9,22 +9,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl_coordinator import audit, members, progress, publishing, task_status
+from sqlalchemy import Connection
+
+from edgefl_coordinator import audit, key_care, members, progress, publishing, revocations, task_status, uploads
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.public_keys import read_public_key
 from edgefl_coordinator.tls import certificate_sha256
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.invite import TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.messages import MAX_BUNDLE_BYTES
-from edgefl_protocol.records import IndexEntry, make_index
+from edgefl_protocol.records import MAX_RECORD_BYTES, IndexEntry, make_index
+from edgefl_protocol.root import check_current, unverified_root
 
 Arguments = Mapping[str, Any]
 Facts = dict[str, Any]
 
 _HOUR_MS = 3_600_000
 _MAX_CERTIFICATE_BYTES = 256 * 2**10
+MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
 
 def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -96,9 +101,62 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """
     with coordinator.store.transaction() as connection:
         member = members.revoke(connection, coordinator.clock(), str(arguments["name"]))
-        dropped = progress.drop_open_reply(connection, member.skid)
+        dropped = progress.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
     coordinator.store.drop_blobs(dropped)
     return {"name": member.name, "state": "revoked"}
+
+
+def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Revoke a signer of bundles: {key_id, name} → {key_id, version} of the list that members fetch.
+
+    Raises:
+        OperatorError: the list is full.
+    """
+    key_id = str(arguments["key_id"])
+    with coordinator.store.transaction() as connection:
+        revocations.revoke_signer(connection, coordinator.clock(), key_id, str(arguments["name"]))
+        version, _ = revocations.listed(connection)
+    return {"key_id": key_id, "version": version}
+
+
+def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `key_care` tells.
+
+    Raises:
+        OperatorError: no root set lists the next signing key yet.
+        StorageError: the disk is full.
+    """
+    if arguments["signing"]:
+        return dict(key_care.change_signing(coordinator))
+    return dict(key_care.renew_sealing(coordinator))
+
+
+def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Publish a root set: {path} → {version, signers, coordinators, expires_ms}.
+
+    Raises:
+        RecordError: it is not the next one, or too few root keys signed it.
+        PolicyError: it lists neither this coordinator's signing key nor the next one.
+        OperatorError: settings name no root key, or the set is past its time.
+        StorageError: it cannot be read.
+    """
+    settings, keys, home = coordinator.settings, coordinator.keys, coordinator.store.home
+    if not settings.root_key_id:
+        raise OperatorError(f"{home.config} names no root_key_id, so no member would take a root set")
+    record = read_bounded(Path(str(arguments["path"])), MAX_ROOT_BYTES).strip()
+    root = unverified_root(record)
+    check_current(root, coordinator.clock())
+    known = [keys.signing.key_id]
+    if home.next_public.exists():
+        known.append(read_public_key(home.next_public).key_id)
+    if not any(root.coordinator(key_id) for key_id in known):
+        raise PolicyError(f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it")
+    with coordinator.store.transaction() as connection:
+        root = revocations.publish_root(
+            connection, coordinator.clock(), settings.federation, settings.root_key_id, record
+        )
+    counted = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
+    return {"version": root.version, "expires_ms": root.expires_ms, **counted}
 
 
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
@@ -147,6 +205,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "refused": progress.refused_since(connection, number - 1),
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
+            "keys": _key_facts(coordinator, connection),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
@@ -166,6 +225,21 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
     }
 
 
+def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
+    """Tell which keys count: this coordinator's, the root set's, and how many are revoked."""
+    ring, root = coordinator.keys.ring, revocations.newest(connection)
+    version, key_ids = revocations.listed(connection)
+    return {
+        "signing": coordinator.keys.signing.key_id,
+        "sealing_number": ring.number,
+        "sealing_made_ms": ring.made_ms,
+        "root_version": root.version if root else None,
+        "root_expires_ms": root.expires_ms if root else None,
+        "revoked": len(key_ids),
+        "revoked_version": version,
+    }
+
+
 def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Publish a bundle file: {path, trust: [hex public keys]} → {line, task, version, sha256, bytes, verified}.
 
@@ -177,7 +251,9 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
     now_ms = coordinator.clock()
     data = read_bounded(Path(str(arguments["path"])), MAX_BUNDLE_BYTES)
     trust = [bytes.fromhex(item) for item in arguments["trust"]]
-    manifest = load_bundle(data, trust, now_ms).manifest if trust else unverified_manifest(data)[0]
+    manifest, claimed = unverified_manifest(data)
+    if trust:
+        manifest = load_bundle(data, trust, now_ms).manifest
     federation = coordinator.settings.federation
     if manifest.federation != federation:
         found = "no federation" if manifest.federation is None else f"federation {manifest.federation}"
@@ -192,6 +268,8 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
         )
         make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
         with coordinator.store.transaction() as connection:
+            if revocations.is_revoked(connection, claimed):
+                raise OperatorError("the bundle is signed by a revoked key alone, so no device would take it")
             publishing.publish(
                 connection,
                 now_ms,
@@ -225,10 +303,13 @@ OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
     "invite": invite,
     "approve": approve,
     "revoke": revoke,
+    "revoke_signer": revoke_signer,
+    "rotate": rotate,
+    "publish_root": publish_root,
     "start": start,
     "status": status,
     "publish": publish,
     "audit": verify_audit,
 }
 
-REFUSING = (PolicyError, BundleError)  # exit 3
+REFUSING = (PolicyError, BundleError, RecordError)  # exit 3

@@ -120,6 +120,28 @@ states = Table(
     Column("sha256", Text),
 )
 
+uploads = Table(  # blobs that members are sending; one that was used is gone from here
+    "uploads",
+    metadata,
+    Column("skid", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("size", Integer),
+    Column("sha256", Text),
+    Column("have", Integer),  # bytes from the beginning on that lie durably
+    Column("blob", Text),  # the file
+    Column("touched_ms", Integer),
+)
+
+offers = Table(  # stored payloads above one envelope's cap, as sealed for one member
+    "offers",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("skid", Text),
+    Column("blob", Text),  # the file of the payload; the sealed form is made when it is asked for
+    Column("bytes", Integer),  # of the payload
+    Column("sha256", Text),  # of the sealed form
+)
+
 facts = Table("facts", metadata, Column("key", Text, primary_key=True), Column("value", Text))
 
 bundles = Table(
@@ -132,6 +154,34 @@ bundles = Table(
     Column("sha256", Text),
     Column("bytes", Integer),
     Column("blob", Text),
+    Column("published_ms", Integer),
+)
+
+member_keys = Table(
+    "member_keys",  # signing keys of a member after its first change of keys; before, there are none here
+    metadata,
+    Column("skid", Text, primary_key=True),
+    Column("member", Text),  # members.skid: the member's first key id, which names it for good
+    Column("signing_public", LargeBinary),
+    Column("added_ms", Integer),
+    Column("until_ms", Integer),  # NULL: the current key
+    Column("record", LargeBinary),  # signed by the key before and by this one; NULL for the first
+)
+
+revocations = Table(
+    "revocations",
+    metadata,
+    Column("key_id", Text, primary_key=True),
+    Column("kind", Text),  # member, signer
+    Column("name", Text),
+    Column("revoked_ms", Integer),
+)
+
+roots = Table(
+    "roots",
+    metadata,
+    Column("version", Integer, primary_key=True),
+    Column("record", LargeBinary),
     Column("published_ms", Integer),
 )
 
@@ -180,11 +230,27 @@ def m004_past_blobs_go(connection: Connection) -> None:
             connection.execute(text(statement))
 
 
+def m006_keys_over_time(connection: Connection) -> None:
+    """Keep a member's keys of before, revoked keys and root sets; members shut out before stand in the new list."""
+    for statement in _M006.strip().split(";"):
+        if statement.strip():
+            connection.execute(text(statement))
+
+
+def m005_blobs_in_pieces(connection: Connection) -> None:
+    """Keep what members are sending in pieces, and what lies ready for them to fetch so."""
+    for statement in _M005.strip().split(";"):
+        if statement.strip():
+            connection.execute(text(statement))
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     m001_first_tables,
     m002_others_in_a_broadcast,
     m003_replies_that_do_not_count,
     m004_past_blobs_go,
+    m005_blobs_in_pieces,
+    m006_keys_over_time,
 )
 
 _M001 = """
@@ -253,4 +319,28 @@ CREATE TABLE kept_states (number INTEGER PRIMARY KEY, blob TEXT UNIQUE, sha256 T
 INSERT INTO kept_states SELECT * FROM states;
 DROP TABLE states;
 ALTER TABLE kept_states RENAME TO states;
+"""
+_M006 = """
+CREATE TABLE member_keys (
+    skid TEXT PRIMARY KEY, member TEXT NOT NULL REFERENCES members (skid), signing_public BLOB NOT NULL,
+    added_ms INTEGER NOT NULL, until_ms INTEGER, record BLOB
+) STRICT;
+CREATE TABLE revocations (
+    key_id TEXT PRIMARY KEY, kind TEXT NOT NULL CHECK (kind IN ('member', 'signer')), name TEXT NOT NULL,
+    revoked_ms INTEGER NOT NULL
+) STRICT;
+INSERT INTO revocations SELECT skid, 'member', name, COALESCE(revoked_ms, 0) FROM members
+    WHERE state = 'revoked' AND approved_ms IS NOT NULL;
+CREATE TABLE roots (version INTEGER PRIMARY KEY, record BLOB NOT NULL, published_ms INTEGER NOT NULL) STRICT;
+"""
+_M005 = """
+CREATE TABLE uploads (
+    skid TEXT NOT NULL REFERENCES members (skid), id TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    have INTEGER NOT NULL CHECK (have BETWEEN 0 AND size), blob TEXT NOT NULL UNIQUE, touched_ms INTEGER NOT NULL,
+    PRIMARY KEY (skid, id)
+) STRICT;
+CREATE TABLE offers (
+    id TEXT PRIMARY KEY, skid TEXT NOT NULL REFERENCES members (skid), blob TEXT NOT NULL, bytes INTEGER NOT NULL,
+    sha256 TEXT NOT NULL, UNIQUE (skid, blob)
+) STRICT;
 """

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-from edgefl_coordinator import audit, progress
+from edgefl_coordinator import audit, key_care, progress
 from edgefl_coordinator.admin import serve_admin
 from edgefl_coordinator.aggregation import RunWorker, WorkerProcess, step
 from edgefl_coordinator.app import make_app
@@ -28,6 +28,7 @@ from edgefl_protocol.errors import EdgeflError
 log = logging.getLogger("edgefl_coordinator")
 
 _IDLE_S = 0.25  # between two looks at the rounds
+_KEYS_S = 60.0  # between two looks at the keys
 _RETRY_S = 10.0
 _MAX_RETRY_S = 600.0
 _BACKLOG = 512
@@ -52,6 +53,8 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
         audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
         progress.try_again(connection)  # whoever starts it anew may have mended what failed
+    key_care.tend_keys(coordinator)
+    key_care.note_number(coordinator)
     with contextlib.closing(listening):
         asyncio.run(_run(coordinator, server, listening, run_worker))
 
@@ -90,15 +93,16 @@ async def _run(
     admin = await serve_admin(coordinator)
     worker = WorkerProcess()
     rounds = asyncio.create_task(_run_rounds(coordinator, run_worker or worker))
+    keys = asyncio.create_task(_tend_keys(coordinator))
     try:
         await server.serve(sockets=[listening])
     finally:
         rounds.cancel()
+        keys.cancel()
         worker.stop()
         admin.close()
         coordinator.store.home.socket.unlink(missing_ok=True)
-        with contextlib.suppress(asyncio.CancelledError):
-            await rounds
+        await asyncio.gather(rounds, keys, return_exceptions=True)
 
 
 async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
@@ -113,6 +117,16 @@ async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
             log.error("round work failed, next try in %g s: %s", pause_s, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
+
+
+async def _tend_keys(coordinator: Coordinator) -> None:
+    """Renew the sealing key in time, and forget what is past."""
+    while True:
+        await asyncio.sleep(_KEYS_S)
+        try:
+            await asyncio.to_thread(key_care.tend_keys, coordinator)
+        except EdgeflError as error:
+            log.error("the sealing key was not renewed, next try in %g s: %s", _KEYS_S, error)
 
 
 def _config(coordinator: Coordinator) -> uvicorn.Config:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds import RoundPolicy
+from edgefl_protocol.blob import MAX_BLOB_BYTES
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.task_reply import Plain as Plain
 
@@ -65,13 +66,21 @@ class TaskSettings:
         if self.maps_per_class < 1 or self.epochs < 1:
             raise ValueError("maps_per_class and epochs are at least 1")
         patch, image_px = self.backbone.get("patch"), self.backbone.get("image_px")
-        if not isinstance(patch, int) or not isinstance(image_px, int) or patch < 1 or image_px % patch:
+        if self.convolutional:
+            if self.shares_maps or not isinstance(image_px, int) or image_px < 1:
+                raise ValueError("a convolutional backbone needs image_px in pixels, and shares_maps = false: no patches")
+        elif not isinstance(patch, int) or not isinstance(image_px, int) or patch < 1 or image_px % patch:
             raise ValueError("backbone needs image_px and patch in pixels, image_px a multiple of patch")
 
     @property
+    def convolutional(self) -> bool:
+        """Whether the backbone is a convolutional network: it names its architecture and has no patches."""
+        return "architecture" in self.backbone
+
+    @property
     def tokens(self) -> int:
-        """Patch tokens N of a rollout map."""
-        return int(self.backbone["image_px"] // self.backbone["patch"]) ** 2
+        """Patch tokens N of a rollout map; 0 with a convolutional backbone."""
+        return 0 if self.convolutional else int(self.backbone["image_px"] // self.backbone["patch"]) ** 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +134,9 @@ class LimitSettings:
 
     Attributes:
         body_bytes: largest request body.
-        reply_bytes: largest payload of a method's reply.
+        reply_bytes: largest payload of a method's reply; what is above one body comes as a blob.
+        open_blobs: blobs that a member may be sending at once; a new one pushes out the one that rested longest.
+        blob_age_s: seconds without a piece after which a blob that was not finished is deleted.
         header_deadline_s: seconds within which a request's header has to be complete.
         body_deadline_s: seconds within which the body has to be complete.
         connections: open sockets; above it 503.
@@ -138,6 +149,8 @@ class LimitSettings:
 
     body_bytes: int = 32 * 2**20
     reply_bytes: int = 16 * 2**20
+    open_blobs: int = 2
+    blob_age_s: int = 24 * 3600
     header_deadline_s: float = 10.0
     body_deadline_s: float = 60.0
     connections: int = 1000
@@ -151,8 +164,10 @@ class LimitSettings:
         for item in fields(self):
             if getattr(self, item.name) <= 0:
                 raise ValueError(f"limits.{item.name} must be above 0")
-        if self.body_bytes > 32 * 2**20 or self.reply_bytes > self.body_bytes - 64 * 2**10:
-            raise ValueError("limits.body_bytes is at most 33554432, limits.reply_bytes at least 65536 below it")
+        if self.body_bytes > 32 * 2**20 or self.body_bytes < min(self.reply_bytes + 64 * 2**10, 32 * 2**20):
+            raise ValueError("limits.body_bytes is at most 33554432, and 65536 above limits.reply_bytes where that fits")
+        if self.reply_bytes > MAX_BLOB_BYTES:
+            raise ValueError(f"limits.reply_bytes is at most {MAX_BLOB_BYTES}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,6 +238,31 @@ class Home:
     def keys(self) -> Path:
         """Private keys, mode 0700."""
         return self.root / "keys"
+
+    @property
+    def sealing_ring(self) -> Path:
+        """The sealing keys: the current one and those that still open messages."""
+        return self.keys / "sealing.json"
+
+    @property
+    def signing(self) -> Path:
+        """The signing key."""
+        return self.keys / "signing.key"
+
+    @property
+    def signing_public(self) -> Path:
+        """Its public half, which a root set lists."""
+        return self.keys / "signing.pub"
+
+    @property
+    def next_signing(self) -> Path:
+        """The signing key that waits for a root set to list it."""
+        return self.keys / "next-signing.key"
+
+    @property
+    def next_public(self) -> Path:
+        """Its public half."""
+        return self.keys / "next-signing.pub"
 
     @property
     def tls(self) -> Path:

@@ -16,6 +16,7 @@ from edgefl_protocol._record_form import (
     COUNTS,
     TIMES,
     WORD,
+    Rule,
     check_fields,
     check_issued,
     check_scope,
@@ -96,7 +97,8 @@ def verify_revoked(
 
 
 def _read(body: dict[str, Any]) -> RevokedKeys:
-    forms = {"federation": WORD, "version": COUNTS, "issued_ms": TIMES, "expires_ms": TIMES, "keys": None}
+    forms: dict[str, Rule] = {"federation": WORD, "version": COUNTS, "issued_ms": TIMES}
+    forms |= {"expires_ms": TIMES, "keys": None}
     check_fields(body, forms)
     return RevokedKeys(
         federation=body["federation"],

@@ -133,23 +133,31 @@ def unverified_root(record: bytes) -> Root:
     return _read(parse(split_several(record)[0]))
 
 
-def check_signed(record: bytes, by: Root, needed: int | None = None) -> None:
+def signed_by(record: bytes, by: Root) -> int:
+    """Return how many of one set's root keys signed a record; wrong signatures do not count.
+
+    Raises:
+        RecordError: it is no such record.
+    """
+    body, signatures = split_several(record)
+    return sum(holds(key, signatures, ROOT_LABEL, body) for key in by.root_keys)
+
+
+def check_signed(record: bytes, by: Root) -> None:
     """Require signatures of a threshold of one set's root keys.
 
     Args:
         record: the signed set.
-        by: whose root keys.
-        needed: how many; None for the threshold of `by`.
+        by: whose root keys, and whose threshold.
 
     Raises:
         RecordError: too few of them signed (`too_few_signatures`).
     """
-    body, signatures = split_several(record)
-    signed = sum(holds(key, signatures, ROOT_LABEL, body) for key in by.root_keys)
-    least = by.threshold if needed is None else needed
-    if signed < least:
+    signed = signed_by(record, by)
+    if signed < by.threshold:
         raise RecordError(
-            f"{signed} root keys of version {by.version} signed the root set, {least} must have", "too_few_signatures"
+            f"{signed} root keys of version {by.version} signed the root set, {by.threshold} must have",
+            "too_few_signatures",
         )
 
 

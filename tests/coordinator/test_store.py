@@ -175,7 +175,8 @@ def test_a_revoked_members_blob_goes_at_once(coordinator, tools) -> None:
 def test_a_store_of_before_keeps_its_rows(make_coordinator, tools, monkeypatch) -> None:
     """Migrations: rows and blobs of a store made before past blobs were deleted come through, then the past goes."""
     with monkeypatch.context() as patch:
-        patch.setattr(schema, "MIGRATIONS", schema.MIGRATIONS[:3])
+        others = tuple(one for one in schema.MIGRATIONS if one is not schema.m004_past_blobs_go)
+        patch.setattr(schema, "MIGRATIONS", others)
         coordinator = make_coordinator(rounds={"quorum_target": 2})
         pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
         tools.start_rounds(coordinator)
