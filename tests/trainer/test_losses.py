@@ -1,5 +1,7 @@
 """Losses against the numbers of the papers and independent oracles (docs/methods.md, prior and distillation)."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 import torch
@@ -174,6 +176,20 @@ def test_distillation_has_the_gradient_of_equation_7(grid):
     (folded,) = torch.autograd.grad(rollout_distillation(maps, target, means, counts, bilinear_gram(grid)), maps)
     assert counts.tolist() == [3, 2, 0]
     assert torch.allclose(folded, explicit, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_what_the_peers_are_called_changes_no_bit(order):
+    """docs/methods.md, distillation: peers are numbered anew for every receiver; the mean keeps its bits.
+
+    Means of 1/6, 5/6, 2^-24 and 1/2: their exact mean lies half-way between two float32 numbers, so that plain sums in
+    two orders end on different ones.
+    """
+    columns = [[1.0] + [0.0] * 5, [1.0] * 5 + [0.0], [2.0**-24], [0.5]]
+    stacks = [torch.tensor(column, dtype=torch.float16)[:, None] for column in columns]
+    plain, _ = distillation_targets({peer: {0: stacks[peer]} for peer in range(4)})
+    found, _ = distillation_targets({number: {0: stacks[peer]} for number, peer in enumerate(order)})
+    assert torch.equal(found, plain)
 
 
 def test_ten_thousand_maps_have_the_gradient_of_the_explicit_sum():

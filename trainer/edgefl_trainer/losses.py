@@ -106,7 +106,9 @@ def distillation_targets(
     """Fold the peers' buffered rollout maps into one mean map and one peer count per class.
 
     Averaging each peer first gives every peer the weight 1/m_i of its own number of maps, as FedEvPrompt eq. 7 with
-    M = m_i asks. A peer without maps of a class does not count for it.
+    M = m_i asks. A peer without maps of a class does not count for it. Peers are summed in the order of their means'
+    bytes, so that the result is the same bit for bit whatever the peers are called: a coordinator numbers them anew for
+    every receiver.
 
     Args:
         maps_by_peer: {peer: {class index: (m, N) max-normalised maps}}.
@@ -141,7 +143,8 @@ def distillation_targets(
     peer_means = torch.zeros((total, lengths.pop() if lengths else 0), dtype=dtype)
     peer_counts = torch.zeros(total, dtype=dtype)
     for index, means in by_class.items():
-        peer_means[index] = torch.stack(means).mean(dim=0).to(dtype)
+        ordered = sorted(means, key=lambda mean: mean.cpu().numpy().tobytes())
+        peer_means[index] = torch.stack(ordered).mean(dim=0).to(dtype)
         peer_counts[index] = len(means)
     return peer_means, peer_counts
 

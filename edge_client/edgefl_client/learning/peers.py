@@ -1,7 +1,8 @@
 """The others' rollout maps, folded into what the distillation term of a step takes.
 
 One mean map a class, the mean over peers of each peer's mean map, and the number of peers that hold the class: the cost
-does not grow with the buffer. Source: FedEvPrompt (arXiv 2411.10071) eq. 7; docs/methods.md, distillation.
+does not grow with the buffer. Peers are summed in the order of their means' bytes: the coordinator numbers them anew for
+every receiver, and the same maps must give the same bits whatever the numbers. Source: FedEvPrompt (arXiv 2411.10071) eq. 7; docs/methods.md, distillation.
 """
 
 from collections import defaultdict
@@ -77,6 +78,6 @@ def peer_targets(
             by_class[int(label)].append(maps.astype(np.float64).mean(axis=0))
     means, counts = np.zeros((classes, tokens), np.float32), np.zeros(classes, np.float32)
     for index, found in by_class.items():
-        means[index] = np.stack(found).mean(axis=0)
+        means[index] = np.stack(sorted(found, key=lambda mean: mean.tobytes())).mean(axis=0)
         counts[index] = MEAN5 if plan.kd_peers == "mean5" else len(found)
     return {MEANS: means, COUNTS: counts}

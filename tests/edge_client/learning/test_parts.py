@@ -1,6 +1,7 @@
 """The parts of learning on the device: rows, prior, peers, limits, gate, draws."""
 
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -88,6 +89,21 @@ def supply(folder, **files) -> None:
     folder.mkdir(parents=True)
     for name, text in files.items():
         (folder / name).write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize("numbers", list(permutations(range(4))))
+def test_what_the_peers_are_called_changes_no_bit(school, numbers):
+    """docs/methods.md, distillation: the coordinator deals the peers' numbers anew; the targets are the same bytes.
+
+    Means of 1/6, 5/6, 2^-24 and 1/2: their exact mean lies half-way between two float32 numbers, so that plain sums in
+    two orders end on different ones.
+    """
+    columns = [[1] + [0] * 5, [1] * 5 + [0], [2.0**-24], [0.5]]
+    stacks = [np.array(column, np.float16)[:, None] for column in columns]
+    dealt = {f"maps.{numbers[peer]}.0": stacks[peer] for peer in range(4)}
+    found = peer_targets(Payload(dealt, {}), school.plan(), 2, 1)
+    plain = peer_targets(Payload({f"maps.{peer}.0": stacks[peer] for peer in range(4)}, {}), school.plan(), 2, 1)
+    assert all(found[name].tobytes() == plain[name].tobytes() for name in found)
 
 
 def test_battery_is_read_as_linux_tells_it(tmp_path):
