@@ -7,7 +7,7 @@
     broadcasts/          payloads received, one file a round
     learning/            where learning on this device stands, and the values that passed their gate
     policy.toml          what may leave, how often, how much, until when
-    spent.sqlite3        what left in the last 24 hours: bytes and rounds, no content
+    spent.json           what left in the last 24 hours: bytes and rounds, no content
     outbox.sqlite3       work items waiting to be sent
     watched.sqlite3      which pictures edgefl watch has scored
     watch-*.lock         held while a folder is watched
@@ -82,7 +82,7 @@ class Home:
     @property
     def spent_file(self) -> Path:
         """What left in the last 24 hours."""
-        return self.root / "spent.sqlite3"
+        return self.root / "spent.json"
 
     def prepare(self, folder: Path | None = None) -> Path:
         """Make the home folder, and a folder in it, with mode 0700.

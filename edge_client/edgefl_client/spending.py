@@ -1,36 +1,46 @@
 """What left this device and when, so that the policy's limits hold across restarts and crashes.
 
-* An entry is on the disk before the first byte leaves (SQLite, `synchronous=FULL`), so a crash can count something
-  that did not leave, never miss something that did.
+* An entry is on the disk before the first byte leaves, so a crash can count something that did not leave, never miss
+  something that did. The file is replaced atomically; a damaged one is an error, never "nothing was spent".
 * An entry is known by the key of its work item: a reply that is sent again under the same key counts once.
 * Entries older than 24 hours are dropped. One dated in the future came from a wrong clock and ages from now on.
+* Only the holder of the member's keys writes, so two processes cannot lose each other's entries.
 
 No content is kept: key, federation, round, kinds, bytes, time. Source: docs/security.md, reliability table.
 """
 
-import contextlib
-import os
-import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 from edgefl_client.exchange.member import Permit
 from edgefl_client.exchange.outbox import WorkItem
-from edgefl_client.home import Home
+from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.policy import Policy, PolicyError, Spent, travels_of
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
 
 DAY_MS = 86_400_000
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS spent (
-    idem TEXT PRIMARY KEY,
-    federation TEXT NOT NULL,
-    round INTEGER NOT NULL,
-    travels TEXT NOT NULL,
-    bytes INTEGER NOT NULL,
-    at_ms INTEGER NOT NULL
-) STRICT
-"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A reply that left.
+
+    Attributes:
+        idem: key of its work item.
+        federation: whom it was for.
+        round: the round it answered.
+        travels: kinds of content in it, with spaces between.
+        bytes: of its payload.
+        at_ms: when, Unix milliseconds.
+    """
+
+    idem: str
+    federation: str
+    round: int
+    travels: str
+    bytes: int
+    at_ms: int
 
 
 def read_spent(
@@ -48,13 +58,9 @@ def read_spent(
     Raises:
         StorageError: the notes are damaged or cannot be read.
     """
-    if not home.spent_file.exists():
-        return Spent(now_ms=now_ms)
-    with _opened(home) as db:
-        _age(db, now_ms)
-        size = db.execute("SELECT COALESCE(SUM(bytes), 0) FROM spent WHERE idem != ?", (idem,)).fetchone()[0]
-        rounds = set(db.execute("SELECT federation, round FROM spent").fetchall()) - {(federation, round_number)}
-    return Spent(now_ms=now_ms, rounds=len(rounds), bytes=size)
+    entries = [one for one in _entries(home) if one.at_ms > now_ms - DAY_MS]
+    rounds = {(one.federation, one.round) for one in entries} - {(federation, round_number)}
+    return Spent(now_ms=now_ms, rounds=len(rounds), bytes=sum(one.bytes for one in entries if one.idem != idem))
 
 
 def note_spent(
@@ -74,16 +80,16 @@ def note_spent(
     Raises:
         StorageError: it cannot be noted, so it must not leave.
     """
-    home.prepare()
-    with _opened(home) as db:
-        db.execute(
-            "INSERT OR REPLACE INTO spent (idem, federation, round, travels, bytes, at_ms) VALUES (?, ?, ?, ?, ?, ?)",
-            (idem, federation, round_number, " ".join(travels), size, now_ms),
-        )
+    entry = Entry(
+        idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms
+    )
+    _write(home, [*(one for one in _entries(home) if one.idem != idem), entry], now_ms)
 
 
 def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
     """The question to ask right before a work item is sent: None where it may leave, which is then noted.
+
+    To be asked by the holder of the member's keys alone.
 
     Args:
         home: the device's home.
@@ -93,6 +99,9 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
 
     def ask(item: WorkItem, round_number: int) -> PolicyError | None:
         now_ms, size = clock_ms(), len(item.payload)
+        entries = _entries(home)
+        if any(one.at_ms > now_ms for one in entries):  # by a clock that was ahead: from now on they age
+            _write(home, entries, now_ms)
         travels = travels_of(Payload.from_bytes(item.payload, size).arrays)
         spent = read_spent(home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem)
         try:
@@ -108,34 +117,26 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
     return ask
 
 
-def _age(db: sqlite3.Connection, now_ms: int) -> None:
-    db.execute("UPDATE spent SET at_ms = ? WHERE at_ms > ?", (now_ms, now_ms))
-    db.execute("DELETE FROM spent WHERE at_ms <= ?", (now_ms - DAY_MS,))
+def _write(home: Home, entries: Sequence[Entry], now_ms: int) -> None:
+    home.prepare()
+    kept = [replace(one, at_ms=min(one.at_ms, now_ms)) for one in entries if one.at_ms > now_ms - DAY_MS]
+    write_json(home.spent_file, {"format": 1, "left": [asdict(one) for one in kept]})
 
 
-@contextlib.contextmanager
-def _opened(home: Home) -> Iterator[sqlite3.Connection]:
-    """The notes in one transaction, which is on the disk when the block ends."""
-    path = home.spent_file
+def _entries(home: Home) -> list[Entry]:
+    record = read_json(home.spent_file, "what left in the last 24 hours")
+    if record is None:
+        return []
     try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        with contextlib.closing(sqlite3.connect(path, timeout=10.0, isolation_level=None)) as db:
-            db.execute("PRAGMA journal_mode=DELETE")
-            db.execute("PRAGMA synchronous=FULL")
-            db.execute(_SCHEMA)
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-    except (sqlite3.Error, OSError) as error:
-        full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
-        why = "the disk is full" if full else str(getattr(error, "strerror", None) or error)
+        if set(record) != {"format", "left"} or record["format"] != 1:
+            raise ValueError("not the form that is written here")
+        entries = [Entry(**one) for one in record["left"]]
+        if not all(type(getattr(one, field.name)) is field.type for one in entries for field in fields(Entry)):
+            raise ValueError("a value of another type")
+    except (ValueError, TypeError) as error:
         raise StorageError(
-            f"what left this device cannot be noted in {path}: {why}; free space, or move the file away if it is "
+            f"{home.spent_file} is damaged: it does not say what left in the last 24 hours; restore it, or move it "
+            "away where you know that little left",
             "damaged",
-            "disk_full" if full else "storage",
         ) from error
+    return entries
