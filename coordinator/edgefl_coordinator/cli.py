@@ -59,9 +59,14 @@ def main() -> None:
     "run_",
     metavar="RUN",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Take method, task, classes and backbone from a finished training run.",
+    help="Take method, settings, task, classes, backbone, rounds and epochs from a finished training run.",
 )
 @click.option("--method", metavar="NAME", default="fedevprompt", show_default=True, help="Federated method.")
+@click.option(
+    "--preset",
+    type=click.Choice(["tiny", "bench84", "paper"]),
+    help="Settings, rounds and epochs as `edgefl-train run` has them.  [default: the method's own settings]",
+)
 @click.option("--task", metavar="NAME", default="all", show_default=True, help="Name of the task.")
 @click.option("--line", metavar="NAME", default="main", show_default=True, help="Line of bundles.")
 @click.option("--classes", metavar="A,B,…", help="Class names in index order; needed without --run.")
@@ -76,9 +81,7 @@ def main() -> None:
     "--maps-per-class",
     metavar="M",
     type=click.IntRange(1),
-    default=5,
-    show_default=True,
-    help="Most rollout maps a site may send for one class.",
+    help="Most rollout maps a site may send for one class.  [default: the method's, 5]",
 )
 @click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of what the server draws.")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
@@ -86,7 +89,15 @@ def main() -> None:
     "--port", metavar="PORT", type=click.IntRange(0, 65535), default=8443, show_default=True, help="TCP port."
 )
 @click.option("--url", metavar="URL", help="Public base address, https://…; default https://HOST:PORT.")
-@click.option("--rounds", metavar="N", type=click.IntRange(1), default=5, show_default=True, help="Training rounds.")
+@click.option(
+    "--rounds", metavar="N", type=click.IntRange(1), help="Training rounds.  [default: the run's or preset's, else 5]"
+)
+@click.option(
+    "--epochs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Local epochs of a round.  [default: the run's or preset's, else 1]",
+)
 @click.option(
     "--quorum-min",
     metavar="N",

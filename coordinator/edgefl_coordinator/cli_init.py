@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.setup import ask_trainer, table_from_run
+from edgefl_coordinator.setup import task_of_method, task_of_run
+
+USUAL_MAPS = 5  # rollout maps that a site may send for one class
 
 
 def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -15,6 +17,7 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
         EdgeflError: no such run, method or backbone.
     """
     host, port = options["host"], options["port"]
+    task, rounds = _task(options)
     shown = f"[{host}]" if ":" in host else host
     return {
         "federation": options["federation"],
@@ -22,9 +25,9 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
         "host": host,
         "port": port,
         "suite": int(options["suite"]),
-        "task": _task(options),
+        "task": task,
         "rounds": {
-            "count": options["rounds"],
+            "count": rounds,
             "quorum_min": options["quorum_min"],
             "quorum_target": options["quorum_target"],
             "deadline_s": options["deadline"],
@@ -35,39 +38,27 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _task(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the [task] table."""
-    settings = dict(_assignment(text) for text in options["settings"])
-    chosen = {"line": options["line"], "maps_per_class": options["maps_per_class"]}
+def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the [task] table and the training rounds."""
     if options["run_"] is not None:
         if options["classes"]:
             raise OperatorError("--run brings its own classes; leave --classes out")
-        table = table_from_run(options["run_"])
-        return {**table, **chosen, "settings": {**table["settings"], **settings}}
-    if not options["classes"]:
-        raise OperatorError("give the class names in index order with --classes A,B,… or a finished run with --run")
-    facts = ask_trainer(options["method"], options["backbone"], options["image_px"], options["seed"])
-    return {
-        **chosen,
-        "method": options["method"],
-        "name": options["task"],
-        "classes": options["classes"].split(","),
-        "seed": options["seed"],
-        "shares_maps": facts.shares_maps,
-        "backbone": dict(facts.backbone),
-        "settings": settings,
-    }
-
-
-def _assignment(text: str) -> tuple[str, int | float | str | bool]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise OperatorError(f"--set {text} is not KEY=VALUE")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+        table, rounds = task_of_run(options["run_"], options["settings"])
+    else:
+        if not options["classes"]:
+            raise OperatorError("give the class names in index order with --classes A,B,… or a finished run with --run")
+        table, rounds = task_of_method(
+            options["method"],
+            options["backbone"],
+            preset=options["preset"],
+            assignments=options["settings"],
+            image_px=options["image_px"],
+            seed=options["seed"],
+        )
+        head = {"name": options["task"], "classes": options["classes"].split(","), "seed": options["seed"]}
+        table = {**head, **table}
+    most = options["maps_per_class"] or table["settings"].get("maps_per_class", USUAL_MAPS)
+    settings = {**table["settings"], "maps_per_class": most} if table["shares_maps"] else table["settings"]
+    chosen = {"line": options["line"], "maps_per_class": most, "settings": settings}
+    epochs = {} if options["epochs"] is None else {"epochs": options["epochs"]}
+    return {**table, **chosen, **epochs}, options["rounds"] or rounds

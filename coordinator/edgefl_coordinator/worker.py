@@ -26,6 +26,7 @@ from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
+from edgefl_trainer.engine.handout import final_phase, handed_out
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts
@@ -76,12 +77,13 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
 
 
 def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> dict[str, bytes]:
-    """Make the broadcasts of exchange `number`; the one after the last exchange is the final one."""
-    phases = method.phases(task.rounds)
-    phase = phases[number - 1] if number <= len(phases) else Phase("final", task.rounds + 1)
+    """Make the broadcasts of exchange `number`; after the last exchange they are what the method hands out."""
     if not job.sites:
         return {}
-    made = method.broadcast(state, phase, sorted(job.sites))
+    phases, sites = method.phases(task.rounds), sorted(job.sites)
+    over = number > len(phases)
+    phase = final_phase(task) if over else phases[number - 1]
+    made = handed_out(method, task, state, sites) if over else method.broadcast(state, phase, sites)
     return {name: _stamped(made[name], phase, task, number, name, job).to_bytes() for name in sorted(job.sites)}
 
 

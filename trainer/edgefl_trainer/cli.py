@@ -13,9 +13,10 @@ from typing import Any
 import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
-from edgefl_trainer.errors import USAGE_CODES
+from edgefl_trainer.errors import USAGE_CODES, FederationRefused
 from edgefl_trainer.extra import needs_trainer
 from edgefl_trainer.finetune_command import finetune
+from edgefl_trainer.join_command import join
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 
@@ -30,7 +31,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
-        click.echo("stopped; go on with --resume", err=True)
+        click.echo("stopped; go on with --resume (join: the same command)", err=True)
         sys.exit(FAILED)
     except EdgeflError as error:
         click.echo(f"edgefl-train: {error}", err=True)
@@ -42,7 +43,7 @@ def main() -> None:
 
 def exit_code(error: EdgeflError) -> int:
     """The exit status of a command that ends with this error."""
-    if isinstance(error, BundleError | EnvelopeError | RecordError):
+    if isinstance(error, BundleError | EnvelopeError | RecordError | FederationRefused):
         return REFUSED
     return USAGE if error.code in USAGE_CODES else FAILED
 
@@ -54,6 +55,7 @@ def cli() -> None:
 
 
 cli.add_command(finetune)
+cli.add_command(join)
 
 
 @cli.command()

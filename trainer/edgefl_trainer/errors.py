@@ -5,7 +5,8 @@
     ├── BackboneError               no such backbone, or one that cannot take these images (code `backbone`);
     │                               a file or hub that failed (code `backbone_unreadable`)
     ├── RunError                    a run directory that cannot be used as asked (code `run`), or is damaged (`damaged`)
-    └── TrainingError               a number that is not finite, a site that cannot be trained on
+    ├── TrainingError               a number that is not finite, a site that cannot be trained on
+    └── FederationRefused           a live federation, or what it is trusted by, is refused or refuses: exit status 3
 
 Data SPECs raise `edgefl_trainer.data.errors.DataError`. The command line turns the codes into exit statuses.
 """
@@ -37,3 +38,9 @@ class TrainingError(EdgeflError):
     """Training met something it cannot go on with."""
 
     code = "training"
+
+
+class FederationRefused(EdgeflError):
+    """A coordinator is not the one that is trusted, or refused this site in a signed answer."""
+
+    code = "refused"

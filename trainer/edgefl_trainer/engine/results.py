@@ -125,7 +125,8 @@ def _facts_of_held_out(rows: Examples) -> dict[str, Any]:
 def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequence[str]) -> dict[str, SelectedRound]:
     """What each site's model is made of: the round it selected, or the last phase."""
     last, after = method.phases(task.rounds)[-1].round, Phase("final", task.rounds + 1)
-    broadcasts = method.broadcast(final.server, after, names)
+    others = [name for name in names if name not in final.selected]
+    broadcasts = method.broadcast(final.server, after, names) if others else {}  # a live site has no server's state
     return {
         name: final.selected.get(name)
         or SelectedRound(last, final.sites[name], stamped(broadcasts[name], after, task.rounds))
@@ -148,7 +149,9 @@ def _held_out_models(
 
     What is usual is the site's own: without it foreign pictures would be scored as those of no trained site are.
     """
-    models = {}
+    models: dict[str, Predictor] = {}
+    if not sites:
+        return models
     for name, predictor in sorted(newcomers(method, task, server, sites).items()):
         models[name] = _with_temperature(with_usual(predictor, sites[name]), temperature)
         save_predictor(folder / "models" / f"{name}.safetensors", models[name])

@@ -163,7 +163,7 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     if preset not in get_args(PresetName):
         raise SettingError(f"there is no preset {preset!r}; choose tiny, bench84 or paper.")
     named = dict(check_type("hyper", given.pop("hyper", {}), Mapping))
-    named |= dict(_assignment(kind, text) for text in assignments)
+    named |= dict(assignment(kind, text) for text in assignments)
     values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named)}
     hyper = dict(values.pop("hyper", {})) | named
     values |= given | {"method": method, "preset": preset, "hyper": hyper}
@@ -295,8 +295,8 @@ def check_type(name: str, value: Any, wanted: Any) -> Any:
     return value
 
 
-def _assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
-    """`key=value` with the type of the method's field."""
+def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
+    """`key=value` with the type of the method's field; a `SettingError` where there is no such key or value."""
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
     if not equals:

@@ -224,7 +224,21 @@ class ScoreModule(nn.Module):
             raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
         output = self.output(image, tensors, need_attention=True)
         maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) else None
-        features = self.features(output, tensors)
+        return self.judge(self.features(output, tensors), tensors, maps)
+
+    def judge(
+        self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor], maps: Float[Tensor, "B N"] | None
+    ) -> ScoreOutput:
+        """What is shown of images whose features and maps are known.
+
+        Args:
+            features: what the head reads, see `features`, (B, D).
+            tensors: head, temperature, and prior and unusualness where the options use them.
+            maps: max-normalised rollout, (B, N), or None; passed on.
+
+        Returns:
+            The score.
+        """
         logits = self.logits(features, tensors) / tensors["temperature"]
         if self.options.output == "softmax":
             return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)

@@ -1,0 +1,49 @@
+"""What a live federation hands to its members once the last exchange is aggregated, and how a site reads it.
+
+A method that makes predictors hands out its `final` broadcast, from which each site makes its model. A method that
+learns an encoder together hands out that encoder alone: its projection or decoder has done its work, and a site has no
+server state to take the encoder from. Where sites learned apart there is nothing to hand out.
+Source: docs/design.md 4; docs/decisions/0030.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays, LearnsApart, LearnsBackbone, Method, Phase, State, Task
+from edgefl_trainer.errors import TrainingError
+
+ENCODER = "backbone."  # begins the names of the encoder's tensors
+
+
+def final_phase(task: Task) -> Phase:
+    """The phase of what is handed out at the end."""
+    return Phase("final", task.rounds + 1)
+
+
+def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -> Mapping[str, Payload]:
+    """What each of `sites` receives after the last exchange.
+
+    Args:
+        method: of the federation.
+        task: of the federation.
+        state: the server's, after the last exchange.
+        sites: the receivers.
+    """
+    if isinstance(method, LearnsBackbone) and not isinstance(method, LearnsApart):
+        encoder = {ENCODER + name: value for name, value in method.backbone(state).items()}
+        return dict.fromkeys(sites, Payload(encoder, {}))
+    return method.broadcast(state, final_phase(task), sites)
+
+
+def received_encoder(broadcast: Payload) -> Arrays:
+    """The encoder of a federation's last hand-out, by timm's names.
+
+    Raises:
+        TrainingError: it holds none.
+    """
+    encoder = {
+        name.removeprefix(ENCODER): value for name, value in broadcast.arrays.items() if name.startswith(ENCODER)
+    }
+    if not encoder:
+        raise TrainingError("the federation handed out no network at its end: ask the operator to update.")
+    return encoder

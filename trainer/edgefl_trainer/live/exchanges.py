@@ -1,0 +1,140 @@
+"""One exchange of a live federation at this site, each step on the disk before the next.
+
+    broadcast → the method's site half → state, reply and line of metrics in `checkpoints/`     learned
+    reply → outbox; state → `checkpoints/latest.json`                                          settled
+    outbox → coordinator                                                                       Seat.deliver
+
+Guarantees: a kill at any moment loses at most a round of learning that was not finished; a finished one is neither
+learned again nor sent under another key. Exchanges are numbered as the coordinator's rounds, from 1; one that was
+missed is skipped, and the next goes on from the state the site has. Source: docs/security.md, reliability, checks 56
+and 57; docs/decisions/0030.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edgefl_client.exchange import Member
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import write_atomic
+from edgefl_trainer.contract import Phase, Scalar, State
+from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.engine.display import Display, Pace
+from edgefl_trainer.engine.federation import InProcessSite, read_metrics
+from edgefl_trainer.engine.selection import tune_judge
+from edgefl_trainer.errors import TrainingError
+from edgefl_trainer.live.seat import Seat
+from edgefl_trainer.live.work import Work
+
+METRICS = "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Exchanges:
+    """The exchanges of one site, kept in its run directory.
+
+    Attributes:
+        work: what it learns.
+        folder: the run directory.
+        pace: how much of the run is done.
+    """
+
+    work: Work
+    folder: Path
+    pace: Pace
+
+    @property
+    def name(self) -> str:
+        """The site's name in its data."""
+        return self.work.site.name
+
+    @property
+    def done(self) -> int:
+        """Number of the last exchange that is settled; 0 before the first."""
+        return self._checkpoints.progress().phases
+
+    @property
+    def state(self) -> State:
+        """The site's state after it."""
+        file = self._checkpoints.progress().sites.get(self.name)
+        return self._checkpoints.load_state(file) if file else State()
+
+    def learned(self, number: int, broadcast: Payload) -> SiteResult:
+        """Do the site's share of an exchange, or read what was done before a kill.
+
+        Args:
+            number: of the exchange.
+            broadcast: as the coordinator sent it.
+
+        Raises:
+            TrainingError: a loss, weight or map is not finite, or the broadcast is not of this exchange.
+            StorageError: the disk is full.
+        """
+        found = self._checkpoints.load_site(number - 1, self.name)
+        if found is not None:
+            return found
+        phase = self._phase(number, broadcast)
+        runner = InProcessSite(self.work.method, self.work.site)
+        with Display(self.pace, self.work.settings.epochs) as display:
+            display.phase_started(phase, self.work.settings.rounds, [self.name])
+            display.site_started(self.name)
+            result = runner.local_round(self.state, broadcast, lambda facts: display.site_reported(self.name, facts))
+            sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
+            where = {"phase_index": number - 1, "phase": phase.kind, "round": phase.round, "site": self.name}
+            result = replace(result, metrics={**where, **sizes, **result.metrics})
+            self._checkpoints.save_site(number - 1, self.name, result)
+            display.site_finished(self.name, result.metrics)
+        return result
+
+    def settled(self, seat: Seat, member: Member, number: int, result: SiteResult) -> None:
+        """Make an exchange final here: reply in the outbox, then line of metrics and state.
+
+        Raises:
+            OutboxError: the outbox cannot take the reply.
+            StorageError: the disk is full.
+        """
+        seat.keep(member, number, result.reply.to_bytes())
+        lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) != number - 1]
+        self._write_metrics([*lines, result.metrics])
+        self._checkpoints.finish_phase(number - 1, State(), {self.name: result})
+
+    def judged(self, broadcast: Payload) -> Mapping[str, Scalar]:
+        """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.
+
+        Args:
+            broadcast: of the exchange that follows, or the last hand-out.
+
+        Returns:
+            The figure by name; empty where there is no model, no tune row or no exchange yet.
+        """
+        lines = read_metrics(self.folder)
+        if not lines or lines[-1]["phase"] == "warm" or int(lines[-1]["phase_index"]) != self.done - 1:
+            return {}
+        judge = tune_judge(self.work.method, {self.name: self.work.site})
+        figures = judge(self.name, self.state, broadcast)
+        if figures:
+            self._write_metrics([*lines[:-1], {**lines[-1], **figures}])
+        return figures
+
+    def _phase(self, number: int, broadcast: Payload) -> Phase:
+        """The method's phase of an exchange, which the broadcast has to name."""
+        phases = self.work.method.phases(self.work.task.rounds)
+        told = tuple(broadcast.scalars.get(name) for name in ("phase", "round", "rounds"))
+        if number <= len(phases):
+            phase = phases[number - 1]
+            if told == (phase.kind, phase.round, self.work.task.rounds):
+                return phase
+        raise TrainingError(
+            f"the broadcast of exchange {number} is of phase {told[0]}, round {told[1]} of {told[2]}, which "
+            f"{self.work.settings.method} does not have there in this version: update edgefl, here or there."
+        )
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder / "checkpoints")
+
+    def _write_metrics(self, lines: list[Mapping[str, Any]]) -> None:
+        text = "".join(f"{json.dumps(dict(line), sort_keys=True)}\n" for line in lines)
+        write_atomic(self.folder / METRICS, text.encode())

@@ -1,0 +1,263 @@
+"""From an invite to the last hand-out: enrol, wait for approval, learn every exchange, write the results.
+
+Guarantees: nothing is decided by an answer that anybody could forge, so a coordinator that is gone is waited for, with
+doubling waits and one line; what a signed answer refuses ends the command. The same command, given again at any time
+and after any kill, goes on where it stopped. Source: docs/design.md 10; docs/security.md, order of checks and 5.
+"""
+
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from edgefl_client.exchange import Delivery, Membership, NotEnrolled, Refused, Unavailable, load_membership
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.messages import TaskReply
+from edgefl_trainer.engine.display import Pace
+from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.handout import final_phase
+from edgefl_trainer.engine.run import environment, repeatable
+from edgefl_trainer.errors import FederationRefused, TrainingError
+from edgefl_trainer.live.ending import write_results
+from edgefl_trainer.live.exchanges import Exchanges
+from edgefl_trainer.live.seat import Seat, refusals
+from edgefl_trainer.live.work import SiteOptions, Work, prepare
+
+FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_GONE_S = 1.0, 15.0, 300.0
+AGREED = ("method", "classes", "settings", "train_rounds", "epochs", "seed", "backbone")
+COMING = frozenset({"no_round", "round_closed", "not_found"})  # a broadcast that was here, or will be
+Say = Callable[[str], None]
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """One call of `edgefl-train join`.
+
+    Attributes:
+        folder: the run directory, which holds the membership too.
+        options: what the site decides.
+        invite: the operator's, or None to go on with the membership in the folder.
+        ca: PEM file of the coordinator's certificate or authority, or None.
+        proxy: proxy to use from now on, or None.
+        passphrase: opens encrypted keys, or None.
+        once: do what is due and leave.
+        say: tells a person what happens.
+        sleep: waits, in seconds; a test passes its own.
+    """
+
+    folder: Path
+    options: SiteOptions
+    invite: str | None = None
+    ca: Path | None = None
+    proxy: str | None = None
+    passphrase: bytes | None = None
+    once: bool = False
+    say: Say
+    sleep: Callable[[float], None] = time.sleep
+    rng: random.Random = field(default_factory=random.Random)
+
+
+def join(call: Join) -> dict[str, Any]:
+    """Take part in a federation until it is over, or once.
+
+    Args:
+        call: who joins with what.
+
+    Returns:
+        federation, name, role, fingerprint and state of the membership; the round; what was learned and sent in this
+        call; and the contents of `summary.json` once the federation is over, else None.
+
+    Raises:
+        FederationRefused: what is trusted or asked for is refused.
+        Unavailable: with `once`, nothing answered; the same command goes on.
+        EdgeflError: one sentence about what is wrong and what to do.
+    """
+    seat = Seat(call.folder, call.passphrase)
+    membership = _patiently(call, lambda: seat.enrolled(call.invite, call.ca, call.proxy))
+    call.say(f"{membership.name} in the federation {membership.federation}, fingerprint {membership.fingerprint}")
+    if (finished := finished_summary(call.folder)) is not None:
+        return _facts(membership, None, finished)
+    told = _approved(call, seat, membership)
+    if told is None:
+        return _facts(membership, None, None)
+    membership = load_membership(seat.home)
+    work = prepare(told, call.options)
+    call.say(
+        f"{told.method}, {told.train_rounds} rounds of {told.epochs} epochs, on {len(work.site.train)} labelled and "
+        f"{len(work.site.unlabelled)} images in all of {work.site.name}; what leaves: "
+        f"{', '.join(work.method.travels) or 'nothing'}"
+    )
+    check_claim(call.folder, work.settings, resume=True)
+    with working_in(call.folder, work.settings, resume=True), repeatable(work.site.device):
+        check_inputs(call.folder, work.federation.partition_sha256, work.backbone.spec.sha256)
+        write_atomic(
+            call.folder / "environment.json", json.dumps(environment(work.settings), indent=2).encode() + b"\n"
+        )
+        return _take_part(call, seat, membership, work, told)
+
+
+def _approved(call: Join, seat: Seat, membership: Membership) -> TaskReply | None:
+    """The task, once the operator has approved; None where `once` does not wait for that."""
+    wait = _Wait(call, LONGEST_WAIT_S)
+    while True:
+        try:
+            return _patiently(call, lambda: _task(seat))
+        except NotEnrolled:
+            if call.once:
+                return None
+            wait.because(
+                f"waiting for the operator: edgefl-coordinator approve {membership.name} "
+                f"--fingerprint {membership.fingerprint}"
+            )
+
+
+def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun: TaskReply) -> dict[str, Any]:
+    """Every exchange that is left."""
+    images = {work.site.name: len(work.site.train if work.method.needs_labels else work.site.unlabelled)}
+    exchanges = Exchanges(work, call.folder, Pace(work.method.phases(work.task.rounds), images))
+    wait = _Wait(call, LONGEST_WAIT_S)
+    refused: dict[int, str] = {}
+    sent: list[Delivery] = []
+    while True:
+        told = _patiently(call, lambda: _task(seat))
+        _check_same(begun, told)
+        if told.state == "done":
+            summary = _end(call, seat, exchanges, told, membership.federation)
+            return _facts(membership, told, summary, sent)
+        if told.state == "open" and not told.replied and told.round not in refused:
+            try:
+                sent += _patiently(call, lambda now=told: _exchange(seat, exchanges, now, call.say))  # type: ignore[misc]
+                wait.over()
+            except Refused as refusal:
+                if refusal.code not in COMING:
+                    refused[told.round] = str(refusal)
+                    call.say(f"round {told.round} goes on without this site: {refusal}")
+        if call.once:
+            return _facts(membership, told, None, sent)
+        wait.because(f"round {told.round} of {told.rounds} is {told.state}: waiting for the others")
+
+
+def _exchange(seat: Seat, exchanges: Exchanges, told: TaskReply, say: Say) -> list[Delivery]:
+    """Learn the open round where that was not done, and send the reply.
+
+    Raises:
+        Refused: the round's broadcast is not to be had.
+        TrainingError: the coordinator refused the reply for good, or learning failed.
+        ExchangeError: nothing answered.
+    """
+    number = told.round
+    if exchanges.done < number:
+        with seat.member() as member:
+            broadcast = member.broadcast(number)
+        for name, figure in exchanges.judged(broadcast).items():
+            say(f"before exchange {number}: {name.replace('_', ' ')} {float(figure):.1%}")
+        result = exchanges.learned(number, broadcast)
+        size = len(result.reply.to_bytes())
+        if size > told.max_reply_bytes:
+            raise TrainingError(
+                f"the reply of round {number} has {size:,} bytes, the federation takes {told.max_reply_bytes:,}: ask "
+                "its operator for a larger limits.reply_bytes."
+            )
+        with seat.member() as member:
+            exchanges.settled(seat, member, number, result)
+    with seat.member() as member:
+        sent = seat.deliver(member, told)
+    for one in sent:
+        if one.outcome == "refused":
+            raise TrainingError(f"the coordinator refused the reply of round {one.round}: {one.message}")
+        word = "is there" if one.outcome == "accepted" else f"came too late ({one.message})"
+        say(f"the reply of round {one.round}, {one.bytes:,} bytes, {word}")
+    return sent
+
+
+def _end(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply, federation: str) -> dict[str, Any]:
+    """Fetch what is handed out at the end and write the results."""
+    work = exchanges.work
+    last = _patiently(call, lambda: _handed_out(seat, work, told))
+    for name, figure in exchanges.judged(last).items():
+        call.say(f"at the end: {name.replace('_', ' ')} {float(figure):.1%}")
+    return write_results(work, exchanges.folder, told, federation, exchanges.state, last)
+
+
+def _handed_out(seat: Seat, work: Work, told: TaskReply) -> Payload:
+    """The last hand-out; where only maps travel a site's model is its own, and it can do without."""
+    try:
+        with seat.member() as member:
+            return member.broadcast(told.rounds + 1)
+    except Refused as refusal:
+        if refusal.code != "small_cohort" or work.method.travels != ("maps",):
+            raise FederationRefused(str(refusal), refusal.code) from refusal
+        return stamped(Payload({}, {}), final_phase(work.task), work.task.rounds)
+
+
+def _task(seat: Seat) -> TaskReply:
+    with seat.member() as member:
+        return member.task()
+
+
+def _check_same(begun: TaskReply, told: TaskReply) -> None:
+    """The coordinator may not change what was agreed on while it runs.
+
+    Raises:
+        FederationRefused: it did.
+    """
+    for name in AGREED:
+        if getattr(begun, name) != getattr(told, name):
+            raise FederationRefused(
+                f"the coordinator changed {name} of its task after it began: ask its operator, and join anew with "
+                "another --out."
+            )
+
+
+def _patiently(call: Join, ask: Callable[[], Found]) -> Found:
+    """Ask until there is an answer; with `once`, once."""
+    wait = _Wait(call, LONGEST_GONE_S)
+    while True:
+        try:
+            with refusals():
+                return ask()
+        except Unavailable as problem:
+            if call.once:
+                raise
+            wait.because(f"{problem}; trying again", at_least_s=problem.retry_after_s or 0.0)
+
+
+class _Wait:
+    """Waits that double, with jitter, so that sites do not come back together; says why once."""
+
+    def __init__(self, call: Join, longest_s: float) -> None:
+        self._call, self._longest_s = call, longest_s
+        self.over()
+
+    def over(self) -> None:
+        """Something happened: begin with short waits again."""
+        self._next_s, self._said = FIRST_WAIT_S, ""
+
+    def because(self, why: str, at_least_s: float = 0.0) -> None:
+        """Wait, longer than the last time."""
+        if why != self._said:
+            self._next_s, self._said = FIRST_WAIT_S, why
+            self._call.say(why)
+        self._call.sleep(max(at_least_s, self._next_s * self._call.rng.uniform(0.75, 1.0)))
+        self._next_s = min(self._longest_s, 2 * self._next_s)
+
+
+def _facts(
+    membership: Membership, told: TaskReply | None, summary: dict[str, Any] | None, sent: list[Delivery] | None = None
+) -> dict[str, Any]:
+    return {
+        "federation": membership.federation,
+        "name": membership.name,
+        "role": membership.role,
+        "fingerprint": membership.fingerprint,
+        "state": membership.state,
+        "round": None if told is None else {"number": told.round, "rounds": told.rounds, "state": told.state},
+        "sent": [{"round": one.round, "outcome": one.outcome, "bytes": one.bytes} for one in sent or ()],
+        "summary": summary,
+    }

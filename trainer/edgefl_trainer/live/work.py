@@ -1,0 +1,258 @@
+"""What the signed task and a site's own data make together: method, settings, task, backbone, site.
+
+Guarantees: method, hyper-parameters, classes, rounds, epochs and seed are the coordinator's, the rows are the site's;
+nothing begins before it is known that this version has that method with those settings, that the data has no other
+classes, and that the frozen network here is the one the federation agreed on, by its SHA-256. Each of these fails with
+one sentence. Source: docs/design.md 4 and 5; docs/decisions/0030.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from edgefl_protocol.messages import TaskReply
+from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNetwork
+from edgefl_trainer.data import Federation
+from edgefl_trainer.engine.run import load_data
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.sites import build_sites
+from edgefl_trainer.errors import FederationRefused, SettingError
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.backbones import (
+    build_network,
+    frozen_network,
+    load_backbone,
+    weights_of,
+)
+from edgefl_trainer.models.cnn import Backbone
+from edgefl_trainer.models.spec import BackboneSpec, spec_from_facts
+
+UPDATE = "update edgefl here, or ask the operator which version the federation uses"
+PATHS = ("run", "file")  # kinds of backbone names that mean a place on one machine
+SHAPE = ("architecture", "image_px", "patch", "depth", "heads", "width", "mean", "std")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteOptions:
+    """What a site decides itself.
+
+    Attributes:
+        data: SPECs of its images.
+        site: which site of the data it is; empty where the data has one.
+        classes: use only images of these classes; empty for all.
+        backbone: its copy of the federation's network; empty for the one the task names.
+        images_per_site: most training images, 0 for all.
+        unlabelled: use of images without a label.
+        balance: draw the classes equally.
+        device: where to compute.
+        autocast: precision of the backbone.
+    """
+
+    data: tuple[str, ...]
+    site: str = ""
+    classes: tuple[str, ...] = ()
+    backbone: str = ""
+    images_per_site: int = 0
+    unlabelled: Literal["none", "site", "spread"] | None = None
+    balance: Literal["none", "class"] = "none"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    autocast: Literal["auto", "none", "bf16"] = "auto"
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a site needs to learn.
+
+    Attributes:
+        settings: of its run directory.
+        method: with the federation's hyper-parameters.
+        task: what server and sites agree on.
+        backbone: frozen, of the run.
+        federation: its own rows.
+        site: as the method sees it.
+    """
+
+    settings: RunSettings
+    method: Method
+    task: Task
+    backbone: Backbone
+    federation: Federation
+    site: Site
+
+
+def prepare(told: TaskReply, options: SiteOptions) -> Work:
+    """Read data and backbone, and check that they fit the task.
+
+    Args:
+        told: the signed task.
+        options: of this site.
+
+    Raises:
+        FederationRefused: the task cannot be done by this version or with this backbone.
+        SettingError: an option does not fit the task.
+        BackboneError: there is no such backbone.
+        DataError: the data cannot be read.
+        TrainingError: there is no image to learn from.
+    """
+    settings = settings_of(told, options)
+    method = settings.build_method()
+    backbone = local_backbone(told, method, options)
+    settings = replace(settings, image_px=backbone.spec.image_px, backbone=named(told, options))
+    federation = only_site(load_data(settings, backbone.spec.image_px), options.site)
+    if method.needs_labels:
+        federation = in_classes(federation, told.classes)
+    task = Task(
+        name=settings.task if method.needs_labels else "pixels",
+        classes=federation.classes,
+        backbone=backbone.spec,
+        rounds=told.train_rounds,
+        epochs=told.epochs,
+        seed=told.seed,
+    )
+    sites = build_sites(federation, task, backbone, settings, needs_labels=method.needs_labels)
+    [site] = sites.values()
+    method.start(task, [site.name])  # what does not fit this backbone shows here
+    return Work(settings, method, task, backbone, federation, replace(site, noise="secret"))
+
+
+def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
+    """The settings of the site's run directory.
+
+    Raises:
+        FederationRefused: this version does not have the method with these settings, or the coordinator tells too
+            little.
+        SettingError: an option has no meaning with this method.
+    """
+    kind = METHODS.get(told.method)
+    if kind is None:
+        raise FederationRefused(
+            f"the federation runs the method {told.method}, which this version does not know: {UPDATE}."
+        )
+    if not (told.train_rounds and told.epochs and told.backbone):
+        raise FederationRefused(
+            "the coordinator does not tell rounds, epochs and backbone of its task: ask its operator to update."
+        )
+    if not kind.needs_labels and options.balance != "none":
+        raise SettingError(f"{told.method} uses no labels, so --balance {options.balance} has no meaning.")
+    unlabelled = options.unlabelled or ("none" if kind.needs_labels else "spread")
+    try:
+        settings = RunSettings(
+            method=told.method,
+            data=located(options.data, options.site),
+            task="nevus" if told.task == "nevus" else "all",
+            classes=options.classes,
+            backbone=options.backbone or str(told.backbone.get("name")),
+            rounds=told.train_rounds,
+            epochs=told.epochs,
+            images_per_site=options.images_per_site,
+            unlabelled=unlabelled,
+            balance=options.balance,
+            seed=told.seed,
+            device=options.device,
+            autocast=options.autocast,
+            hyper={
+                name: tuple(int(one) for one in value) if isinstance(value, tuple) else value
+                for name, value in told.settings.items()
+            },
+        )
+        method = settings.build_method()
+    except SettingError as error:
+        raise FederationRefused(
+            f"this version cannot run {told.method} with the federation's settings ({error}): {UPDATE}."
+        ) from error
+    if not method.phases(told.train_rounds):
+        raise FederationRefused(f"{told.method} exchanges nothing, so there is nothing to join.")
+    if told.travels and set(told.travels) != set(method.travels):
+        raise FederationRefused(
+            f"the federation says that {listed(told.travels)} leave a site, {told.method} of this version sends "
+            f"{listed(method.travels)}: {UPDATE}."
+        )
+    return settings
+
+
+def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Backbone:
+    """The network of the task, from here.
+
+    A method that learns the network receives its weights from the server, so only the architecture has to be the same.
+
+    Raises:
+        FederationRefused: the network here is another one, or the task describes none.
+        SettingError: it has to be named.
+        BackboneError: there is no such backbone.
+    """
+    try:
+        wanted = spec_from_facts(told.backbone)
+    except TypeError as error:
+        raise FederationRefused(
+            f"the task describes no backbone that this version knows ({error}): {UPDATE}."
+        ) from error
+    learned = isinstance(method, LearnsBackbone | TrainsNetwork)
+    name = options.backbone or wanted.name
+    if not options.backbone and (wanted.name.partition(":")[0] in PATHS or not wanted.name):
+        if learned:
+            return frozen_network(wanted, weights_of(build_network(wanted, told.seed)))
+        raise SettingError(
+            f"the federation's backbone is {wanted.name} with SHA-256 {wanted.sha256}: name your copy with --backbone."
+        )
+    found = load_backbone(name, image_px=wanted.image_px, seed=told.seed)
+    if learned and shape(found.spec) == shape(wanted):
+        return found
+    if found.spec.sha256 != wanted.sha256 or shape(found.spec) != shape(wanted):
+        raise FederationRefused(
+            f"the backbone {name} has the SHA-256 {found.spec.sha256[:16]}… here, the federation's {wanted.name} has "
+            f"{wanted.sha256[:16]}…: ask the operator for that file and name it with --backbone file:PATH."
+        )
+    return found
+
+
+def named(told: TaskReply, options: SiteOptions) -> str:
+    """The backbone's name in `config.toml`."""
+    return options.backbone or str(told.backbone["name"])
+
+
+def shape(spec: BackboneSpec) -> Mapping[str, Any]:
+    """What two networks have in common that can take each other's weights."""
+    return {name: getattr(spec, name, None) for name in SHAPE}
+
+
+def located(data: Sequence[str], site: str) -> tuple[str, ...]:
+    """The SPECs, each for one site where one is named."""
+    return tuple(text if not site or "@site=" in text else f"{text}@site={site}" for text in data)
+
+
+def only_site(federation: Federation, site: str) -> Federation:
+    """The rows of one site.
+
+    Raises:
+        SettingError: the data has several and none is chosen.
+    """
+    names = sorted(federation.sites)
+    if site and site not in federation.sites:
+        raise SettingError(f"the data has no site {site!r}; it has {listed(names)}.")
+    if not site and len(names) > 1:
+        raise SettingError(f"the data has the sites {listed(names)}: say which one this is with --site NAME.")
+    chosen = site or names[0]
+    return replace(federation, sites={chosen: federation.sites[chosen]}, held_out=())
+
+
+def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
+    """The same rows with labels that index the federation's classes; a site may lack some of them.
+
+    Raises:
+        SettingError: the data has a class that the federation does not know.
+    """
+    unknown = [name for name in federation.classes if name not in classes]
+    if unknown:
+        raise SettingError(
+            f"the data has the class {unknown[0]!r}, the federation knows {listed(classes)}: name classes alike, or "
+            "choose images with --classes."
+        )
+    index = np.array([*(classes.index(name) for name in federation.classes), -1], dtype=np.int64)
+    return replace(federation, classes=tuple(classes), labels=index[federation.labels])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names with commas between; "nothing" for none."""
+    return ", ".join(names) or "nothing"
