@@ -2,7 +2,8 @@
 
 Opening a `Member` reads the folder that `enrol` filled and takes the lock on its keys. Nothing is sent before a
 method is called. Replies come from the outbox: an item is promised to a round durably, sent, and deleted only after a
-signed answer.
+signed answer. A contribution that comes too late waits for a later round; what was learned in a round is the answer to
+its broadcast alone, and is dropped when that round is over.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
 from edgefl_client.exchange.errors import NotEnrolled, Refused
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
-from edgefl_client.exchange.outbox import Outbox, WorkItem
+from edgefl_client.exchange.outbox import LEARNED, Outbox, WorkItem
 from edgefl_client.exchange.transport import Transport
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.keys import PublicSigningKey
@@ -40,6 +41,7 @@ from edgefl_protocol.records import Index, verify_index
 HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupported", "idem_conflict"})
 # Refusals after which the same reply may be offered to a later round.
 TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
+OVER = "round_over"  # of what was learned in a round that is over and was never sent
 Permit = Callable[[WorkItem, int], EdgeflError | None]
 _LOG = logging.getLogger("edgefl.exchange")
 
@@ -51,7 +53,8 @@ class Delivery:
     Attributes:
         idem: its key when it was offered.
         round: the round it was offered to.
-        outcome: "accepted", "kept" (for a later round), "refused" (deleted) or "held" (it may not leave; it stays).
+        outcome: "accepted", "kept" (for a later round), "late" (deleted: it was learned in a round that is over),
+            "refused" (deleted) or "held" (it may not leave; it stays).
         code: code of the signed refusal, or of what holds it, or None.
         message: its sentence, or None.
         bytes: length of its payload.
@@ -63,6 +66,9 @@ class Delivery:
     code: str | None = None
     message: str | None = None
     bytes: int
+
+
+Settled = Callable[[WorkItem, Delivery], None]
 
 
 class Member:
@@ -177,7 +183,13 @@ class Member:
         request = ReplyRequest(idem=idem, reply=payload)
         return ReplyReply.from_payload(self._caller.call("reply", request.to_payload(), rnd=round_number))
 
-    def deliver(self, outbox: Outbox, task: TaskReply, permit: Permit | None = None) -> list[Delivery]:
+    def deliver(
+        self,
+        outbox: Outbox,
+        task: TaskReply,
+        permit: Permit | None = None,
+        settled: Settled = lambda item, delivery: None,
+    ) -> list[Delivery]:
         """Send the outbox's replies that are due in the open round.
 
         At most one reply is accepted per round, so an item promised to this round goes first and a later one waits.
@@ -186,6 +198,8 @@ class Member:
             outbox: this member's outbox.
             task: as just fetched.
             permit: asked before each item and round whether it may leave; gives what holds it, or None. None: all may.
+            settled: told of an item right before it is deleted; what it keeps is kept before the item is forgotten, and
+                after a crash in between it is told again.
 
         Returns:
             What became of each item that was offered.
@@ -194,27 +208,25 @@ class Member:
             ExchangeError: no signed answer came; the items stay.
         """
         done: list[Delivery] = []
-        items = [item for item in outbox.items(self.membership.federation) if item.kind == "reply"]
+        items = [item for item in outbox.items(self.membership.federation) if item.kind in ("reply", LEARNED)]
         items.sort(key=lambda item: item.round is None)  # stable: what was promised to a round is settled first
         answered = task.replied
         for item in items:
             due = item
             if item.round is not None:
                 # Its answer may have been lost: the same key in the same round gives the first answer again.
-                if held := _held(permit, item, item.round):
-                    done.append(held)
-                    continue
-                delivery, due = self._offer(outbox, item, item.round)
-                done.append(delivery)
-                answered = answered or (delivery.outcome == "accepted" and item.round == task.round)
-                if delivery.outcome != "kept" or item.round == task.round:
+                delivery, due = self._settle(outbox, item, item.round, task, permit, settled)
+                if delivery is not None:
+                    done.append(delivery)
+                    answered = answered or (delivery.outcome == "accepted" and item.round == task.round)
+                if due.round is not None or item.round == task.round:
                     continue
             if task.state == "open" and not answered:
                 if held := _held(permit, due, task.round):
                     done.append(held)
                     continue
                 outbox.promise(due.idem, task.round)
-                delivery, _ = self._offer(outbox, due, task.round)
+                delivery, _ = self._offer(outbox, due, task.round, settled)
                 done.append(delivery)
                 answered = delivery.outcome == "accepted"
         return done
@@ -242,23 +254,44 @@ class Member:
         request = BundleRequest(line=line, task=task, version=version)
         return BundleReply.from_payload(self._caller.call("bundle", request.to_payload())).bundle
 
-    def _offer(self, outbox: Outbox, item: WorkItem, round_number: int) -> tuple[Delivery, WorkItem]:
+    def _settle(
+        self,
+        outbox: Outbox,
+        item: WorkItem,
+        round_number: int,
+        task: TaskReply,
+        permit: Permit | None,
+        settled: Settled,
+    ) -> tuple[Delivery | None, WorkItem]:
+        """Send what is promised to a round; gives what became of it, and the item as it is then."""
+        if item.kind == LEARNED:
+            if item.attempts == 0 and task.round > round_number:  # nobody can have it
+                why = f"round {round_number} was over before its reply could be sent; what was learned in it is dropped"
+                delivery = Delivery(
+                    idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=len(item.payload)
+                )
+                _forget(outbox, item, delivery, settled)
+                return delivery, item
+            if item.attempts == 0 and task.state != "open":  # closed; it may open again
+                return None, item
+        if held := _held(permit, item, round_number):
+            return held, item
+        if item.kind == LEARNED:
+            outbox.promise(item.idem, round_number)
+        return self._offer(outbox, item, round_number, settled)
+
+    def _offer(self, outbox: Outbox, item: WorkItem, round_number: int, settled: Settled) -> tuple[Delivery, WorkItem]:
         """Send one item to one round; gives what became of it and, where it was freed, the item under its new key."""
         delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=len(item.payload))
         try:
             self.reply(item.idem, Payload.from_bytes(item.payload), round_number)
         except Refused as refusal:
-            if refusal.code in HOPELESS:
-                outbox.delete(item.idem)
-                outcome = "refused"
-            elif refusal.code in TOO_LATE:
-                item = dataclasses.replace(item, idem=outbox.release(item), round=None, attempts=0)
-                outcome = "kept"
-            else:
-                raise
+            outcome = _outcome(refusal, item)
+            delivery = dataclasses.replace(delivery, outcome=outcome, code=refusal.code, message=str(refusal))
             _LOG.warning("reply of round %d %s: %s", round_number, outcome, refusal)
-            return dataclasses.replace(delivery, outcome=outcome, code=refusal.code, message=str(refusal)), item
-        outbox.delete(item.idem)
+            if outcome == "kept":
+                return delivery, dataclasses.replace(item, idem=outbox.release(item), round=None, attempts=0)
+        _forget(outbox, item, delivery, settled)
         return delivery, item
 
     def _keep_keys(self, view: CoordinatorView) -> None:
@@ -281,3 +314,22 @@ def _held(permit: Permit | None, item: WorkItem, round_number: int) -> Delivery 
     return Delivery(
         idem=item.idem, round=round_number, outcome="held", code=error.code, message=str(error), bytes=len(item.payload)
     )
+
+
+def _outcome(refusal: Refused, item: WorkItem) -> str:
+    """What a refusal makes of an item.
+
+    Raises:
+        Refused: it is about something else than the item.
+    """
+    if refusal.code in HOPELESS:
+        return "refused"
+    if refusal.code in TOO_LATE:
+        return "late" if item.kind == LEARNED else "kept"
+    raise refusal
+
+
+def _forget(outbox: Outbox, item: WorkItem, delivery: Delivery, settled: Settled) -> None:
+    """Delete a settled item, after all that depends on it was kept."""
+    settled(item, delivery)
+    outbox.delete(item.idem)

@@ -3,7 +3,8 @@
 * An item is on the disk before `put` returns (SQLite, `synchronous=FULL`, rollback journal: no version of SQLite with
   the write-ahead-log reset defect can lose it) and stays until `delete`, which is called only after a signed answer.
 * Contents are encrypted with ChaCha20-Poly1305 under a key derived from this site's sealing key, so that key's
-  passphrase guards them too; the item's key, kind and federation are bound in.
+  passphrase guards them too; the item's key, kind and federation are bound in. A large content lies in an encrypted
+  file beside the database (`item_files`), and the row holds the key to it.
 * Items, bytes and age are bounded. Sealing happens at send time, so a retry is a new envelope around the same item.
 
 Source: docs/security.md, replay window and idempotency; reliability table.
@@ -14,8 +15,9 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -23,10 +25,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from edgefl_client.exchange.errors import OutboxError
-from edgefl_protocol.errors import StorageError
+from edgefl_client.exchange.item_files import ItemFiles
+from edgefl_protocol.blob import MAX_BLOB_BYTES, BlobReference
+from edgefl_protocol.errors import BlobError, PayloadError, StorageError
+from edgefl_protocol.payload import Payload
 
+LEARNED = "learned"  # kind of the reply that was learned in a round, and belongs to it
 _DAY_MS = 86_400_000
 _NONCE_BYTES = 12
+FILE_ABOVE_BYTES = 2**20  # a larger content lies in a file of its own
 _CLOCK_SET_MS = 1_577_836_800_000  # 2020-01-01: an earlier time comes from a clock that was not set yet
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS item (
@@ -37,7 +44,8 @@ CREATE TABLE IF NOT EXISTS item (
     created_ms INTEGER NOT NULL,
     attempts INTEGER NOT NULL DEFAULT 0,
     bytes INTEGER NOT NULL,
-    sealed BLOB NOT NULL
+    sealed BLOB NOT NULL,
+    file TEXT
 ) STRICT
 """
 
@@ -49,11 +57,13 @@ class WorkItem:
     Attributes:
         idem: stable key that makes a repeated send count once.
         federation: whom it is for.
-        kind: name of the route that takes it.
-        round: the round it has been promised to; None until it is first sent.
+        kind: `reply` for a contribution, which any round may take; `LEARNED` for the reply of one round.
+        round: the round it has been promised to; None until a contribution is first sent.
         created_ms: when it was put, Unix milliseconds.
         attempts: how often it was sent without a signed answer.
-        payload: bytes of its payload.
+        size: bytes of its payload.
+        blob: what names its file, where the payload lies in one.
+        content: reads the payload.
     """
 
     idem: str
@@ -62,7 +72,14 @@ class WorkItem:
     round: int | None
     created_ms: int
     attempts: int
-    payload: bytes = field(repr=False)
+    size: int
+    blob: BlobReference | None = None
+    content: Callable[[], bytes] = field(repr=False, compare=False)
+
+    @property
+    def payload(self) -> bytes:
+        """Bytes of its payload; of a large item they are read and decrypted each time this is asked."""
+        return self.content()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +87,7 @@ class Bounds:
     """What the outbox holds at most."""
 
     items: int = 64
-    bytes: int = 128 * 2**20
+    bytes: int = 512 * 2**20
     age_ms: int = 30 * _DAY_MS
 
 
@@ -91,6 +108,7 @@ class Outbox:
         self._path = path
         self._cipher = ChaCha20Poly1305(key)
         self._bounds = bounds or Bounds()
+        self._files = ItemFiles(path.with_name(f"{path.name}.files"))
         with self._mapped():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None)
@@ -98,6 +116,10 @@ class Outbox:
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA secure_delete=ON")
             self._db.execute(_SCHEMA)
+        with self._transaction():
+            if not any(row[1] == "file" for row in self._db.execute("PRAGMA table_info(item)")):  # made by an older one
+                self._db.execute("ALTER TABLE item ADD COLUMN file TEXT")
+            self._files.sweep({row[0] for row in self._db.execute("SELECT file FROM item WHERE file IS NOT NULL")})
 
     def __enter__(self) -> Self:
         return self
@@ -124,42 +146,65 @@ class Outbox:
             OutboxError: the outbox is full.
             StorageError: the disk is full; the item is not kept.
         """
+        if len(payload) > MAX_BLOB_BYTES:
+            raise OutboxError(f"the item has {len(payload)} bytes, at most {MAX_BLOB_BYTES} can be sent", "too_large")
         idem = secrets.token_hex(16)
-        sealed = self._seal(payload, idem, federation, kind)
-        with self._transaction():
-            self._db.execute("DELETE FROM item WHERE federation = ? AND kind = ? AND round IS NULL", (federation, kind))
-            items, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
-            if items + 1 > self._bounds.items or size + len(sealed) > self._bounds.bytes:
-                raise OutboxError(
-                    f"the outbox holds {items} items of {size} bytes together; allowed are {self._bounds.items} items "
-                    f"and {self._bounds.bytes} bytes: send them with edgefl sync",
-                    code="outbox_full",
+        blob = self._files.keep(payload) if len(payload) > FILE_ABOVE_BYTES else None
+        content, file = (payload, None) if blob is None else (blob.to_payload().to_bytes(), blob.blob)
+        sealed = self._seal(content, *_names(idem, federation, kind, file))
+        size = len(sealed) + (0 if blob is None else blob.size)
+        try:
+            with self._transaction():
+                gone = self._delete("federation = ? AND kind = ? AND round IS NULL", federation, kind)
+                items, held = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
+                if items + 1 > self._bounds.items or held + size > self._bounds.bytes:
+                    raise OutboxError(
+                        f"the outbox holds {items} items of {held} bytes together; allowed are {self._bounds.items} "
+                        f"items and {self._bounds.bytes} bytes: send them with edgefl sync",
+                        code="outbox_full",
+                    )
+                self._db.execute(
+                    "INSERT INTO item (idem, federation, kind, created_ms, bytes, sealed, file) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (idem, federation, kind, now_ms, size, sealed, file),
                 )
-            self._db.execute(
-                "INSERT INTO item (idem, federation, kind, created_ms, bytes, sealed) VALUES (?, ?, ?, ?, ?, ?)",
-                (idem, federation, kind, now_ms, len(sealed), sealed),
-            )
+        except BaseException:
+            if file is not None:
+                self._files.drop(file)
+            raise
+        self._files.drop(*gone)
         return idem
 
     def items(self, federation: str) -> list[WorkItem]:
-        """Work items for a federation, oldest first.
+        """Work items for a federation, oldest first; contents in files are read when they are asked for.
 
         Raises:
             OutboxError: an item does not decrypt under this site's key.
         """
         with self._mapped():
             rows = self._db.execute(
-                "SELECT idem, kind, round, created_ms, attempts, sealed FROM item WHERE federation = ? "
+                "SELECT idem, kind, round, created_ms, attempts, sealed, file FROM item WHERE federation = ? "
                 "ORDER BY created_ms, rowid",
                 (federation,),
             ).fetchall()
-        return [
-            WorkItem(
-                idem=idem, federation=federation, kind=kind, round=round_number, created_ms=created_ms,
-                attempts=attempts, payload=self._open(sealed, idem, federation, kind),
+        found = []
+        for idem, kind, round_number, created_ms, attempts, sealed, file in rows:
+            content = self._open(sealed, *_names(idem, federation, kind, file))
+            size, blob, read = len(content), None, partial(bytes, content)
+            if file is not None:
+                blob = self._reference(content, file)
+                size, read = blob.plain_bytes, partial(self._read, blob)
+            found.append(
+                WorkItem(
+                    idem=idem, federation=federation, kind=kind, round=round_number, created_ms=created_ms,
+                    attempts=attempts, size=size, blob=blob, content=read,
+                )  # fmt: skip
             )
-            for idem, kind, round_number, created_ms, attempts, sealed in rows
-        ]  # fmt: skip
+        return found
+
+    def file_of(self, blob: BlobReference) -> Path:
+        """File that holds a large item, encrypted as it travels."""
+        return self._files.path(blob.blob)
 
     def count(self) -> int:
         """How many items wait."""
@@ -174,7 +219,8 @@ class Outbox:
     def release(self, item: WorkItem) -> str:
         """Free an item from a round that closed without it, under a new key, and give that key."""
         idem = secrets.token_hex(16)
-        sealed = self._seal(item.payload, idem, item.federation, item.kind)
+        content, file = (item.payload, None) if item.blob is None else (item.blob.to_payload().to_bytes(), item.blob.blob)
+        sealed = self._seal(content, *_names(idem, item.federation, item.kind, file))
         with self._transaction():
             self._db.execute(
                 "UPDATE item SET idem = ?, round = NULL, attempts = 0, sealed = ? WHERE idem = ?",
@@ -185,7 +231,8 @@ class Outbox:
     def delete(self, idem: str) -> None:
         """Forget an item: only after a signed answer said that it arrived or can never be taken."""
         with self._transaction():
-            self._db.execute("DELETE FROM item WHERE idem = ?", (idem,))
+            gone = self._delete("idem = ?", idem)
+        self._files.drop(*gone)
 
     def expire(self, now_ms: int) -> int:
         """Drop items past the age bound and say how many.
@@ -199,7 +246,48 @@ class Outbox:
             self._db.execute(
                 "UPDATE item SET created_ms = ? WHERE created_ms < ? OR created_ms > ?", (now_ms, _CLOCK_SET_MS, now_ms)
             )
-            return self._db.execute("DELETE FROM item WHERE created_ms < ?", (now_ms - self._bounds.age_ms,)).rowcount
+            before = self._db.execute("SELECT COUNT(*) FROM item").fetchone()[0]
+            gone = self._delete("created_ms < ?", now_ms - self._bounds.age_ms)
+            dropped = before - self._db.execute("SELECT COUNT(*) FROM item").fetchone()[0]
+        self._files.drop(*gone)
+        return int(dropped)
+
+    def _delete(self, which: str, *values: str | int) -> list[str]:
+        """Delete rows within a transaction; gives their files, to be deleted after its end."""
+        files = self._db.execute(f"SELECT file FROM item WHERE file IS NOT NULL AND {which}", values).fetchall()
+        self._db.execute(f"DELETE FROM item WHERE {which}", values)
+        return [row[0] for row in files]
+
+    def _reference(self, content: bytes, file: str) -> BlobReference:
+        try:
+            found = BlobReference.from_payload(Payload.from_bytes(content))
+        except PayloadError:
+            found = None
+        if found is None or found.blob != file:
+            raise self._damaged()
+        return found
+
+    def _read(self, blob: BlobReference) -> bytes:
+        try:
+            return self._files.read(blob)
+        except (BlobError, StorageError) as error:
+            raise self._damaged() from error
+
+    def _damaged(self) -> OutboxError:
+        return OutboxError(
+            f"{self._path} holds an item that this member's keys do not open (it was made under other keys, or is "
+            "damaged); move the file away and contribute again",
+            code="outbox_damaged",
+        )
+
+    def _check_room(self, more: int) -> None:
+        items, size = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
+        if items + 1 > self._bounds.items or size + more > self._bounds.bytes:
+            raise OutboxError(
+                f"the outbox holds {items} items of {size} bytes together; allowed are {self._bounds.items} items "
+                f"and {self._bounds.bytes} bytes: send them with edgefl sync",
+                code="outbox_full",
+            )
 
     def _seal(self, payload: bytes, *bound: str) -> bytes:
         nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -209,11 +297,7 @@ class Outbox:
         try:
             return self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], _bind(bound))
         except (InvalidTag, ValueError) as error:
-            raise OutboxError(
-                f"{self._path} holds an item that this member's keys do not open (it was made under other keys, or is "
-                "damaged); move the file away and contribute again",
-                code="outbox_damaged",
-            ) from error
+            raise self._damaged() from error
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -237,6 +321,21 @@ class Outbox:
             raise StorageError(
                 f"cannot open {self._path}: {error.strerror}; check the home folder", "storage"
             ) from error
+
+
+def learned_key(federation: str, round_number: int) -> str:
+    """Key of the reply that was learned in a round.
+
+    Args:
+        federation: name.
+        round_number: from 1.
+    """
+    return hashlib.sha256(f"{LEARNED}\0{federation}\0{round_number}".encode()).hexdigest()[:32]
+
+
+def _names(idem: str, federation: str, kind: str, file: str | None) -> tuple[str, ...]:
+    """What an item's encryption is bound to."""
+    return (idem, federation, kind) if file is None else (idem, federation, kind, file)
 
 
 def _bind(parts: tuple[str, ...]) -> bytes:
