@@ -17,14 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl_coordinator import audit, members, progress
+from sqlalchemy import Connection
+
+from edgefl_coordinator import audit, members, progress, uploads
 from edgefl_coordinator.contributions import peers_in
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobKind, JobResult, make_job, read_result, write_job
+from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds import starts_by_itself
+from edgefl_coordinator.store import Blob
 from edgefl_coordinator.task_status import SERVER_SHA256
-from edgefl_protocol import Payload, digest
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, StorageError
 
 RunWorker = Callable[[Path, float], None]
@@ -97,6 +101,7 @@ def _known(error: OSError | KeyError | ValueError) -> EdgeflError:
 
 def next_job(coordinator: Coordinator) -> Due | None:
     """Return the job that is due now, or None."""
+    sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
     policy = settings.rounds.policy
     with coordinator.store.transaction() as connection:
@@ -117,7 +122,14 @@ def next_job(coordinator: Coordinator) -> Due | None:
         return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
 
 
-def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
+def sweep_uploads(coordinator: Coordinator) -> None:
+    """Delete the blobs that members have stopped sending."""
+    with coordinator.store.transaction() as connection:
+        gone = uploads.expire(connection, coordinator.clock(), coordinator.settings.limits.blob_age_s)
+    coordinator.store.drop_blobs(gone)
+
+
+def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
     """Store a job's result, once.
 
     Raises:
@@ -130,39 +142,51 @@ def commit(coordinator: Coordinator, due: Due, result: JobResult) -> None:
             past = progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
         store.drop_blobs(past)
         return
-    shares_maps = coordinator.settings.task.shares_maps
     made: dict[str, progress.Broadcast] = {}
-    for name, data in result.broadcasts.items():
-        others = peers_in(Payload.from_bytes(data, MAX_RESULT_BYTES).arrays) if shares_maps else None
-        made[due.receivers[name]] = progress.Broadcast(store.put_blob(data), others)
-    state = store.put_blob(result.state) if job.kind != "broadcast" else None
-    last = job.kind != "broadcast" and job.number >= len(result.phases)
-    server_sha256 = digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays) if last else None
-    now_ms = coordinator.clock()
+    kept: list[Blob] = []
     committed, past = False, list[str]()
     try:
+        for name, file in result.broadcasts.items():
+            others = _others_in(coordinator, file)
+            kept.append(store.adopt(file))
+            made[due.receivers[name]] = progress.Broadcast(kept[-1], others)
+        if result.state is not None and job.kind != "broadcast":
+            kept.append(store.adopt(result.state))
         with store.transaction() as connection:
-            if state is None:
+            if job.kind == "broadcast":
                 progress.add_broadcasts(connection, job.number, made)
-            elif progress.commit_state(connection, now_ms, job.number, state):
-                past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
-                progress.set_fact(connection, "phases", list(result.phases))
-                if server_sha256 is not None:
-                    progress.set_fact(connection, SERVER_SHA256, server_sha256)
-                following = job.number + 1
-                if following <= len(result.phases):
-                    deadline_s = coordinator.settings.rounds.deadline_s
-                    progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
-                progress.add_broadcasts(connection, following, made)
-                past += progress.forget_past(connection, following)
+            elif progress.commit_state(connection, coordinator.clock(), job.number, kept[-1]):
+                past = _open_following(connection, coordinator, job, result, made)
             else:
                 return
         committed = True
     finally:
         if not committed:
-            unused = [*(broadcast.blob for broadcast in made.values()), *([state] if state else [])]
-            store.drop_blobs([blob.name for blob in unused])
+            store.drop_blobs([blob.name for blob in kept])
     store.drop_blobs(past)
+
+
+def _open_following(
+    connection: Connection, coordinator: Coordinator, job: Job, result: JobFiles, made: dict[str, progress.Broadcast]
+) -> list[str]:
+    """Open what follows a state that was just committed; return the blobs to delete after the commit."""
+    now_ms, following = coordinator.clock(), job.number + 1
+    past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
+    progress.set_fact(connection, "phases", list(result.phases))
+    if following <= len(result.phases):
+        deadline_s = coordinator.settings.rounds.deadline_s
+        progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
+    else:
+        progress.set_fact(connection, SERVER_SHA256, result.state_sha256)
+    progress.add_broadcasts(connection, following, made)
+    return past + progress.forget_past(connection, following)
+
+
+def _others_in(coordinator: Coordinator, file: Path) -> int | None:
+    """Count the sites in a broadcast of rollout maps; None for other methods, whose broadcasts are not read."""
+    if not coordinator.settings.task.shares_maps:
+        return None
+    return peers_in(Payload.from_bytes(read_bounded(file, MAX_RESULT_BYTES), MAX_RESULT_BYTES).arrays)
 
 
 class WorkerProcess:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from edgefl_protocol.blob_messages import MAX_PIECE_BYTES
 from edgefl_protocol.messages import ROUTES
 
 Scope = MutableMapping[str, Any]
@@ -23,7 +24,11 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 PLAIN_PATHS = frozenset({"/healthz", "/v1/time", "/v1/keys"})
 SEALED_PATHS = frozenset(route.path for route in ROUTES.values())
 LIMITED_PATHS = frozenset({"/v1/time", "/v1/enrol"})  # open to anybody who knows the address
-_PATH_BYTES = {"/v1/reply": 32 * 2**20, "/v1/enrol": 64 * 2**10}  # largest body; only a reply is large
+_PATH_BYTES = {  # largest body; only a reply and a piece of a blob are large
+    "/v1/reply": 32 * 2**20,
+    "/v1/blob": MAX_PIECE_BYTES + 64 * 2**10,
+    "/v1/enrol": 64 * 2**10,
+}
 _OTHER_BYTES = 2**20
 _MAX_ADDRESSES = 10_000  # remembered: a few megabytes
 _MINUTE_S = 60.0

@@ -1,8 +1,12 @@
-"""What passes between the server and its aggregation worker: a folder with `job.json`, and one result file.
+"""What passes between the server and its aggregation worker: a folder with `job.json`, and the result's files.
 
-Guarantees: the worker reads files that the store wrote and leaves exactly one, `result.payload`, by atomic rename; the
-server reads it bounded and checked. Both sides of the border are in this module, so they cannot drift apart. Nothing
-here imports the trainer. Source: docs/security.md, decision 7 and reliability.
+    state.payload, broadcast-0.payload, …   what the store takes over as it lies; the server reads none of it
+    result.json                             which file is whose, written last: without it there is no result
+
+Guarantees: the worker reads files that the store wrote and leaves a result that is there whole, or not at all; the
+server reads its table bounded and checked, so a network of any size costs it no memory. Both sides of the border are in
+this module, so they cannot drift apart. Nothing here imports the trainer. Source: docs/security.md, decision 7 and
+reliability.
 """
 
 import json
@@ -11,10 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from edgefl_coordinator.settings import Plain, Settings
-from edgefl_protocol import Payload
+from edgefl_protocol import Payload, digest
 from edgefl_protocol.durable import read_bounded, write_atomic
 
 JobKind = Literal["start", "aggregate", "broadcast"]
@@ -22,7 +24,8 @@ JobKind = Literal["start", "aggregate", "broadcast"]
 MAX_RESULT_BYTES = 2**31
 _MAX_JOB_BYTES = 16 * 2**20
 _JOB = "job.json"
-_RESULT = "result.payload"
+_RESULT = "result.json"
+_STATE = "state.payload"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobResult:
-    """What the worker leaves.
+    """What the worker made, before it leaves it.
 
     Attributes:
         state: bytes of the server's state; empty with "broadcast", and where nothing could be aggregated.
@@ -69,6 +72,27 @@ class JobResult:
     state: bytes
     phases: tuple[str, ...]
     broadcasts: Mapping[str, bytes]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """What the worker left; as `JobResult`, with files in the place of bytes.
+
+    Attributes:
+        state: file of the server's state; None where there is none.
+        state_sha256: digest of the arrays in it; "" likewise.
+        phases: see `JobResult`.
+        broadcasts: site name → file of its broadcast.
+        refused: see `JobResult`.
+        problem: see `JobResult`.
+    """
+
+    state: Path | None
+    state_sha256: str
+    phases: tuple[str, ...]
+    broadcasts: Mapping[str, Path]
     refused: Mapping[str, str] = field(default_factory=dict)
     problem: str = ""
 
@@ -118,33 +142,38 @@ def read_job(folder: Path) -> Job:
 
 
 def write_result(folder: Path, result: JobResult) -> None:
-    """Write the result file: it is there whole, or not at all."""
-    arrays = {f"broadcast.{name}": _octets(data) for name, data in result.broadcasts.items()}
-    arrays["state"] = _octets(result.state)
-    arrays["refused"] = _octets(json.dumps(dict(result.refused), sort_keys=True).encode())
-    payload = Payload(arrays, {"phases": json.dumps(list(result.phases)), "problem": result.problem})
-    write_atomic(folder / _RESULT, payload.to_bytes(), mode=0o600)
+    """Write the result: it is there whole, or not at all."""
+    files = {name: f"broadcast-{number}.payload" for number, name in enumerate(sorted(result.broadcasts))}
+    for name, file in files.items():
+        write_atomic(folder / file, result.broadcasts[name], mode=0o600)
+    state_sha256 = ""
+    if result.state:
+        write_atomic(folder / _STATE, result.state, mode=0o600)
+        state_sha256 = digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays)
+    table = {
+        "state_sha256": state_sha256,
+        "phases": list(result.phases),
+        "broadcasts": files,
+        "refused": dict(result.refused),
+        "problem": result.problem,
+    }
+    write_atomic(folder / _RESULT, json.dumps(table, sort_keys=True).encode(), mode=0o600)
 
 
-def read_result(folder: Path) -> JobResult:
-    """Read the result file.
+def read_result(folder: Path) -> JobFiles:
+    """Read which files the worker left.
 
     Raises:
-        StorageError: there is none.
-        PayloadError: it breaks its form.
+        StorageError: there is no result.
+        KeyError, ValueError: it lacks a part, or is no JSON.
     """
-    payload = Payload.from_bytes(read_bounded(folder / _RESULT, MAX_RESULT_BYTES), MAX_RESULT_BYTES)
-    broadcasts = {
-        name.removeprefix("broadcast."): array.tobytes()
-        for name, array in payload.arrays.items()
-        if name.startswith("broadcast.")
-    }
-    phases = tuple(str(kind) for kind in json.loads(str(payload.scalars["phases"])))
-    refused = {str(name): str(why) for name, why in json.loads(payload.arrays["refused"].tobytes()).items()}
-    return JobResult(
-        payload.arrays["state"].tobytes(), phases, broadcasts, refused, problem=str(payload.scalars["problem"])
+    table = json.loads(read_bounded(folder / _RESULT, _MAX_JOB_BYTES))
+    state_sha256 = str(table["state_sha256"])
+    return JobFiles(
+        state=folder / _STATE if state_sha256 else None,
+        state_sha256=state_sha256,
+        phases=tuple(str(kind) for kind in table["phases"]),
+        broadcasts={str(name): folder / Path(str(file)).name for name, file in table["broadcasts"].items()},
+        refused={str(name): str(why) for name, why in table["refused"].items()},
+        problem=str(table["problem"]),
     )
-
-
-def _octets(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, dtype=np.uint8)

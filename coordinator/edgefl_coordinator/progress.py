@@ -17,7 +17,7 @@ from edgefl_coordinator import audit, members
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import Member
 from edgefl_coordinator.rounds import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
-from edgefl_coordinator.schema import broadcasts, facts, refused_replies, replies, rounds, states
+from edgefl_coordinator.schema import broadcasts, facts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.schema import members as member_table
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import Blob
@@ -84,16 +84,7 @@ def accept_reply(
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
             earlier reply of this member in this round.
     """
-    verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
-    if verdict == "no_round":
-        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
-    if verdict == "round_closed":
-        raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
-    if has_replied(connection, member.skid, number):
-        raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
-    why = connection.scalar(_refusal_of(member.skid, number))
-    if why is not None:
-        raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
+    check_reply_due(connection, policy, now_ms, member, number)
     connection.execute(
         insert(replies).values(
             number=number,
@@ -110,6 +101,24 @@ def accept_reply(
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
     advance(connection, policy, now_ms)
+
+
+def check_reply_due(connection: Connection, policy: RoundPolicy, now_ms: int, member: Member, number: int) -> None:
+    """Refuse a reply that the round does not take of this member.
+
+    Raises:
+        RefusedError: as `accept_reply`.
+    """
+    verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
+    if verdict == "no_round":
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
+    if verdict == "round_closed":
+        raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
+    if has_replied(connection, member.skid, number):
+        raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
+    why = connection.scalar(_refusal_of(member.skid, number))
+    if why is not None:
+        raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
 
 
 def has_replied(connection: Connection, skid: str, number: int) -> bool:
@@ -328,6 +337,7 @@ def forget_past(connection: Connection, current: int) -> list[str]:
         past = (table.c.number < bound) & table.c.blob.is_not(None)
         struck.extend(connection.scalars(select(table.c.blob).where(past)))
         connection.execute(update(table).where(past).values(blob=None))
+    connection.execute(delete(offers).where(offers.c.blob.in_(struck)))
     return struck
 
 

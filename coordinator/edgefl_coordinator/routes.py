@@ -5,19 +5,22 @@ the refusal. Newcomers are no members yet: their message is admitted with the en
 Source: docs/security.md, routes, enrolment, replay window and idempotency.
 """
 
-import hashlib
 import hmac
 from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator import audit, inbox, members, progress, publishing, task_status
+from edgefl_coordinator import audit, members, progress, publishing, revocations, task_status
+from edgefl_coordinator.blobs import blob_route, offer
 from edgefl_coordinator.calls import Call, check_round, keep_window, read, refuse, transact
-from edgefl_coordinator.contributions import check_reply
 from edgefl_coordinator.coordinator import INDEX_VALID_MS, Coordinator
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import Member
+from edgefl_coordinator.replying import reply_route
 from edgefl_protocol import Payload
+from edgefl_protocol.blob import MAX_INLINE_BYTES
+from edgefl_protocol.errors import RecordError
+from edgefl_protocol.key_messages import IndexReply, RotateReply, RotateRequest
 from edgefl_protocol.messages import (
     BroadcastRequest,
     BundleReply,
@@ -28,12 +31,10 @@ from edgefl_protocol.messages import (
     EnrolReply,
     EnrolRequest,
     RecordReply,
-    ReplyReply,
-    ReplyRequest,
 )
 from edgefl_protocol.records import make_index
-
-MAX_BROADCAST_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead; larger ones need blobs
+from edgefl_protocol.revocation import make_revoked
+from edgefl_protocol.rotation import verify_rotation
 
 
 def _enrol(call: Call) -> Payload:
@@ -90,80 +91,23 @@ def _broadcast(call: Call) -> Payload:
         audit.append(connection, call.now_ms, "broadcast_released", member.name, {"round": request.round})
         return name
 
-    data = call.coordinator.store.get_blob(transact(call, effect))
-    if len(data) > MAX_BROADCAST_BYTES:
-        sentence = f"the broadcast has {len(data)} bytes, {MAX_BROADCAST_BYTES} fit one envelope"
-        refuse(call, RefusedError("too_large", sentence))
-    return Payload.from_bytes(data)
-
-
-def _reply(call: Call) -> Payload:
-    store, policy, header = call.coordinator.store, call.coordinator.settings.rounds.policy, call.opened.header
-    request = read(call, ReplyRequest.from_payload)
-    sha256 = hashlib.sha256(call.opened.payload).hexdigest()
-
-    def first(connection: Connection, member: Member) -> Payload | None:
-        stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
-        return None if stored is None else Payload.from_bytes(stored)
-
-    answered = transact(call, first)  # a duplicate costs neither a check nor a blob
-    if answered is not None:
-        return answered
-    reply = _store_reply(call, request)
-    kept: list[bool] = []
-
-    def effect(connection: Connection, member: Member) -> Payload:
-        twin = first(connection, member)  # sent twice at once
-        if twin is not None:
-            return twin
-        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply)
-        answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
-        inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
-        kept.append(True)
-        return answer
-
-    committed = False
-    try:
-        answer = transact(call, effect)
-        committed = bool(kept)
-        return answer
-    finally:
-        if not committed:
-            store.drop_blobs([reply.blob.name])
-
-
-def _store_reply(call: Call, request: ReplyRequest) -> progress.Accepted:
-    """Check a reply and write its blob, before the transaction that will name it.
-
-    Raises:
-        RefusedError: `bad_contribution` or `too_large`; nothing was stored.
-        StorageError: the disk is full.
-    """
-    settings = call.coordinator.settings
-    try:
-        site_sha256 = check_reply(request.reply, settings.task)
-    except RefusedError as error:
-        refuse(call, error)
-    data, limit = request.reply.to_bytes(), settings.limits.reply_bytes
-    if len(data) > limit:
-        refuse(call, RefusedError("too_large", f"the reply has {len(data)} bytes, at most {limit} are accepted"))
-    blob = call.coordinator.store.put_blob(data)
-    return progress.Accepted(blob, request.idem, len(request.reply.arrays), site_sha256)
+    store, name = call.coordinator.store, transact(call, effect)
+    if store.blob_bytes(name) > MAX_INLINE_BYTES:
+        return offer(call, name).to_payload()
+    return Payload.from_bytes(store.get_blob(name))
 
 
 def _index(call: Call) -> Payload:
     read(call, EmptyRequest.from_payload)
     coordinator = call.coordinator
 
+    key, federation, until_ms = coordinator.keys.signing, coordinator.settings.federation, call.now_ms + INDEX_VALID_MS
+
     def effect(connection: Connection, _: Member) -> Payload:
-        record = make_index(
-            coordinator.keys.signing,
-            coordinator.settings.federation,
-            publishing.entries(connection),
-            call.now_ms,
-            call.now_ms + INDEX_VALID_MS,
-        )
-        return RecordReply(record=record).to_payload()
+        index = make_index(key, federation, publishing.entries(connection), call.now_ms, until_ms)
+        version, key_ids = revocations.listed(connection)
+        revoked = make_revoked(key, federation, version, key_ids, call.now_ms, until_ms)
+        return IndexReply(index=index, revoked=revoked).to_payload()
 
     return transact(call, effect)
 
@@ -186,13 +130,33 @@ def _keys(call: Call) -> Payload:
     return transact(call, lambda *_: RecordReply(record=call.coordinator.key_record()).to_payload())
 
 
+def _rotate(call: Call) -> Payload:
+    request = read(call, RotateRequest.from_payload)
+    federation = call.coordinator.settings.federation
+    try:
+        rotation = verify_rotation(request.record, federation)
+    except RecordError as error:
+        refuse(call, RefusedError("bad_proof", f"the change of keys is refused: {error}"[:500]), error)
+    if call.opened.sender not in (rotation.old, rotation.new):
+        refuse(call, RefusedError("bad_proof", "the change of keys is of another member"))
+
+    def effect(connection: Connection, member: Member) -> Payload:
+        until_ms = members.rotate(connection, call.now_ms, member, rotation, request.record)
+        changed = members.by_skid(connection, rotation.new.key_id) or member
+        return RotateReply(old_until_ms=until_ms, fingerprint=changed.fingerprint(federation)).to_payload()
+
+    return transact(call, effect)
+
+
 HANDLERS: Mapping[str, Callable[[Call], Payload]] = {
     "enrol": _enrol,
     "enrol-proof": _enrol_proof,
     "task": _task,
     "broadcast": _broadcast,
-    "reply": _reply,
+    "reply": reply_route,
+    "blob": blob_route,
     "index": _index,
     "bundle": _bundle,
     "keys": _keys,
+    "rotate": _rotate,
 }

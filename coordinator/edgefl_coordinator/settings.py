@@ -68,7 +68,7 @@ class TaskSettings:
         patch, image_px = self.backbone.get("patch"), self.backbone.get("image_px")
         if self.convolutional:
             if self.shares_maps or not isinstance(image_px, int) or image_px < 1:
-                raise ValueError("a convolutional backbone needs image_px in pixels, and shares_maps = false: no patches")
+                raise ValueError("a convolutional backbone needs image_px in pixels and shares_maps = false")
         elif not isinstance(patch, int) or not isinstance(image_px, int) or patch < 1 or image_px % patch:
             raise ValueError("backbone needs image_px and patch in pixels, image_px a multiple of patch")
 
@@ -165,7 +165,7 @@ class LimitSettings:
             if getattr(self, item.name) <= 0:
                 raise ValueError(f"limits.{item.name} must be above 0")
         if self.body_bytes > 32 * 2**20 or self.body_bytes < min(self.reply_bytes + 64 * 2**10, 32 * 2**20):
-            raise ValueError("limits.body_bytes is at most 33554432, and 65536 above limits.reply_bytes where that fits")
+            raise ValueError("limits.body_bytes is at most 33554432, or 65536 above a smaller limits.reply_bytes")
         if self.reply_bytes > MAX_BLOB_BYTES:
             raise ValueError(f"limits.reply_bytes is at most {MAX_BLOB_BYTES}")
 

@@ -19,9 +19,10 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
@@ -34,7 +35,14 @@ from edgefl_coordinator.settings import Home
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
 
-_BLOB_COLUMNS = (schema.replies.c.blob, schema.broadcasts.c.blob, schema.states.c.blob, schema.bundles.c.blob)
+MAX_STORED_BYTES = 2**31
+_BLOB_COLUMNS = (
+    schema.replies.c.blob,
+    schema.broadcasts.c.blob,
+    schema.states.c.blob,
+    schema.bundles.c.blob,
+    schema.uploads.c.blob,
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +63,13 @@ def has_wal_reset_defect(version: tuple[int, int, int]) -> bool:
 
 
 class Store:
-    """The open store; close it, or use it as a context manager."""
+    """The open store; close it, or use it as a context manager.
+
+    Attributes:
+        home: its folder.
+        journal_mode: of SQLite.
+        large: held by whoever has the payload of a blob in memory, so that two never are.
+    """
 
     def __init__(self, home: Home, engine: Engine, lock: int, journal_mode: str) -> None:
         """Take over an open engine and lock; use `open_store`."""
@@ -65,6 +79,7 @@ class Store:
         self._lock_descriptor = lock
         self._connection = engine.connect()
         self._mutex = threading.Lock()
+        self.large = threading.Lock()
 
     def __enter__(self) -> "Store":
         return self
@@ -102,11 +117,76 @@ class Store:
             StorageError: the disk is full or the folder cannot be written.
         """
         sha256 = hashlib.sha256(data).hexdigest()
-        name = f"{sha256[:32]}-{secrets.token_hex(8)}"
+        name = _fresh_name(sha256)
         durable.write_atomic(self.home.blobs / name, data, mode=0o600)
         return Blob(name, sha256, len(data))
 
-    def get_blob(self, name: str, max_bytes: int = 2**31) -> bytes:
+    def adopt(self, path: Path) -> Blob:
+        """Take a file that was flushed into the folder of blobs, without its bytes in memory; it may stay where it was.
+
+        Raises:
+            StorageError: it is missing, the disk is full or the folder cannot be written.
+        """
+        hasher, size = hashlib.sha256(), 0
+        for piece in durable.read_pieces(path, MAX_STORED_BYTES):
+            hasher.update(piece)
+            size += len(piece)
+        blob = Blob(_fresh_name(hasher.hexdigest()), hasher.hexdigest(), size)
+        target = self.home.blobs / blob.name
+        try:
+            target.hardlink_to(path)
+            durable.sync_folder(self.home.blobs)
+        except OSError:  # on another disk, or one that knows no links
+            durable.write_pieces(target, durable.read_pieces(path, MAX_STORED_BYTES), mode=0o600)
+        return blob
+
+    def new_file(self) -> str:
+        """Make an empty file for a blob that comes in pieces, and return its name.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        name = _fresh_name(secrets.token_hex(16))
+        durable.create_empty(self.home.blobs / name)
+        return name
+
+    def write_at(self, name: str, offset: int, data: bytes) -> None:
+        """Write a piece durably.
+
+        Raises:
+            StorageError: the disk is full, or the file is gone.
+        """
+        durable.write_at(self.home.blobs / name, offset, data)
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Give a blob in pieces.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        return durable.read_pieces(self.home.blobs / name, MAX_STORED_BYTES)
+
+    def reading(self, name: str) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
+        """Open a blob, to read it by offset and length.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        return durable.read_anywhere(self.home.blobs / name, MAX_STORED_BYTES)
+
+    def blob_bytes(self, name: str) -> int:
+        """Return the length of a blob.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        return durable.file_bytes(self.home.blobs / name)
+
+    def free_bytes(self) -> int:
+        """Return the bytes free on the disk of the blobs."""
+        return shutil.disk_usage(self.home.blobs).free
+
+    def get_blob(self, name: str, max_bytes: int = MAX_STORED_BYTES) -> bytes:
         """Read a blob.
 
         Raises:
@@ -170,6 +250,10 @@ def open_store(home: Home, now_ms: int) -> Store:
         store.close()
         raise
     return store
+
+
+def _fresh_name(prefix: str) -> str:
+    return f"{prefix[:32]}-{secrets.token_hex(8)}"
 
 
 def _take_lock(home: Home) -> int:

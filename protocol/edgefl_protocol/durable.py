@@ -14,7 +14,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -35,6 +35,20 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
     Raises:
         StorageError: the disk is full or the folder cannot be written; the old content is still there.
     """
+    write_pieces(path, (data,), mode)
+
+
+def write_pieces(path: str | os.PathLike[str], pieces: Iterable[bytes], mode: int = 0o644) -> None:
+    """Replace a file's content durably by pieces that never lie in memory together, or leave it as it was.
+
+    Args:
+        path: the file; its folder must exist.
+        pieces: the new content.
+        mode: permission bits of the file, set before any byte is written.
+
+    Raises:
+        StorageError: as `write_atomic`. What the pieces raise is passed on; the old content is still there.
+    """
     target = Path(path)
     temporary = target.parent / f".{target.name}.{secrets.token_hex(8)}.tmp"
     try:
@@ -42,7 +56,8 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
         try:
             with os.fdopen(descriptor, "wb") as file:
                 os.fchmod(file.fileno(), mode)
-                file.write(data)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
@@ -53,6 +68,51 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
         sync_folder(target.parent)
     except OSError as error:
         raise _storage_error("write", target, error) from error
+
+
+def create_empty(path: str | os.PathLike[str], mode: int = 0o600) -> None:
+    """Make an empty file durably; it must not exist.
+
+    Raises:
+        StorageError: it exists, or the folder cannot be written.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        sync_folder(Path(path).parent)
+    except OSError as error:
+        raise _storage_error("write", Path(path), error) from error
+
+
+def write_at(path: str | os.PathLike[str], offset: int, data: bytes) -> None:
+    """Write bytes into an existing file and flush them: when this returns they survive a power cut.
+
+    Raises:
+        StorageError: the disk is full, or the file is gone; bytes behind `offset` are then of no certain content.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            view = memoryview(data)
+            while view:
+                written = os.pwrite(descriptor, view, offset)
+                view, offset = view[written:], offset + written
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _storage_error("write", Path(path), error) from error
+
+
+def file_bytes(path: str | os.PathLike[str]) -> int:
+    """Return a file's length.
+
+    Raises:
+        StorageError: it is missing.
+    """
+    try:
+        return Path(path).stat().st_size
+    except OSError as error:
+        raise _storage_error("read", Path(path), error) from error
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
@@ -93,6 +153,28 @@ def open_bounded(path: str | os.PathLike[str], max_bytes: int) -> Iterator[Binar
         if os.fstat(file.fileno()).st_size > max_bytes:
             raise _too_large(Path(path), max_bytes)
         yield file
+
+
+def read_pieces(path: str | os.PathLike[str], max_bytes: int, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
+    """Give a file of at most `max_bytes` in pieces.
+
+    Raises:
+        StorageError: as `open_bounded`.
+    """
+    with open_bounded(path, max_bytes) as file:
+        while piece := file.read(piece_bytes):
+            yield piece
+
+
+@contextlib.contextmanager
+def read_anywhere(path: str | os.PathLike[str], max_bytes: int) -> Iterator[Callable[[int, int], bytes]]:
+    """Open a file of at most `max_bytes`; gives a function of offset and length that reads there, less at its end.
+
+    Raises:
+        StorageError: as `open_bounded`.
+    """
+    with open_bounded(path, max_bytes) as file:
+        yield lambda offset, length: os.pread(file.fileno(), length, offset)
 
 
 @contextlib.contextmanager

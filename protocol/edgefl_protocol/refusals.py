@@ -19,6 +19,7 @@ REFUSAL_STATUS: Mapping[str, int] = MappingProxyType(
         "expired_invite": 403,
         "used_invite": 403,
         "known_key": 409,  # a member or an enrolment with this key exists
+        "replaced_key": 409,  # the member has changed this key for another one
         "bad_proof": 403,  # the nonce is not the one that was sealed to the new key
         "pending": 403,  # the operator has not approved yet
         "not_approved": 403,  # the enrolment has not proved its keys, or the role may not call the route

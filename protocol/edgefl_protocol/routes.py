@@ -34,9 +34,11 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
             Route("task", "/v1/task", _MEMBERS),
             Route("broadcast", "/v1/broadcast", _MEMBERS, in_round=True),
             Route("reply", "/v1/reply", _MEMBERS, in_round=True),
+            Route("blob", "/v1/blob", _MEMBERS),
             Route("index", "/v1/index", _MEMBERS),
             Route("bundle", "/v1/bundle", _MEMBERS),
             Route("keys", "/v1/keys", _MEMBERS),
+            Route("rotate", "/v1/rotate", _MEMBERS),
         )
     }
 )

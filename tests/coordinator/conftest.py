@@ -18,7 +18,7 @@ from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.app import make_app
 from edgefl_coordinator.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.handling import handle
-from edgefl_coordinator.jobs import JobResult, read_job, write_result
+from edgefl_coordinator.jobs import JobFiles, JobResult, read_job, write_result
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.settings import Home
 from edgefl_coordinator.setup import make_home
@@ -106,6 +106,13 @@ def toy_worker(folder: Path, timeout_s: float) -> None:
         broadcasts[site] = Payload(own, {"phase": "train", "round": 1, "rounds": 2}).to_bytes()
     phases = ("warm", "train", "train")
     write_result(folder, JobResult(b"" if job.kind == "broadcast" else state.to_bytes(), phases, broadcasts))
+
+
+def content(files: JobFiles) -> JobResult:
+    """What the worker's files hold."""
+    state = b"" if files.state is None else files.state.read_bytes()
+    broadcasts = {name: path.read_bytes() for name, path in files.broadcasts.items()}
+    return JobResult(state, files.phases, broadcasts, files.refused, files.problem)
 
 
 @dataclass
@@ -366,3 +373,4 @@ class Tools:
     maps_payload = staticmethod(maps_payload)
     toy_worker = staticmethod(toy_worker)
     settings_table = staticmethod(settings_table)
+    content = staticmethod(content)

@@ -140,7 +140,7 @@ def test_init_tries_the_first_job(tmp_path) -> None:
     assert "fedevprompt on all (nevus, other)" in shown.stdout
 
 
-def test_a_process_of_its_own(files, tmp_path, capsys) -> None:
+def test_a_process_of_its_own(files, tmp_path, capsys, tools) -> None:
     """The worker process gives the same bytes as the function, and its failure is one sentence."""
     state, replies = files
     work = job("aggregate", 1, state, replies)
@@ -149,7 +149,7 @@ def test_a_process_of_its_own(files, tmp_path, capsys) -> None:
     write_job(folder, work)
     worker = WorkerProcess()
     worker(folder, 120)
-    assert read_result(folder) == run_job(work)
+    assert tools.content(read_result(folder)) == run_job(work)
     assert json.loads((folder / "job.json").read_text())["number"] == 1
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -195,7 +195,7 @@ def test_fedavg_goes_on_without_a_reply_it_cannot_use(tmp_path) -> None:
         assert result.state == honest.state and result.broadcasts == honest.broadcasts
 
 
-def test_fedavg_opens_the_round_again_when_too_few_are_left(tmp_path) -> None:
+def test_fedavg_opens_the_round_again_when_too_few_are_left(tmp_path, tools) -> None:
     """Check 46: three of four replies without what the method reads: no state, and a sentence for the operator."""
     plain = {"method": "fedavg", "task": TASK}
     (tmp_path / "start").write_bytes(run_job(job("start", 0, **plain)).state)
@@ -208,7 +208,7 @@ def test_fedavg_opens_the_round_again_when_too_few_are_left(tmp_path) -> None:
     folder.mkdir()
     write_job(folder, work)
     assert main(folder) == 0
-    assert read_result(folder) == result
+    assert tools.content(read_result(folder)) == result
 
 
 def test_a_site_without_a_class_token_is_no_offender(tmp_path) -> None:

@@ -189,7 +189,10 @@ def test_a_day_is_the_last_24_hours(tmp_path):
 
 def item(idem="b"):
     payload = Payload({}, {"site_sha256": "0" * 64}).to_bytes()
-    return WorkItem(idem=idem, federation="skin", kind="reply", round=None, created_ms=0, attempts=0, payload=payload)
+    return WorkItem(
+        idem=idem, federation="skin", kind="reply", round=None, created_ms=0, attempts=0, size=len(payload),
+        content=lambda: payload,
+    )  # fmt: skip
 
 
 def test_a_clock_that_was_ahead_counts_for_a_day_and_not_for_years(tmp_path):

@@ -15,13 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from edgefl_client.exchange.blobs import Pace, fetch_blob, send_blob, sweep_parts
 from edgefl_client.exchange.caller import Caller
 from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
-from edgefl_client.exchange.errors import NotEnrolled, Refused
+from edgefl_client.exchange.errors import NotEnrolled, OutboxError, Refused, Unavailable
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
 from edgefl_client.exchange.outbox import LEARNED, Outbox, WorkItem
 from edgefl_client.exchange.transport import Transport
+from edgefl_protocol.blob import MAX_BLOB_BYTES, MAX_INLINE_BYTES, BlobReference
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.keys import PublicSigningKey
 from edgefl_protocol.messages import (
@@ -42,6 +44,8 @@ HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupport
 # Refusals after which the same reply may be offered to a later round.
 TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
 OVER = "round_over"  # of what was learned in a round that is over and was never sent
+# Refusals after which the blob is sent again from the beginning.
+BLOB_LOST = frozenset({"no_blob", "bad_blob"})
 Permit = Callable[[WorkItem, int], EdgeflError | None]
 _LOG = logging.getLogger("edgefl.exchange")
 
@@ -101,6 +105,7 @@ class Member:
         lock_wait_s: float = 10.0,
     ) -> None:
         self._folder = folder
+        self._parts = folder / "parts"
         self.membership = load_membership(folder)
         if self.membership.state == "joining":
             raise NotEnrolled("the enrolment is not finished; run edgefl enrol again with the same invite")
@@ -158,27 +163,37 @@ class Member:
         return task
 
     def broadcast(self, round_number: int) -> Payload:
-        """Fetch this member's broadcast of a round.
+        """Fetch this member's broadcast of a round, of any size; one that was cut off goes on where it stopped.
 
         Args:
             round_number: from 1.
 
         Raises:
             ExchangeError: no answer, or a refusal (`small_cohort`, `no_round`, …).
+            BlobError: what came is not what the coordinator signed.
+            StorageError: the disk is full.
         """
         request = BroadcastRequest(round=round_number)
-        return self._caller.call("broadcast", request.to_payload(), rnd=round_number)
+        answer = self._caller.call("broadcast", request.to_payload(), rnd=round_number)
+        reference = BlobReference.from_payload(answer)
+        if reference is None:
+            sweep_parts(self._parts)
+            return answer
+        data = fetch_blob(self._caller, reference, self._parts, Pace(), MAX_BLOB_BYTES)
+        return Payload.from_bytes(data, MAX_BLOB_BYTES)
 
-    def reply(self, idem: str, payload: Payload, round_number: int) -> ReplyReply:
+    def reply(self, idem: str, payload: Payload | BlobReference, round_number: int) -> ReplyReply:
         """Send a round's reply once; sending it again under the same key changes nothing.
 
         Args:
             idem: stable key of the work item.
-            payload: the method's reply.
+            payload: the method's reply, or the blob that the coordinator holds. What does not fit one envelope is put
+                into an outbox and delivered from there.
             round_number: the open round.
 
         Raises:
             ExchangeError: no answer, or a refusal.
+            FrameError: the reply does not fit one envelope.
         """
         request = ReplyRequest(idem=idem, reply=payload)
         return ReplyReply.from_payload(self._caller.call("reply", request.to_payload(), rnd=round_number))
@@ -231,6 +246,19 @@ class Member:
                 answered = delivery.outcome == "accepted"
         return done
 
+    def _send(self, outbox: Outbox, item: WorkItem, round_number: int) -> None:
+        """Send one item: inline, or as a blob, of which only what the coordinator lacks is sent."""
+        if item.blob is None or item.size <= MAX_INLINE_BYTES:
+            self.reply(item.idem, Payload.from_bytes(item.payload), round_number)
+            return
+        try:
+            self.reply(item.idem, item.blob, round_number)  # first: it may be answered, or too late, or be there
+        except Refused as refusal:
+            if refusal.code != "no_blob":
+                raise
+            send_blob(self._caller, item.blob, outbox.file_of(item.blob), Pace())
+            self.reply(item.idem, item.blob, round_number)
+
     def index(self) -> Index:
         """Fetch the signed index of current bundles; an older one than seen is refused.
 
@@ -282,7 +310,7 @@ class Member:
 
     def _offer(self, outbox: Outbox, item: WorkItem, round_number: int, settled: Settled) -> tuple[Delivery, WorkItem]:
         """Send one item to one round; gives what became of it and, where it was freed, the item under its new key."""
-        delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=len(item.payload))
+        delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=item.size)
         try:
             self.reply(item.idem, Payload.from_bytes(item.payload), round_number)
         except Refused as refusal:
@@ -312,7 +340,7 @@ def _held(permit: Permit | None, item: WorkItem, round_number: int) -> Delivery 
     if error is None:
         return None
     return Delivery(
-        idem=item.idem, round=round_number, outcome="held", code=error.code, message=str(error), bytes=len(item.payload)
+        idem=item.idem, round=round_number, outcome="held", code=error.code, message=str(error), bytes=item.size
     )
 
 
@@ -333,3 +361,12 @@ def _forget(outbox: Outbox, item: WorkItem, delivery: Delivery, settled: Settled
     """Delete a settled item, after all that depends on it was kept."""
     settled(item, delivery)
     outbox.delete(item.idem)
+
+
+def _lost_blob(item: WorkItem, refusal: Refused) -> EdgeflError:
+    """Why a blob that was sent does not count: our own file is damaged, or it will be sent anew."""
+    try:
+        item.content()
+    except OutboxError as error:
+        return error
+    return Unavailable(f"the coordinator does not have the reply whole ({refusal}); it is sent again", refusal.code)

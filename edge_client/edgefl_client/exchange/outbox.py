@@ -16,8 +16,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
@@ -155,7 +154,10 @@ class Outbox:
         size = len(sealed) + (0 if blob is None else blob.size)
         try:
             with self._transaction():
-                gone = self._delete("federation = ? AND kind = ? AND round IS NULL", federation, kind)
+                gone = self._db.execute(
+                    "DELETE FROM item WHERE federation = ? AND kind = ? AND round IS NULL RETURNING file",
+                    (federation, kind),
+                ).fetchall()
                 items, held = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
                 if items + 1 > self._bounds.items or held + size > self._bounds.bytes:
                     raise OutboxError(
@@ -169,10 +171,9 @@ class Outbox:
                     (idem, federation, kind, now_ms, size, sealed, file),
                 )
         except BaseException:
-            if file is not None:
-                self._files.drop(file)
+            self._drop([(file,)])
             raise
-        self._files.drop(*gone)
+        self._drop(gone)
         return idem
 
     def items(self, federation: str) -> list[WorkItem]:
@@ -187,20 +188,21 @@ class Outbox:
                 "ORDER BY created_ms, rowid",
                 (federation,),
             ).fetchall()
-        found = []
-        for idem, kind, round_number, created_ms, attempts, sealed, file in rows:
-            content = self._open(sealed, *_names(idem, federation, kind, file))
-            size, blob, read = len(content), None, partial(bytes, content)
-            if file is not None:
-                blob = self._reference(content, file)
-                size, read = blob.plain_bytes, partial(self._read, blob)
-            found.append(
-                WorkItem(
-                    idem=idem, federation=federation, kind=kind, round=round_number, created_ms=created_ms,
-                    attempts=attempts, size=size, blob=blob, content=read,
-                )  # fmt: skip
-            )
-        return found
+        return [
+            self._item(WorkItem(
+                idem=idem, federation=federation, kind=kind, round=round_number, created_ms=created_ms,
+                attempts=attempts, size=0, content=bytes,
+            ), sealed, file)
+            for idem, kind, round_number, created_ms, attempts, sealed, file in rows
+        ]  # fmt: skip
+
+    def _item(self, row: WorkItem, sealed: bytes, file: str | None) -> WorkItem:
+        """Return the item of a row, its content opened or ready to be read."""
+        content = self._open(sealed, *_names(row.idem, row.federation, row.kind, file))
+        if file is None:
+            return replace(row, size=len(content), content=lambda: content)
+        blob = self._reference(content, file)
+        return replace(row, size=blob.plain_bytes, blob=blob, content=lambda: self._read(blob))
 
     def file_of(self, blob: BlobReference) -> Path:
         """File that holds a large item, encrypted as it travels."""
@@ -219,7 +221,9 @@ class Outbox:
     def release(self, item: WorkItem) -> str:
         """Free an item from a round that closed without it, under a new key, and give that key."""
         idem = secrets.token_hex(16)
-        content, file = (item.payload, None) if item.blob is None else (item.blob.to_payload().to_bytes(), item.blob.blob)
+        content, file = (
+            (item.payload, None) if item.blob is None else (item.blob.to_payload().to_bytes(), item.blob.blob)
+        )
         sealed = self._seal(content, *_names(idem, item.federation, item.kind, file))
         with self._transaction():
             self._db.execute(
@@ -231,8 +235,8 @@ class Outbox:
     def delete(self, idem: str) -> None:
         """Forget an item: only after a signed answer said that it arrived or can never be taken."""
         with self._transaction():
-            gone = self._delete("idem = ?", idem)
-        self._files.drop(*gone)
+            gone = self._db.execute("DELETE FROM item WHERE idem = ? RETURNING file", (idem,)).fetchall()
+        self._drop(gone)
 
     def expire(self, now_ms: int) -> int:
         """Drop items past the age bound and say how many.
@@ -246,17 +250,14 @@ class Outbox:
             self._db.execute(
                 "UPDATE item SET created_ms = ? WHERE created_ms < ? OR created_ms > ?", (now_ms, _CLOCK_SET_MS, now_ms)
             )
-            before = self._db.execute("SELECT COUNT(*) FROM item").fetchone()[0]
-            gone = self._delete("created_ms < ?", now_ms - self._bounds.age_ms)
-            dropped = before - self._db.execute("SELECT COUNT(*) FROM item").fetchone()[0]
-        self._files.drop(*gone)
-        return int(dropped)
+            oldest_ms = now_ms - self._bounds.age_ms
+            gone = self._db.execute("DELETE FROM item WHERE created_ms < ? RETURNING file", (oldest_ms,)).fetchall()
+        self._drop(gone)
+        return len(gone)
 
-    def _delete(self, which: str, *values: str | int) -> list[str]:
-        """Delete rows within a transaction; gives their files, to be deleted after its end."""
-        files = self._db.execute(f"SELECT file FROM item WHERE file IS NOT NULL AND {which}", values).fetchall()
-        self._db.execute(f"DELETE FROM item WHERE {which}", values)
-        return [row[0] for row in files]
+    def _drop(self, rows: list[tuple[str | None]]) -> None:
+        """Delete the files of rows that were deleted and committed."""
+        self._files.drop(*(file for (file,) in rows if file is not None))
 
     def _reference(self, content: bytes, file: str) -> BlobReference:
         try:

@@ -1,0 +1,90 @@
+"""The route `reply`: a work item is checked, stored and acknowledged once, whether it came inline or as a blob.
+
+Guarantees: a duplicate gets the first answer and costs neither a check nor a file; a reply is durable before it is
+acknowledged; a blob goes when its payload is stored, and when it can never be taken. Where the reply only came too
+late, its blob stays for the next round until its age sweeps it, so that nothing is sent twice. Source:
+docs/security.md, replay window and idempotency, 2.2, reliability.
+"""
+
+import contextlib
+import hashlib
+
+from sqlalchemy import Connection
+
+from edgefl_coordinator import inbox, progress, uploads
+from edgefl_coordinator.blobs import drop_upload, take_blob
+from edgefl_coordinator.calls import Call, read, refuse, transact
+from edgefl_coordinator.contributions import check_reply
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members import Member
+from edgefl_protocol import Payload, PayloadError
+from edgefl_protocol.blob import BlobReference
+from edgefl_protocol.messages import ReplyReply, ReplyRequest
+
+
+def reply_route(call: Call) -> Payload:
+    """Take a member's reply of a round."""
+    request = read(call, ReplyRequest.from_payload)
+    store = call.coordinator.store
+    with store.large if isinstance(request.reply, BlobReference) else contextlib.nullcontext():
+        return _take(call, request)
+
+
+def _take(call: Call, request: ReplyRequest) -> Payload:
+    store, policy, header = call.coordinator.store, call.coordinator.settings.rounds.policy, call.opened.header
+    sha256 = hashlib.sha256(call.opened.payload).hexdigest()
+
+    def first(connection: Connection, member: Member) -> Payload | None:
+        stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
+        return None if stored is None else Payload.from_bytes(stored)
+
+    answered = transact(call, first)
+    if answered is not None:
+        return answered
+    reply = _store(call, request)
+    kept: list[bool] = []
+    used: list[str] = []  # the file of its blob
+
+    def effect(connection: Connection, member: Member) -> Payload:
+        twin = first(connection, member)  # sent twice at once
+        if twin is not None:
+            return twin
+        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply)
+        answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
+        inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
+        if isinstance(request.reply, BlobReference):
+            used.extend(uploads.remove(connection, member.skid, request.reply.blob))
+        kept.append(True)
+        return answer
+
+    committed = False
+    try:
+        answer = transact(call, effect)
+        committed = bool(kept)
+        return answer
+    finally:
+        store.drop_blobs(used if committed else [reply.blob.name])
+
+
+def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
+    """Check a reply and write its file, before the transaction that will name it.
+
+    Raises:
+        RefusedError: the round takes none, a blob is missing or damaged, `bad_contribution` or `too_large`; nothing was
+            stored.
+        StorageError: the disk is full.
+    """
+    settings, limit = call.coordinator.settings, call.coordinator.settings.limits.reply_bytes
+    data = take_blob(call, request.reply) if isinstance(request.reply, BlobReference) else request.reply.to_bytes()
+    try:
+        if len(data) > limit:
+            raise RefusedError("too_large", f"the reply has {len(data)} bytes, at most {limit} are accepted")
+        reply = Payload.from_bytes(data, limit) if isinstance(request.reply, BlobReference) else request.reply
+        site_sha256 = check_reply(reply, settings.task)
+    except (RefusedError, PayloadError) as error:
+        if isinstance(request.reply, BlobReference):
+            drop_upload(call, request.reply)
+        refused = error if isinstance(error, RefusedError) else RefusedError("bad_contribution", str(error)[:500])
+        refuse(call, refused)
+    blob = call.coordinator.store.put_blob(data)
+    return progress.Accepted(blob, request.idem, len(reply.arrays), site_sha256)
