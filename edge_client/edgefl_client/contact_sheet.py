@@ -65,8 +65,11 @@ def draw_sheets(folder: Path, shared: Sequence[Shared], sha256: str, size: int) 
         OSError: the folder cannot be made.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    head = [f"Would leave: {len(shared)} attention maps, {size:,} bytes", f"SHA-256 {sha256}"]
-    maps = [(_map_cell(one.values), f"{one.array}[{one.row}]  up to {float(one.values.max()):.3g}") for one in shared]
+    head = [
+        f"Would leave: {len(shared)} attention maps, {size:,} bytes. Dark blue is 0, yellow is 1.",
+        f"SHA-256 {sha256}",
+    ]
+    maps = [(_map_cell(one.values), f"{one.array}[{one.row}]  {_range(one.values)}") for one in shared]
     leaves = _sheet([one.label for one in shared], maps, head)
     photos = [(_photo_cell(one.pixels), f"{one.vacuity:.3f}  {one.name}") for one in shared]
     stays = _sheet(
@@ -84,6 +87,10 @@ def _map_cell(values: NDArray[np.float16]) -> Image.Image:
     grid = values.astype(np.float32).reshape((side, side) if side * side == values.size else (1, -1))
     image = Image.fromarray(np.round(colours(np.clip(grid, 0.0, 1.0))).astype(np.uint8))
     return image.resize((CELL_PX, CELL_PX), Image.Resampling.NEAREST)
+
+
+def _range(values: NDArray[np.float16]) -> str:
+    return f"{float(values.min()):.2f} to {float(values.max()):.2f}"
 
 
 def _photo_cell(pixels: NDArray[np.uint8]) -> Image.Image:

@@ -1,6 +1,8 @@
 """`edgefl contribute`: what becomes a map, under which class, and what is left out."""
 
+import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,3 +109,104 @@ def test_a_damaged_picture_stops_a_contribution(run, device):
     assert code == 1
     assert "3.png" in err
     assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
+
+
+def test_what_was_shown_is_what_leaves(run, device, live):
+    """docs/device.md, "What may leave": the dry run names the very bytes that the coordinator gets later."""
+    run("pull")
+    sheets = device / "sheets"
+    shown = json.loads(
+        run("contribute", "--labels", device / "labels.csv", "--dry-run", "--sheets", sheets, "--json")[1]
+    )
+    assert not (run.home / "outbox.sqlite3").exists()
+    assert [Path(shown["sheets"][key]).is_file() for key in ("leaves", "stays")] == [True, True]
+    kept = json.loads(run("contribute", "--labels", device / "labels.csv", "--json")[1])
+    assert run("sync")[0] == 0
+    ((_, _, data),) = live.effects
+    assert hashlib.sha256(data).hexdigest() == shown["sha256"] == kept["sha256"]
+    sent = Payload.from_bytes(data)
+    assert (shown["travels"], shown["bytes"], shown["scalars"]) == (["maps"], len(data), dict(sent.scalars))
+    for name, array in sent.arrays.items():
+        one = shown["arrays"][name]
+        assert (one["min"], one["max"], one["bytes"]) == (float(array.min()), float(array.max()), array.nbytes)
+    for one in shown["made_of"]:  # tells the owner which picture; the payload holds no such word
+        assert Path(one["image"]).is_file() and Path(one["image"]).name.encode() not in data
+    code, out, _ = run("contribute", "--labels", device / "labels.csv", "--dry-run")
+    assert code == 0 and f"in all {len(data)} bytes, SHA-256 {shown['sha256']}" in out
+
+
+def test_nothing_enters_the_outbox_that_the_owner_did_not_allow(run, device):
+    """docs/device.md, "What may leave": refused before any picture is read, one sentence, exit 3."""
+    run("pull")
+    assert run("policy", "deny", "maps")[0] == 0
+    (device / "labels.csv").write_text("no table at all")
+    code, out, err = run("contribute", "--labels", device / "labels.csv")
+    assert (code, out, len(err.splitlines())) == (3, "", 2)  # the line on research use, and the sentence
+    assert "edgefl policy allow maps" in err
+    assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
+
+
+def test_a_reply_that_is_too_large_for_the_policy_is_not_kept(run, device):
+    run("pull")
+    run("policy", "limit", "--bytes-per-round", "100")
+    code, _, err = run("contribute", "--labels", device / "labels.csv")
+    assert code == 3 and "--bytes-per-round" in err
+    shown = json.loads(run("contribute", "--labels", device / "labels.csv", "--dry-run", "--json")[1])
+    assert shown["policy"]["allowed"] is False and shown["policy"]["code"] == "round_too_large"
+    assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
+
+
+def test_consent_withdrawn_holds_what_waits(run, device, live):
+    """What lies in the outbox when the owner changes their mind stays here: 3, nothing sent, nothing lost."""
+    run("pull")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    run("policy", "deny", "maps")
+    code, out, err = run("sync", "--json")
+    report = json.loads(out)
+    assert code == 3 and live.effects == []
+    assert [(one["outcome"], one["code"]) for one in report["sent"]] == [("held", "not_allowed")]
+    assert report["waiting"] == 1 and "edgefl policy allow maps" in err
+    (run.home / "policy.toml").write_text("format = 1\n[allowed]\nmapz = 2030-01-01\n")
+    assert run("sync")[0] == 3 and live.effects == []
+    (run.home / "policy.toml").unlink()
+    run("policy", "allow", "maps")
+    assert run("sync")[0] == 0 and len(live.effects) == 1
+
+
+def test_a_days_limit_waits_and_is_no_failure(run, device, live, monkeypatch):
+    """A round more than the owner allows in 24 hours stays in the outbox: exit 0, and it leaves a day later."""
+    run("pull")
+    run("policy", "limit", "--rounds-per-day", "1")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    assert run("sync")[0] == 0
+    live.round = 2
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    for _ in range(2):
+        code, out, err = run("sync", "--json")
+        assert code == 0 and "--rounds-per-day" in err
+        assert [(one["outcome"], one["code"]) for one in json.loads(out)["sent"]] == [("held", "too_many_rounds")]
+    assert [effect[1] for effect in live.effects] == [1]
+    spent = json.loads((run.home / "spent.json").read_text())
+    spent["left"][0]["at_ms"] -= 86_400_000
+    (run.home / "spent.json").write_text(json.dumps(spent))
+    assert run("sync")[0] == 0
+    assert [effect[1] for effect in live.effects] == [1, 2]
+
+
+def test_a_retry_is_spent_once(run, device, live, net):
+    """The answer is cut: the same item goes again under the same key, and counts once."""
+    run("pull")
+    run("policy", "limit", "--rounds-per-day", "1")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    good, cuts = live.send, iter([True] * 4)
+
+    def cut(request):
+        return net.cut_answer(request, good) if request.path == "/v1/reply" and next(cuts, False) else good(request)
+
+    live.send = cut
+    assert run("sync")[0] == 1  # four envelopes, no answer
+    found = json.loads(run("policy", "show", "--json")[1])["last_24_hours"]
+    assert found["rounds"] == 1 and found["bytes"] > 0
+    assert run("sync")[0] == 0
+    assert json.loads(run("policy", "show", "--json")[1])["last_24_hours"] == found
+    assert len(live.effects) == 1
