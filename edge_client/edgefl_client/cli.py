@@ -14,6 +14,7 @@ import click
 from edgefl_client.command_options import home_option
 from edgefl_client.federation_commands import contribute, enrol, pull, status, sync
 from edgefl_client.policy_commands import policy
+from edgefl_client.rotation_command import rotate
 from edgefl_client.score_command import score
 from edgefl_client.train_command import train
 from edgefl_client.trust_commands import trust
@@ -29,7 +30,7 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     context.obj = home_dir
 
 
-for command in (score, watch, trust, enrol, pull, contribute, policy, train, sync, status):
+for command in (score, watch, trust, enrol, pull, contribute, policy, train, sync, rotate, status):
     cli.add_command(command)
 
 

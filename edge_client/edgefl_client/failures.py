@@ -21,8 +21,8 @@ FAILED, REFUSED = 1, 3
 
 _POLICY = frozenset(
     {
-        "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "pending", "not_approved",
-        "small_cohort", "fingerprint_differs", "low_order_key", "expired",
+        "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "replaced_key", "pending",
+        "not_approved", "small_cohort", "fingerprint_differs", "low_order_key", "expired",
     }
 )  # fmt: skip
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)

@@ -5,6 +5,7 @@ Each function does one command's work and gives what `--json` prints. Nothing is
 
 import dataclasses
 import datetime
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,10 @@ from edgefl_client.exchange.outbox import Outbox
 from edgefl_client.exchange.transport import Transport
 from edgefl_client.home import Home
 from edgefl_client.policy import load_policy
+from edgefl_client.rotation_command import rotate_if_due
+from edgefl_client.signers import signers_in_force
 from edgefl_client.spending import permit
-from edgefl_client.trust import list_trusted
-from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.archive import open_archive
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.invite import decode_invite
@@ -122,8 +124,8 @@ def run_pull(device: Device) -> dict[str, Any]:
         if home.current_file.exists() and models.current_file(home).stem == entry.sha256:
             return {"changed": False, "file": str(models.current_file(home)), **wanted}
         data = member.bundle(entry.line, entry.task, entry.version)
-        trusted = [one.key.public for one in list_trusted(home)]
-        bundle = load_bundle(data, trusted, member.now_ms(), models.last_seen(home))
+        signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it
+        bundle = models.verify_with(home, open_archive(io.BytesIO(data)), signers, member.now_ms())
         named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
         if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
             raise BundleError(
@@ -131,7 +133,7 @@ def run_pull(device: Device) -> dict[str, Any]:
                 "index; try again later, and tell the operator",
                 code="other_bundle",
             )
-        models.check_replaces(home, bundle)
+        models.check_replaces(home, bundle, signers)
     path = models.install(home, data, bundle)
     return {"changed": True, "file": str(path), **wanted}
 
@@ -153,6 +155,7 @@ def run_sync(device: Device) -> dict[str, Any]:
             "broadcast": broadcast,
             "sent": [dataclasses.asdict(one) for one in sent],
             "expired": expired,
+            "keys_changed": rotate_if_due(member),
             "waiting": outbox.count(),
         }
 

@@ -3,22 +3,26 @@
 A bundle enters only through `load_bundle`; its file is named by its SHA-256 and written before `current.json` names
 it, so after a crash the old or the new bundle is in use, never none and never half of one (docs/security.md, check
 33). A version below the highest seen of its (federation, line, task) is refused even where the newer file is gone.
+A version counts as seen for as long as a signer that vouched for it is in force (`signers`): when a stolen key is
+revoked or left out of the root set, the versions it alone has signed bind nobody, so a thief cannot lock the device out
+with a number that no honest bundle reaches (TUF's recovery from a fast-forward attack).
 
 Loading this module loads no numpy and no keys, so that `read_file` can run while they are loaded.
 """
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_protocol.archive import Archive, open_archive
 from edgefl_protocol.durable import open_bounded, read_bounded, write_atomic
-from edgefl_protocol.errors import StorageError
+from edgefl_protocol.errors import BundleError, StorageError
 
 if TYPE_CHECKING:
+    from edgefl_client.signers import Signers
     from edgefl_protocol.bundle import Bundle
 
 MAX_FILE_BYTES = 2**31
@@ -31,10 +35,20 @@ class NoModel(StorageError):
     code = "no_model"
 
 
-def last_seen(home: Home) -> dict[Line, int]:
-    """Highest version seen of each (federation, line, task)."""
-    record = _record(home)
-    return {(entry["federation"], entry["line"], entry["task"]): entry["version"] for entry in record["seen"]}
+def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line, int]:
+    """Highest version seen of each (federation, line, task).
+
+    Args:
+        home: the device's home.
+        in_force: key ids of the signers that count now; None counts every version.
+    """
+    seen: dict[Line, int] = {}
+    for entry in _record(home)["seen"]:
+        signer = entry.get("signer")
+        if in_force is None or signer is None or signer in in_force:
+            line = (entry["federation"], entry["line"], entry["task"])
+            seen[line] = max(seen.get(line, 0), entry["version"])
+    return seen
 
 
 def current_file(home: Home) -> Path:
@@ -77,23 +91,39 @@ def open_model(home: Home, archive: Archive, extra_trust: Sequence[bytes], now_m
     Raises:
         BundleError: it is not a bundle that a trusted signer vouches for now.
     """
-    from edgefl_client.trust import list_trusted
+    from edgefl_client.signers import signers_in_force
+
+    return verify_with(home, archive, signers_in_force(home, extra_trust), now_ms)
+
+
+def verify_with(home: Home, archive: Archive, signers: "Signers", now_ms: int) -> "Bundle":
+    """Verify a bundle against the signers that count now.
+
+    Raises:
+        BundleError: it is not a bundle that enough of them vouch for now.
+    """
     from edgefl_protocol.bundle import load_bundle
+    from edgefl_protocol.manifest import parse_signatures
 
-    trust = [*(one.key.public for one in list_trusted(home)), *extra_trust]
-    return load_bundle(archive, trust, now_ms, last_seen(home))
+    signatures = dict(archive.members).get("signatures.json")
+    if signatures is not None and signers.revoked:
+        signers.refuse_revoked(one.keyid for one in parse_signatures(signatures))
+    bundle = load_bundle(archive, signers.public, now_ms, last_seen(home, signers.key_ids))
+    signers.check(bundle)
+    return bundle
 
 
-def check_replaces(home: Home, bundle: "Bundle") -> None:
+def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     """Refuse a bundle that may not take the place of the one in use: another line, or no higher version.
 
     The one in use was verified when it came and is known by its SHA-256, so its manifest needs no signature here: it
-    still counts after its key was removed or its time is over. Where its file is gone or damaged, only the highest
-    versions seen count, so that a device can recover.
+    still counts after its time is over. Where its file is gone or damaged, only the highest versions seen count, so
+    that a device can recover; so it can where none of its signers is in force any more.
 
     Args:
         home: the device's home.
         bundle: the verified bundle to install.
+        signers: those in force.
 
     Raises:
         BundleError: `other_line` or `rolled_back`.
@@ -107,8 +137,14 @@ def check_replaces(home: Home, bundle: "Bundle") -> None:
         data = read_bounded(current_file(home), MAX_FILE_BYTES)
     except StorageError:
         return
-    if hashlib.sha256(data).hexdigest() == sha256:
-        check_update(unverified_manifest(data)[0], bundle.manifest)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        return
+    manifest, claimed = unverified_manifest(data)
+    try:
+        check_update(manifest, bundle.manifest)
+    except BundleError as error:
+        if error.code != "rolled_back" or signers.key_ids & set(claimed):
+            raise
 
 
 def install(home: Home, data: bytes, bundle: "Bundle") -> Path:
@@ -128,17 +164,26 @@ def install(home: Home, data: bytes, bundle: "Bundle") -> Path:
         write_atomic(path, data, mode=0o600)
     record = _record(home)
     before = record["current"]
-    seen = last_seen(home)
-    line = bundle.manifest.line_key
-    seen[line] = max(bundle.manifest.version, seen.get(line, 0))
-    entries = [
-        {"federation": key[0], "line": key[1], "task": key[2], "version": version}
-        for key, version in sorted(seen.items(), key=lambda item: (item[0][0] or "", *item[0][1:]))
-    ]
+    entries = _with_seen(record["seen"], bundle)
     write_json(home.current_file, {"format": 1, "current": bundle.sha256, "seen": entries})
     if before not in (None, bundle.sha256):
         (folder / f"{before}.edgefl").unlink(missing_ok=True)
     return path
+
+
+def _with_seen(seen: list[dict[str, Any]], bundle: "Bundle") -> list[dict[str, Any]]:
+    """The versions seen, with those that the signers of this bundle vouch for now."""
+    kept = {_seen_key(entry): entry for entry in seen}
+    federation, line, task = bundle.manifest.line_key
+    for signer in bundle.signers:
+        entry = {"federation": federation, "line": line, "task": task, "signer": signer}
+        before = kept.get(_seen_key(entry), {}).get("version", 0)
+        kept[_seen_key(entry)] = {**entry, "version": max(before, bundle.manifest.version)}
+    return [kept[key] for key in sorted(kept)]
+
+
+def _seen_key(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return entry["federation"] or "", entry["line"], entry["task"], entry.get("signer") or ""
 
 
 def _record(home: Home) -> dict[str, Any]:
@@ -162,11 +207,13 @@ def _is_record(record: dict[str, Any]) -> bool:
     named = current is None or (isinstance(current, str) and re.fullmatch("[0-9a-f]{64}", current) and bool(seen))
     if not named or not all(_is_seen(entry) for entry in seen):
         return False
-    return len({(entry["federation"], entry["line"], entry["task"]) for entry in seen}) == len(seen)
+    return len({_seen_key(entry) for entry in seen}) == len(seen)
 
 
 def _is_seen(entry: object) -> bool:
-    if not isinstance(entry, dict) or set(entry) != {"federation", "line", "task", "version"}:
+    if not isinstance(entry, dict) or set(entry) - {"signer"} != {"federation", "line", "task", "version"}:
+        return False
+    if "signer" in entry and not (isinstance(entry["signer"], str) and re.fullmatch("[0-9a-f]{64}", entry["signer"])):
         return False
     federation = entry["federation"]
     texts = [entry["line"], entry["task"], *([] if federation is None else [federation])]

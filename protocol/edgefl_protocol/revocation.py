@@ -22,6 +22,8 @@ from edgefl_protocol._record_form import (
     check_scope,
     hex_list,
     make,
+    parse,
+    split,
     verify,
 )
 from edgefl_protocol.errors import RecordError
@@ -94,6 +96,15 @@ def verify_revoked(
             f"list {found.version} of revoked keys is older than list {seen_version} seen before", "rolled_back"
         )
     return found
+
+
+def unverified_revoked(record: bytes) -> RevokedKeys:
+    """Read a list whose signature is not checked here: one that was verified when it came.
+
+    Raises:
+        RecordError: it has not its form.
+    """
+    return _read(parse(split(record)[0]))
 
 
 def _read(body: dict[str, Any]) -> RevokedKeys:

@@ -18,15 +18,14 @@ Source: docs/security.md, envelope, replay window and idempotency; checks 8, 17,
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edgefl_client.exchange.errors import Refused, Unavailable
-from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.transport import MAX_ENVELOPE_BYTES, Request, Transport, retry_waits
 from edgefl_protocol.envelope import MAX_LIFETIME_MS, Opened, open_envelope, seal
 from edgefl_protocol.errors import EnvelopeError, PayloadError
-from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey
+from edgefl_protocol.keys import PublicSealingKey, PublicSigningKey, SealingKey, SigningKey
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.refusals import Refusal
 from edgefl_protocol.replies import expected_reply
@@ -58,6 +57,25 @@ class Coordinator(Protocol):
         ...
 
 
+class Speaker(Protocol):
+    """Whose name a caller asks in: an `Identity`, or its `Successor`."""
+
+    signing: SigningKey
+
+    @property
+    def opening(self) -> Sequence[SealingKey]:
+        """Keys that an answer may be sealed for."""
+        ...
+
+    def next_sequence(self) -> int:
+        """A sequence number that was never used."""
+        ...
+
+    def jump_above(self, highest: int) -> None:
+        """Continue above a number."""
+        ...
+
+
 class Caller:
     """Asks one coordinator in the name of one member.
 
@@ -69,18 +87,20 @@ class Caller:
         attempts: envelopes sent for one call at most.
         sleep: waits between attempts; a test passes its own.
         rng: jitter of the waits.
+        first: called once before the first question, to settle what an earlier process left open.
     """
 
     def __init__(
         self,
         *,
         transport: Transport,
-        identity: Identity,
+        identity: Speaker,
         federation: str,
         coordinator: Coordinator,
         attempts: int = 4,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
+        first: Callable[[], None] | None = None,
     ) -> None:
         self._transport = transport
         self._identity = identity
@@ -89,6 +109,7 @@ class Caller:
         self._attempts = attempts
         self._sleep = sleep
         self._rng = rng or random.Random()
+        self._first = first
 
     def call(self, cty: str, payload: Payload, *, rnd: int = 0) -> Payload:
         """Ask, and give the signed answer's payload.
@@ -104,6 +125,9 @@ class Caller:
             TlsRefused: the server is not the trusted one.
             EnvelopeError: the payload is too large for an envelope.
         """
+        if self._first is not None:
+            first, self._first = self._first, None
+            first()
         content = payload.to_bytes()
         waits = retry_waits(self._attempts, 0.5, 20.0, self._rng)
         jumped = renewed = False
@@ -156,6 +180,6 @@ class Caller:
     def _open(self, envelope: bytes, data: bytes) -> Opened:
         signer = self._coordinator.signing
         return open_envelope(
-            data, self._identity.sealing, {signer.key_id: signer.public}, expected_reply(envelope),
+            data, self._identity.opening, {signer.key_id: signer.public}, expected_reply(envelope),
             self._coordinator.now_ms(), replay=None,
         )  # fmt: skip

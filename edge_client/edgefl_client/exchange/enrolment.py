@@ -109,6 +109,7 @@ def enrol(
         url=invite.url, federation=invite.federation, name=invite.name, role=invite.role, state="joining",
         coordinator_key_id=invite.coordinator_key_id, key_record=view.record, key_number=view.key_number,
         key_fetched_ms=view.fetched_ms, own_ca=own_ca, proxy=proxy, token_sha256=invite.token_sha256,
+        root_key_id=invite.root_key_id, keys_made_ms=view.now_ms(),
         idem=begun.idem if begun is not None else secrets.token_hex(16),
     )  # fmt: skip
     save_membership(folder, joining)

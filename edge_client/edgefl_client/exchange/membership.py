@@ -3,7 +3,8 @@
     membership.json   the record below
     ca.pem            the coordinator's certificate or authority, where it is not a public one
     task.payload      the task as the coordinator last described it
-    *.key, sequence-* keys and sequence numbers (`identity`)
+    *.key, sequence-* keys and sequence numbers (`identity`, `key_change`)
+    *.record          what the federation vouches for (`edgefl_client.vouching`)
 
 Every file is replaced atomically, so after a crash a folder holds the old record or the new one.
 """
@@ -43,6 +44,9 @@ class Membership:
         own_ca: whether `ca.pem` holds the certificate to trust.
         proxy: proxy to go through, or None.
         fingerprint: what the operator compares; empty while joining.
+        root_key_id: key id of the federation's root key that the invite pins, or None.
+        keys_made_ms: when this member's own keys were made, Unix ms; 0 where unknown.
+        revoked_version: number of the newest list of revoked keys seen; an older one is refused.
         token_sha256: hex digest of the invite's token, which tells a retry from a new invite.
         idem: stable key of the enrolment.
     """
@@ -60,6 +64,9 @@ class Membership:
     own_ca: bool = False
     proxy: str | None = None
     fingerprint: str = ""
+    root_key_id: str | None = None
+    keys_made_ms: int = 0
+    revoked_version: int = 0
     token_sha256: str
     idem: str
 

@@ -33,19 +33,22 @@ from edgefl_protocol import (
 )
 from edgefl_protocol.errors import ReplayError, SequenceError
 from edgefl_protocol.invite import Invite, encode_invite
+from edgefl_protocol.key_messages import IndexReply, RotateReply, RotateRequest
 from edgefl_protocol.messages import (
     ROUTES,
     BundleReply,
     EnrolProofReply,
     EnrolReply,
     EnrolRequest,
-    RecordReply,
     Refusal,
     ReplyReply,
     ReplyRequest,
     TaskReply,
 )
 from edgefl_protocol.records import IndexEntry, make_index, make_key_record, make_time
+from edgefl_protocol.revocation import make_revoked
+from edgefl_protocol.root import join_chain
+from edgefl_protocol.rotation import OVERLAP_MS, verify_rotation
 
 NOW_MS = 1_790_000_000_000
 HOUR_MS = 3_600_000
@@ -65,6 +68,11 @@ class FakeCoordinator:
     bundles: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     refuse: dict[str, Refusal] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    root_key_id: str | None = None  # what invites pin
+    roots: list[bytes] = field(default_factory=list)
+    revoked: list[str] = field(default_factory=list)  # key ids
+    revoked_record: bytes | None = None  # an old list, sent in place of a fresh one
+    until_ms: dict[str, int] = field(default_factory=dict)  # key id of an old key → until when it counts
 
     def __post_init__(self) -> None:
         self.signing, self.sealing = generate_signing_key(), generate_sealing_key(2)
@@ -81,7 +89,7 @@ class FakeCoordinator:
         self.tokens_open[token] = name
         return Invite(
             url="https://coordinator.example", federation="skin", coordinator_key_id=self.signing.key_id,
-            root_key_id=None, tls_sha256=tls_sha256, token=token, name=name, role="device",
+            root_key_id=self.root_key_id, tls_sha256=tls_sha256, token=token, name=name, role="device",
             expires_ms=self.now_ms + 24 * HOUR_MS,
         )  # fmt: skip
 
@@ -106,6 +114,8 @@ class FakeCoordinator:
         return Answer(status=status, body=seal(payload.to_bytes(), fields, self.signing, sealing))
 
     def _plain(self, request: Request) -> bytes:
+        if request.path == "/v1/root":
+            return join_chain(self.roots)
         if request.path == "/v1/time":
             return make_time(self.signing, request.query.removeprefix("nonce="), self.now_ms)
         return make_key_record(
@@ -119,7 +129,11 @@ class FakeCoordinator:
             opened = open_enrolment(body, self.sealing, expected, self.now_ms, guard)
             request = EnrolRequest.from_payload(Payload.from_bytes(opened.payload))
             return opened, PublicSealingKey(request.sealing_suite, request.sealing_public)
-        known = {skid: member.signing for skid, member in self.members.items()}
+        known = {
+            skid: member.keys[skid]
+            for skid, member in self.members.items()
+            if self.now_ms <= self.until_ms.get(skid, self.now_ms)
+        }
         opened = open_envelope(body, self.sealing, known, expected, self.now_ms, guard)
         return opened, self.members[opened.header.skid].sealing
 
@@ -154,8 +168,9 @@ class FakeCoordinator:
             sealing = PublicSealingKey(request.sealing_suite, request.sealing_public)
             nonce = hashlib.sha256(skid.encode()).digest()
             self.members[skid] = SimpleNamespace(
-                name=request.name, signing=request.signing_public, sealing=sealing, nonce=nonce, state="pending"
-            )
+                name=request.name, signing=request.signing_public, sealing=sealing, nonce=nonce, state="pending",
+                keys={skid: request.signing_public},
+            )  # fmt: skip
         return EnrolReply(state="pending", nonce=self.members[skid].nonce).to_payload()
 
     def _task(self, skid: str, *_: Any) -> Payload:
@@ -186,14 +201,31 @@ class FakeCoordinator:
         self.answers[skid, request.idem] = (sha256, answer)
         return answer
 
+    def _rotate(self, skid: str, opened: Opened, payload: Payload) -> Payload | Refusal:
+        rotation = verify_rotation(RotateRequest.from_payload(payload).record, "skin")
+        member = self.members[skid]
+        if rotation.new.public != member.signing:
+            if rotation.old.public != member.signing:
+                return Refusal(code="replaced_key", message="replaced by another key")
+            member.signing, member.sealing = rotation.new.public, rotation.sealing
+            member.keys[rotation.new.key_id] = rotation.new.public
+            self.members[rotation.new.key_id] = member
+            self.until_ms[rotation.old.key_id] = self.now_ms + OVERLAP_MS
+        shown = fingerprint("skin", member.signing, member.sealing.public)
+        until_ms = self.until_ms[rotation.old.key_id]
+        return RotateReply(old_until_ms=until_ms, fingerprint=shown).to_payload()
+
     def _index(self, *_: Any) -> Payload:
         entries = [
             IndexEntry(line=line, task=task, version=version, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
             for (line, task, version), data in self.bundles.items()
         ]
         newest = {(entry.line, entry.task): entry for entry in sorted(entries)}
-        record = make_index(self.signing, "skin", newest.values(), self.now_ms, self.now_ms + 24 * HOUR_MS)
-        return RecordReply(record=record).to_payload()
+        index = make_index(self.signing, "skin", newest.values(), self.now_ms, self.now_ms + 24 * HOUR_MS)
+        revoked = self.revoked_record or make_revoked(
+            self.signing, "skin", len(self.revoked) + 1, self.revoked, self.now_ms, self.now_ms + 24 * HOUR_MS
+        )
+        return IndexReply(index=index, revoked=revoked).to_payload()
 
     def _bundle(self, skid: str, opened: Opened, payload: Payload) -> Payload | Refusal:
         wanted = tuple(payload.scalars[key] for key in ("line", "task", "version"))
