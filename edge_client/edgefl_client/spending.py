@@ -12,7 +12,7 @@ No content is kept: key, federation, round, kinds, bytes, time. Source: docs/sec
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
-from edgefl_client.exchange.member import Permit
+from edgefl_client.exchange.delivering import Permit
 from edgefl_client.exchange.outbox import WorkItem
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.policy import Policy, PolicyError, Spent, travels_of

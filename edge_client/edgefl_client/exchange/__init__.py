@@ -5,10 +5,11 @@ Public and free of any learning framework, so that a device and a GPU server joi
 
 from edgefl_client.exchange.caller import Caller
 from edgefl_client.exchange.coordinator import CoordinatorView
+from edgefl_client.exchange.delivering import Delivery
 from edgefl_client.exchange.enrolment import EnrolmentError, enrol, trust_certificate
 from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, OutboxError, Refused, TlsRefused, Unavailable
 from edgefl_client.exchange.identity import Identity, create_identity
-from edgefl_client.exchange.member import Delivery, Member
+from edgefl_client.exchange.member import Member
 from edgefl_client.exchange.membership import Membership, ca_file, load_membership, load_task, read_ca
 from edgefl_client.exchange.outbox import Bounds, Outbox, WorkItem
 from edgefl_client.exchange.transport import Answer, Request, Transport

@@ -81,6 +81,16 @@ class WorkItem:
         return self.content()
 
 
+@dataclass(frozen=True)
+class WorkItemKey:
+    """What an item is filed under; see `WorkItem`."""
+
+    idem: str
+    federation: str
+    kind: str
+    round: int | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
     """What the outbox holds at most."""
@@ -145,36 +155,53 @@ class Outbox:
             OutboxError: the outbox is full.
             StorageError: the disk is full; the item is not kept.
         """
+        return self._put(WorkItemKey(secrets.token_hex(16), federation, kind, None), payload, now_ms)
+
+    def put_learned(self, federation: str, round_number: int, payload: bytes, now_ms: int) -> str:
+        """Keep the reply that was learned in a round and give its key; where it is kept already, it stays as it is.
+
+        The key follows from federation and round, so that a crash between keeping it and noting so never makes two.
+
+        Args:
+            federation: whom it is for.
+            round_number: the round it answers.
+            payload: bytes of its payload.
+            now_ms: Unix milliseconds.
+
+        Raises:
+            OutboxError: the outbox is full, or the reply too large.
+            StorageError: the disk is full; the item is not kept.
+        """
+        key = WorkItemKey(learned_key(federation, round_number), federation, LEARNED, round_number)
+        with self._mapped():
+            kept = self._db.execute("SELECT 1 FROM item WHERE idem = ?", (key.idem,)).fetchone()
+        return key.idem if kept else self._put(key, payload, now_ms)
+
+    def _put(self, key: WorkItemKey, payload: bytes, now_ms: int) -> str:
+        """Keep an item; one of the same federation and kind that is promised to no round gives way to it."""
         if len(payload) > MAX_BLOB_BYTES:
             raise OutboxError(f"the item has {len(payload)} bytes, at most {MAX_BLOB_BYTES} can be sent", "too_large")
-        idem = secrets.token_hex(16)
         blob = self._files.keep(payload) if len(payload) > FILE_ABOVE_BYTES else None
         content, file = (payload, None) if blob is None else (blob.to_payload().to_bytes(), blob.blob)
-        sealed = self._seal(content, *_names(idem, federation, kind, file))
+        sealed = self._seal(content, *_names(key.idem, key.federation, key.kind, file))
         size = len(sealed) + (0 if blob is None else blob.size)
         try:
             with self._transaction():
                 gone = self._db.execute(
                     "DELETE FROM item WHERE federation = ? AND kind = ? AND round IS NULL RETURNING file",
-                    (federation, kind),
+                    (key.federation, key.kind),
                 ).fetchall()
-                items, held = self._db.execute("SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM item").fetchone()
-                if items + 1 > self._bounds.items or held + size > self._bounds.bytes:
-                    raise OutboxError(
-                        f"the outbox holds {items} items of {held} bytes together; allowed are {self._bounds.items} "
-                        f"items and {self._bounds.bytes} bytes: send them with edgefl sync",
-                        code="outbox_full",
-                    )
+                self._check_room(size)
                 self._db.execute(
-                    "INSERT INTO item (idem, federation, kind, created_ms, bytes, sealed, file) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (idem, federation, kind, now_ms, size, sealed, file),
+                    "INSERT INTO item (idem, federation, kind, round, created_ms, bytes, sealed, file) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (key.idem, key.federation, key.kind, key.round, now_ms, size, sealed, file),
                 )
         except BaseException:
             self._drop([(file,)])
             raise
         self._drop(gone)
-        return idem
+        return key.idem
 
     def items(self, federation: str) -> list[WorkItem]:
         """Work items for a federation, oldest first; contents in files are read when they are asked for.

@@ -130,8 +130,8 @@ def save_standing(file: Path, standing: Standing) -> None:
     write_checked(file, Payload(standing.state, scalars))
 
 
-def load_standing(file: Path, bundle_sha256: str, federation: str = "") -> Standing | None:
-    """The standing that belongs to a bundle and a federation, None where there is none or it belongs to others.
+def load_standing(file: Path) -> Standing | None:
+    """The standing in a file, None where there is none; the caller asks what it belongs to.
 
     Raises:
         StorageError: the file is damaged.
@@ -141,7 +141,7 @@ def load_standing(file: Path, bundle_sha256: str, federation: str = "") -> Stand
     try:
         payload = read_checked(file)
         facts = payload.scalars
-        standing = Standing(
+        return Standing(
             bundle_sha256=str(facts["bundle_sha256"]),
             federation=str(facts["federation"]),
             round=int(facts["round"]),
@@ -149,7 +149,6 @@ def load_standing(file: Path, bundle_sha256: str, federation: str = "") -> Stand
         )
     except (PayloadError, KeyError, TypeError, ValueError) as error:
         raise damaged(file) from error
-    return standing if (standing.bundle_sha256, standing.federation) == (bundle_sha256, federation) else None
 
 
 def same_form(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]) -> bool:

@@ -22,6 +22,7 @@ class TrainOptions:
         batch: pictures in a step.
         balance: whether classes are drawn equally often.
         threads: of a step; None for the processors this process may use.
+        seed: of the draws; a federation names its own.
         restart: forget what was learned here and begin with the bundle's values.
         formats: kinds of files that are read (`pictures.FORMATS`).
         checkpoint_seconds: at most between two checkpoints.
@@ -33,6 +34,7 @@ class TrainOptions:
     batch: int | None = None
     balance: Literal["none", "class"] | None = None
     threads: int | None = None
+    seed: int | None = None
     restart: bool = False
     formats: Sequence[str] = DEFAULT_FORMATS
     checkpoint_seconds: float = 60.0
@@ -51,4 +53,5 @@ class TrainOptions:
             epochs=self.epochs or plan.epochs,
             batch=self.batch or plan.batch,
             balance=self.balance or plan.balance,
+            seed=plan.seed if self.seed is None else self.seed,
         )

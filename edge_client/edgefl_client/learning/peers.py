@@ -1,8 +1,9 @@
 """The others' rollout maps, folded into what the distillation term of a step takes.
 
 One mean map a class, the mean over peers of each peer's mean map, and the number of peers that hold the class: the cost
-does not grow with the buffer. Peers are summed in the order of their means' bytes: the coordinator numbers them anew for
-every receiver, and the same maps must give the same bits whatever the numbers. Source: FedEvPrompt (arXiv 2411.10071) eq. 7; docs/methods.md, distillation.
+does not grow with the buffer. Peers are summed in the order of their means' bytes: the coordinator numbers them anew
+for every receiver, and the same maps must give the same bits whatever the numbers. Source: FedEvPrompt (arXiv
+2411.10071) eq. 7; docs/methods.md, distillation.
 """
 
 from collections import defaultdict
@@ -45,6 +46,22 @@ def renumbered(broadcast: Payload, theirs: Sequence[str], ours: Sequence[str]) -
     return Payload(arrays, broadcast.scalars)
 
 
+def numbered_as(reply: Payload, ours: Sequence[str], theirs: Sequence[str]) -> Payload:
+    """The same reply under the federation's class numbers.
+
+    Args:
+        reply: arrays `maps.<class>`, numbered as the model does; others keep their names.
+        ours: names of the model's classes, in index order.
+        theirs: names of the task's classes, in index order.
+    """
+    number = {str(index): str(list(theirs).index(name)) for index, name in enumerate(ours)}
+    arrays = {
+        f"maps.{number[name.removeprefix('maps.')]}" if name.startswith("maps.") else name: array
+        for name, array in reply.arrays.items()
+    }
+    return Payload(arrays, reply.scalars)
+
+
 def peer_targets(
     broadcast: Payload | None, plan: TrainingPlan, classes: int, tokens: int
 ) -> dict[str, NDArray[np.float32]]:
@@ -78,6 +95,10 @@ def peer_targets(
             by_class[int(label)].append(maps.astype(np.float64).mean(axis=0))
     means, counts = np.zeros((classes, tokens), np.float32), np.zeros(classes, np.float32)
     for index, found in by_class.items():
-        means[index] = np.stack(sorted(found, key=lambda mean: mean.tobytes())).mean(axis=0)
+        means[index] = np.stack(_canonical(found)).mean(axis=0)
         counts[index] = MEAN5 if plan.kd_peers == "mean5" else len(found)
     return {MEANS: means, COUNTS: counts}
+
+
+def _canonical(means: list[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+    return sorted(means, key=lambda mean: mean.tobytes())

@@ -37,7 +37,8 @@ def keep_point(home, point):
 
 
 def standing(home, bundle):
-    return load_standing(home.learning / STANDING, bundle.sha256)
+    found = load_standing(home.learning / STANDING)
+    return found if found is not None and found.bundle_sha256 == bundle.sha256 else None
 
 
 def test_a_round_learns_and_is_scored_with(bundle, labels, home, lab):

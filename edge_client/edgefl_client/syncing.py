@@ -1,0 +1,261 @@
+"""`edgefl sync`: do what is due in the federation, then leave. Made to be started by cron or systemd, and killed.
+
+    exchange   the task; what waits in the outbox and is due; the round's broadcast
+    learn      the open round, where the owner named pictures and the bundle brings a training step (`learning.live`)
+    exchange   the reply into the outbox, and off
+
+The keys are held during an exchange only, so other commands work while a device learns for hours; a second sync that
+starts meanwhile exchanges and leaves. Every step is on the disk before the next depends on it: started again after a
+kill at any moment, it goes on where it was, and nothing is sent or counted twice. What may leave is asked of the
+owner's policy before the work, before a reply enters the outbox, and again when it is sent. Source: docs/design.md,
+sections 9 and 10; docs/security.md, replay window and idempotency.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edgefl_client import models
+from edgefl_client.contribution import MAX_MAPS
+from edgefl_client.exchange.delivering import Delivery
+from edgefl_client.exchange.errors import Refused
+from edgefl_client.exchange.member import Member
+from edgefl_client.exchange.outbox import LEARNED, WorkItem, learned_key
+from edgefl_client.federate import Device
+from edgefl_client.home import Home
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, learn_live, refused_reply
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.owned import remembered_table
+from edgefl_client.policy import PASSES, load_policy, travels_of
+from edgefl_client.spending import permit, read_spent
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import BundleError, EdgeflError
+from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.payload import Payload
+
+KEPT_BROADCASTS = 3
+_MAX_BROADCAST_BYTES = 2**30
+# Reasons to leave the round alone that are no failure.
+_SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line"}) | PASSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synced:
+    """What a sync did.
+
+    Attributes:
+        report: what `--json` prints.
+        problem: why the open round could not be learned; None where nothing failed.
+    """
+
+    report: dict[str, Any]
+    problem: EdgeflError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchanged:
+    """What one exchange brought."""
+
+    federation: str
+    site: str
+    now_ms: int
+    task: TaskReply
+    sent: tuple[Delivery, ...]
+    expired: int
+    broadcast: dict[str, Any] | None
+    waiting: int
+    queued: bool  # the open round's reply lies in the outbox
+
+    @property
+    def replied(self) -> bool:
+        """Whether the coordinator has a reply of the round."""
+        here = self.task.round
+        return self.task.replied or any(one.outcome == "accepted" and one.round == here for one in self.sent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Learned:
+    """What learning brought: a report, and a reply or what kept it from being one."""
+
+    report: dict[str, Any] | None = None
+    reply: Payload | None = None
+    problem: EdgeflError | None = None
+
+
+def run_sync(device: Device, options: TrainOptions | None = None, trusted: Sequence[bytes] = ()) -> Synced:
+    """Do what is due, then leave.
+
+    Args:
+        device: this device.
+        options: limits, threads and report of learning; None to learn nothing.
+        trusted: keys of bundle signers trusted for this call beside the list.
+
+    Raises:
+        EdgeflError: no answer or a refusal; what was not answered stays in the outbox.
+    """
+    first = _exchange(device)
+    learned = _Learned() if options is None else _learn(device, first, options, trusted)
+    last = first if learned.reply is None else _exchange(device, learned.reply, first.task.round)
+    both = [first] if last is first else [first, last]
+    task = last.task
+    report = {
+        "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},
+        "broadcast": last.broadcast,
+        "learning": learned.report,
+        "sent": [dataclasses.asdict(delivery) for one in both for delivery in one.sent],
+        "expired": sum(one.expired for one in both),
+        "waiting": last.waiting,
+    }
+    return Synced(report=report, problem=learned.problem)
+
+
+def _exchange(device: Device, reply: Payload | None = None, number: int = 0) -> _Exchanged:
+    """One meeting with the coordinator; first of all, a reply that was learned enters the outbox."""
+    home = device.home
+    with device.member() as member, device.outbox(member.identity) as outbox:
+        federation = member.membership.federation
+        if reply is not None:
+            outbox.put_learned(federation, number, reply.to_bytes(), member.now_ms())
+        task = member.task()
+        allowed = permit(home, load_policy(home), member.now_ms)
+        sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
+        # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
+        expired = outbox.expire(member.now_ms())
+        key = learned_key(federation, task.round)
+        return _Exchanged(
+            federation=federation,
+            site=member.membership.name,
+            now_ms=member.now_ms(),
+            task=task,
+            sent=tuple(sent),
+            expired=expired,
+            broadcast=_fetch_broadcast(device, member, task),
+            waiting=outbox.count(),
+            queued=any(item.idem == key for item in outbox.items(federation)),
+        )
+
+
+def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
+    """Keep what became of a learned reply, before the outbox forgets it."""
+    if item.kind != LEARNED or item.round is None:
+        return
+    if delivery.outcome == "accepted":
+        count_reply(home, item.federation, item.round)
+    else:
+        drop_reply(home, item.federation, item.round, delivery.message if delivery.outcome == "refused" else None)
+
+
+def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: Sequence[bytes]) -> _Learned:
+    """Learn the open round, where there is something to learn from; whatever keeps it from it is told."""
+    home, task = device.home, before.task
+    try:
+        table = remembered_table(home)
+        if table is None:
+            return _Learned()
+        why = _not_due(home, before)
+        if why is not None:
+            return _Learned(report={"state": "skipped", "round": task.round, "code": why[0], "message": why[1]})
+        live = _live_round(home, before)
+        report, reply = learn_live(home, _bundle(home, before, trusted), table, options, live)
+        if reply is not None:
+            _check_reply(home, before, reply)
+    except EdgeflError as error:
+        skipped = error.code in _SKIPPED
+        told = {"state": "skipped" if skipped else "failed", "round": task.round}
+        return _Learned(report={**told, "code": error.code, "message": str(error)}, problem=None if skipped else error)
+    return _Learned(report=report, reply=reply)
+
+
+def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
+    """Code and sentence of what makes learning needless now; None where the round is due."""
+    task, got = before.task, before.broadcast
+    if task.state != "open":
+        return "not_open", f"no round is open, round {task.round} is {task.state}"
+    if before.replied:
+        return "replied", f"round {task.round} has this device's reply"
+    if before.queued:
+        return "queued", f"the reply of round {task.round} waits in the outbox"
+    refused = refused_reply(home, before.federation, task.round)
+    if refused is not None:
+        return "refused", f"the reply of round {task.round} was refused: {refused}"
+    if got is None or got["error"] is not None:
+        return "no_broadcast", "the round has no broadcast yet" if got is None else got["error"]["message"]
+    return None
+
+
+def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
+    """The bundle in use, which must be the federation's.
+
+    Raises:
+        BundleError: it is refused, or of another line (`other_line`).
+        NoModel: there is none.
+    """
+    bundle = models.open_model(home, models.read_file(home, None), trusted, before.now_ms)
+    wanted = (before.federation, before.task.line, before.task.task)
+    if bundle.manifest.line_key != wanted:
+        raise BundleError(
+            f"the model in use is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl "
+            "pull",
+            "other_line",
+        )
+    return bundle
+
+
+def _live_round(home: Home, before: _Exchanged) -> LiveRound:
+    task, got = before.task, before.broadcast
+    assert got is not None
+    policy = load_policy(home)
+    spent = read_spent(home, before.now_ms, federation=before.federation, round_number=task.round)
+    data = read_bounded(got["file"], _MAX_BROADCAST_BYTES)
+    return LiveRound(
+        federation=before.federation,
+        site=before.site,
+        number=task.round,
+        method=task.method,
+        classes=task.classes,
+        epochs=task.epochs,
+        seed=task.seed,
+        maps_per_class=min(MAX_MAPS, task.maps_per_class),
+        broadcast=Payload.from_bytes(data, _MAX_BROADCAST_BYTES),
+        permitted=lambda travels: policy.check(travels, 0, spent),
+    )
+
+
+def _check_reply(home: Home, before: _Exchanged, reply: Payload) -> None:
+    """Refuse what may not enter the outbox.
+
+    Raises:
+        PolicyError: the owner's policy does not allow it.
+        LearningError: it is larger than the federation takes (`too_large`).
+    """
+    size, task = len(reply.to_bytes()), before.task
+    spent = read_spent(home, before.now_ms, federation=before.federation, round_number=task.round)
+    load_policy(home).check(travels_of(reply.arrays), size, spent)
+    if size > task.max_reply_bytes:
+        raise LearningError(
+            f"the reply takes {size} bytes, the federation allows {task.max_reply_bytes}: tell its operator",
+            "too_large",
+        )
+
+
+def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[str, Any] | None:
+    """Keep this round's broadcast, after the last round the final one; a typed refusal is reported, not an error."""
+    if task.round < 1:
+        return None
+    folder = device.home.prepare(device.home.broadcasts)
+    number = task.round + (task.state == "done")
+    path = folder / f"{member.membership.federation}-{number:06d}.payload"
+    if not path.exists():
+        try:
+            write_atomic(path, member.broadcast(number).to_bytes(), mode=0o600)
+        except Refused as refusal:
+            return {"file": None, "maps": 0, "bytes": 0, "error": {"code": refusal.code, "message": str(refusal)}}
+        for old in sorted(folder.glob(f"{member.membership.federation}-*.payload"))[:-KEPT_BROADCASTS]:
+            old.unlink(missing_ok=True)
+    data = read_bounded(path, _MAX_BROADCAST_BYTES)
+    arrays = Payload.from_bytes(data, _MAX_BROADCAST_BYTES).arrays
+    maps = sum(len(array) for name, array in arrays.items() if name.startswith("maps."))
+    return {"file": str(path), "maps": maps, "bytes": len(data), "error": None}
