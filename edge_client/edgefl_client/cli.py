@@ -2,8 +2,8 @@
 
 Results go to standard output, everything meant for a person in passing to standard error. Exit codes: 0 done,
 1 failed, 2 usage or a missing extra, 3 refused. A known failure is one sentence. Only `click` is imported before a
-command runs; the commands stand in `score_command`, `watch_command`, `train_command`, `trust_commands`,
-`policy_commands` and `federation_commands`.
+command runs; the commands stand in `score_command`, `watch_command`, `train_command`, `sync_command`, `trust_commands`,
+`policy_commands`, `outbox_commands` and `federation_commands`.
 """
 
 import os
@@ -12,10 +12,12 @@ import sys
 import click
 
 from edgefl_client.command_options import home_option
-from edgefl_client.federation_commands import contribute, enrol, pull, status, sync
+from edgefl_client.federation_commands import contribute, enrol, pull, status
+from edgefl_client.outbox_commands import outbox
 from edgefl_client.policy_commands import policy
 from edgefl_client.rotation_command import rotate
 from edgefl_client.score_command import score
+from edgefl_client.sync_command import sync
 from edgefl_client.train_command import train
 from edgefl_client.trust_commands import trust
 from edgefl_client.watch_command import watch
@@ -30,7 +32,7 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     context.obj = home_dir
 
 
-for command in (score, watch, trust, enrol, pull, contribute, policy, train, sync, rotate, status):
+for command in (score, watch, trust, enrol, pull, contribute, policy, outbox, train, sync, rotate, status):
     cli.add_command(command)
 
 

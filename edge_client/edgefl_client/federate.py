@@ -1,9 +1,8 @@
-"""A device's part in a federation, as the command line offers it: enrol, pull, sync (`contributing`: contribute).
+"""A device's part in a federation: enrol, pull (`contributing` and `syncing` do the rest).
 
 Each function does one command's work and gives what `--json` prints. Nothing is printed here.
 """
 
-import dataclasses
 import datetime
 import io
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 from edgefl_client import models
 from edgefl_client.exchange.coordinator import wall_clock_ms
 from edgefl_client.exchange.enrolment import enrol, trust_certificate
-from edgefl_client.exchange.errors import ExchangeError, Refused
+from edgefl_client.exchange.errors import ExchangeError
 from edgefl_client.exchange.https import HttpsTransport
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.member import Member
@@ -22,18 +21,11 @@ from edgefl_client.exchange.membership import Membership, ca_file, read_ca
 from edgefl_client.exchange.outbox import Outbox
 from edgefl_client.exchange.transport import Transport
 from edgefl_client.home import Home
-from edgefl_client.policy import load_policy
-from edgefl_client.rotation_command import rotate_if_due
 from edgefl_client.signers import signers_in_force
-from edgefl_client.spending import permit
 from edgefl_protocol.archive import open_archive
-from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.invite import decode_invite
-from edgefl_protocol.messages import TaskReply
-from edgefl_protocol.payload import Payload
 
-KEPT_BROADCASTS = 3
 Connect = Callable[[Path, Membership], Transport]
 
 
@@ -136,47 +128,6 @@ def run_pull(device: Device) -> dict[str, Any]:
         models.check_replaces(home, bundle, signers)
     path = models.install(home, data, bundle)
     return {"changed": True, "file": str(path), **wanted}
-
-
-def run_sync(device: Device) -> dict[str, Any]:
-    """Do what is due, then leave: fetch the task and the broadcast, send what the open round takes.
-
-    Raises:
-        EdgeflError: no answer or a refusal; what was not answered stays in the outbox.
-    """
-    with device.member() as member, device.outbox(member.identity) as outbox:
-        task = member.task()
-        sent = member.deliver(outbox, task, permit(device.home, load_policy(device.home), member.now_ms))
-        # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
-        expired = outbox.expire(member.now_ms())
-        broadcast = _fetch_broadcast(device, member, task)
-        return {
-            "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},
-            "broadcast": broadcast,
-            "sent": [dataclasses.asdict(one) for one in sent],
-            "expired": expired,
-            "keys_changed": rotate_if_due(member),
-            "waiting": outbox.count(),
-        }
-
-
-def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[str, Any] | None:
-    """Keep this round's broadcast of the others' maps; a typed refusal is reported, not an error."""
-    if task.round < 1:
-        return None
-    folder = device.home.prepare(device.home.broadcasts)
-    path = folder / f"{member.membership.federation}-{task.round:06d}.payload"
-    if not path.exists():
-        try:
-            write_atomic(path, member.broadcast(task.round).to_bytes(), mode=0o600)
-        except Refused as refusal:
-            return {"file": None, "maps": 0, "bytes": 0, "error": {"code": refusal.code, "message": str(refusal)}}
-        for old in sorted(folder.glob(f"{member.membership.federation}-*.payload"))[:-KEPT_BROADCASTS]:
-            old.unlink(missing_ok=True)
-    data = read_bounded(path, 2**26)
-    arrays = Payload.from_bytes(data).arrays
-    maps = sum(len(array) for name, array in arrays.items() if name.startswith("maps."))
-    return {"file": str(path), "maps": maps, "bytes": len(data), "error": None}
 
 
 def today() -> datetime.date:

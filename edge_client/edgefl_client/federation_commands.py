@@ -1,4 +1,4 @@
-"""`edgefl enrol`, `pull`, `contribute`, `sync`, `status`: a device's part in a federation, at the command line.
+"""`edgefl enrol`, `pull`, `contribute`, `status`: a device's part in a federation, at the command line.
 
 The work is done by `federate` and `status`; here its results become lines.
 """
@@ -148,32 +148,6 @@ def contribute(
         click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)
     if found["policy"]["message"] is not None:
         click.echo(f"As the policy is now, this stays here: {found['policy']['message']}.", err=True)
-
-
-@click.command()
-@passphrase_option
-@json_option
-@home_option
-@click.pass_context
-def sync(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
-    """Do what is due and leave: fetch the task and the others' maps, send what the open round takes."""
-    from edgefl_client import federate
-    from edgefl_client.policy import PASSES
-
-    found = federate.run_sync(device_of(context, home_dir, passphrase_file))
-    parts = [f"round {found['round']['number']} is {found['round']['state']}"]
-    parts += [f"reply {one['outcome']} ({one['bytes']} bytes)" for one in found["sent"]]
-    got = found["broadcast"]
-    if got is not None:
-        maps = "1 map" if got["maps"] == 1 else f"{got['maps']} maps"
-        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{maps} of others here")
-    parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
-    report(found, as_json, "; ".join(parts))
-    held = [one for one in found["sent"] if one["outcome"] == "held"]
-    for one in held:
-        click.echo(f"edgefl: {one['message']}", err=True)
-    if any(one["code"] not in PASSES for one in held):
-        context.exit(3)
 
 
 @click.command()

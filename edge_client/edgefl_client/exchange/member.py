@@ -1,9 +1,7 @@
 """A member's dealings with its coordinator: the task, broadcasts, replies, bundles.
 
 Opening a `Member` reads the folder that `enrol` filled and takes the lock on its keys. Nothing is sent before a
-method is called. Replies come from the outbox: an item is promised to a round durably, sent, and deleted only after a
-signed answer. A contribution that comes too late waits for a later round; what was learned in a round is the answer to
-its broadcast alone, and is dropped when that round is over.
+method is called. Replies come from the outbox (`delivering`).
 """
 
 import dataclasses
@@ -11,68 +9,36 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from edgefl_client.exchange import upkeep
 from edgefl_client.exchange.blobs import Pace, fetch_blob, send_blob, sweep_parts
-from edgefl_client.exchange.caller import Caller
+from edgefl_client.exchange.caller import Caller, Speaker
 from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
-from edgefl_client.exchange.errors import NotEnrolled, OutboxError, Refused, Unavailable
+from edgefl_client.exchange.delivering import Courier, Delivery, Permit, Settled
+from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
-from edgefl_client.exchange.outbox import LEARNED, Outbox, WorkItem
+from edgefl_client.exchange.outbox import Outbox, WorkItem
 from edgefl_client.exchange.transport import Transport
-from edgefl_protocol.blob import MAX_BLOB_BYTES, MAX_INLINE_BYTES, BlobReference
-from edgefl_protocol.errors import EdgeflError
+from edgefl_client.vouching import load_root, save_root
+from edgefl_protocol.blob import MAX_BLOB_BYTES, BlobReference
+from edgefl_protocol.key_messages import IndexReply
 from edgefl_protocol.keys import PublicSigningKey
 from edgefl_protocol.messages import (
     BroadcastRequest,
     BundleReply,
     BundleRequest,
     EmptyRequest,
-    RecordReply,
     ReplyReply,
     ReplyRequest,
     TaskReply,
 )
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.records import Index, verify_index
+from edgefl_protocol.records import Index
 
-# Refusals after which a reply can never be taken, in this round or a later one.
-HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupported", "idem_conflict"})
-# Refusals after which the same reply may be offered to a later round.
-TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
-OVER = "round_over"  # of what was learned in a round that is over and was never sent
-# Refusals after which the blob is sent again from the beginning.
-BLOB_LOST = frozenset({"no_blob", "bad_blob"})
-Permit = Callable[[WorkItem, int], EdgeflError | None]
 _LOG = logging.getLogger("edgefl.exchange")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Delivery:
-    """What became of a work item.
-
-    Attributes:
-        idem: its key when it was offered.
-        round: the round it was offered to.
-        outcome: "accepted", "kept" (for a later round), "late" (deleted: it was learned in a round that is over),
-            "refused" (deleted) or "held" (it may not leave; it stays).
-        code: code of the signed refusal, or of what holds it, or None.
-        message: its sentence, or None.
-        bytes: length of its payload.
-    """
-
-    idem: str
-    round: int
-    outcome: str
-    code: str | None = None
-    message: str | None = None
-    bytes: int
-
-
-Settled = Callable[[WorkItem, Delivery], None]
 
 
 class Member:
@@ -115,15 +81,21 @@ class Member:
             self._coordinator = CoordinatorView(
                 transport, self.membership.coordinator_key_id, self.membership.federation,
                 record=self.membership.key_record, fetched_ms=self.membership.key_fetched_ms, clock_ms=clock_ms,
-                on_keys=self._keep_keys,
+                on_keys=self._keep_keys, root_key_id=self.membership.root_key_id, root=load_root(folder),
+                on_root=lambda record: save_root(folder, record),
             )  # fmt: skip
         except BaseException:
             self.identity.close()
             raise
-        self._caller = Caller(
-            transport=transport, identity=self.identity, federation=self.membership.federation,
-            coordinator=self._coordinator, sleep=sleep, rng=rng,
-        )  # fmt: skip
+
+        def caller_of(speaker: Speaker, first: Callable[[], None] | None = None) -> Caller:
+            return Caller(
+                transport=transport, identity=speaker, federation=self.membership.federation,
+                coordinator=self._coordinator, sleep=sleep, rng=rng, first=first,
+            )  # fmt: skip
+
+        self._caller_of = caller_of
+        self._caller = caller_of(self.identity, self._settle_rotation)
 
     def __enter__(self) -> Self:
         return self
@@ -222,42 +194,17 @@ class Member:
         Raises:
             ExchangeError: no signed answer came; the items stay.
         """
-        done: list[Delivery] = []
-        items = [item for item in outbox.items(self.membership.federation) if item.kind in ("reply", LEARNED)]
-        items.sort(key=lambda item: item.round is None)  # stable: what was promised to a round is settled first
-        answered = task.replied
-        for item in items:
-            due = item
-            if item.round is not None:
-                # Its answer may have been lost: the same key in the same round gives the first answer again.
-                delivery, due = self._settle(outbox, item, item.round, task, permit, settled)
-                if delivery is not None:
-                    done.append(delivery)
-                    answered = answered or (delivery.outcome == "accepted" and item.round == task.round)
-                if due.round is not None or item.round == task.round:
-                    continue
-            if task.state == "open" and not answered:
-                if held := _held(permit, due, task.round):
-                    done.append(held)
-                    continue
-                outbox.promise(due.idem, task.round)
-                delivery, _ = self._offer(outbox, due, task.round, settled)
-                done.append(delivery)
-                answered = delivery.outcome == "accepted"
-        return done
+        courier = Courier(replies=self, outbox=outbox, task=task, permit=permit, settled=settled)
+        return courier.deliver(self.membership.federation)
 
-    def _send(self, outbox: Outbox, item: WorkItem, round_number: int) -> None:
-        """Send one item: inline, or as a blob, of which only what the coordinator lacks is sent."""
-        if item.blob is None or item.size <= MAX_INLINE_BYTES:
-            self.reply(item.idem, Payload.from_bytes(item.payload), round_number)
-            return
-        try:
-            self.reply(item.idem, item.blob, round_number)  # first: it may be answered, or too late, or be there
-        except Refused as refusal:
-            if refusal.code != "no_blob":
-                raise
-            send_blob(self._caller, item.blob, outbox.file_of(item.blob), Pace())
-            self.reply(item.idem, item.blob, round_number)
+    def send_blob(self, outbox: Outbox, item: WorkItem) -> None:
+        """Send what the coordinator lacks of a large item.
+
+        Raises:
+            ExchangeError: no answer, or a refusal; what has arrived is not sent again.
+        """
+        assert item.blob is not None
+        send_blob(self._caller, item.blob, outbox.file_of(item.blob), Pace())
 
     def index(self) -> Index:
         """Fetch the signed index of current bundles; an older one than seen is refused.
@@ -266,12 +213,43 @@ class Member:
             ExchangeError: no answer, or a refusal.
             RecordError: the index is not the coordinator's, expired or rolled back.
         """
-        record = RecordReply.from_payload(self._caller.call("index", EmptyRequest().to_payload())).record
-        index = verify_index(
-            record, self.signing, self.membership.federation, self.now_ms(), self.membership.index_issued_ms
-        )
-        self._save(dataclasses.replace(self.membership, index_issued_ms=index.issued_ms))
+        self._coordinator.refresh_root()
+        reply = IndexReply.from_payload(self._caller.call("index", EmptyRequest().to_payload()))
+        index, membership = upkeep.take_index(reply, self._folder, self.membership, self.signing, self.now_ms())
+        self._save(membership)
         return index
+
+    def rotate(self) -> None:
+        """Change this member's keys: new ones, signed by the old and by themselves (`upkeep.change_keys`).
+
+        Raises:
+            ExchangeError: no answer, or a refusal; the old keys go on counting.
+            StorageError: the disk is full.
+        """
+        changed = upkeep.change_keys(
+            self.membership, self.identity, self._caller_of(self.identity), self._caller_of, self.now_ms
+        )
+        self._save(changed)
+
+    def rotate_if_due(self) -> bool:
+        """Change this member's keys where they are 30 days old; True where that was done.
+
+        Raises:
+            ExchangeError: no answer, or a refusal; the old keys go on counting.
+            StorageError: the disk is full.
+        """
+        if self.membership.state != "approved" or not upkeep.is_due(self.membership, self.now_ms()):
+            return False
+        self.rotate()
+        return True
+
+    def _settle_rotation(self) -> None:
+        """Go on with a change of keys that was cut off, before anything else is asked."""
+        if self.identity.is_changing:
+            try:
+                self.rotate()
+            except ExchangeError as error:
+                _LOG.warning("the change of keys waits: %s", error)
 
     def bundle(self, line: str, task: str, version: int) -> bytes:
         """Fetch a bundle's file; nothing is believed of it before `load_bundle`.
@@ -282,91 +260,15 @@ class Member:
         request = BundleRequest(line=line, task=task, version=version)
         return BundleReply.from_payload(self._caller.call("bundle", request.to_payload())).bundle
 
-    def _settle(
-        self,
-        outbox: Outbox,
-        item: WorkItem,
-        round_number: int,
-        task: TaskReply,
-        permit: Permit | None,
-        settled: Settled,
-    ) -> tuple[Delivery | None, WorkItem]:
-        """Send what is promised to a round; gives what became of it, and the item as it is then."""
-        if item.kind == LEARNED:
-            if item.attempts == 0 and task.round > round_number:  # nobody can have it
-                why = f"round {round_number} was over before its reply could be sent; what was learned in it is dropped"
-                delivery = Delivery(
-                    idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=len(item.payload)
-                )
-                _forget(outbox, item, delivery, settled)
-                return delivery, item
-            if item.attempts == 0 and task.state != "open":  # closed; it may open again
-                return None, item
-        if held := _held(permit, item, round_number):
-            return held, item
-        if item.kind == LEARNED:
-            outbox.promise(item.idem, round_number)
-        return self._offer(outbox, item, round_number, settled)
-
-    def _offer(self, outbox: Outbox, item: WorkItem, round_number: int, settled: Settled) -> tuple[Delivery, WorkItem]:
-        """Send one item to one round; gives what became of it and, where it was freed, the item under its new key."""
-        delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=item.size)
-        try:
-            self.reply(item.idem, Payload.from_bytes(item.payload), round_number)
-        except Refused as refusal:
-            outcome = _outcome(refusal, item)
-            delivery = dataclasses.replace(delivery, outcome=outcome, code=refusal.code, message=str(refusal))
-            _LOG.warning("reply of round %d %s: %s", round_number, outcome, refusal)
-            if outcome == "kept":
-                return delivery, dataclasses.replace(item, idem=outbox.release(item), round=None, attempts=0)
-        _forget(outbox, item, delivery, settled)
-        return delivery, item
-
     def _keep_keys(self, view: CoordinatorView) -> None:
-        self._save(
-            dataclasses.replace(
-                self.membership, key_record=view.record, key_number=view.key_number, key_fetched_ms=view.fetched_ms
-            )
-        )
+        kept = dataclasses.replace(
+            self.membership, key_record=view.record, key_number=view.key_number, key_fetched_ms=view.fetched_ms,
+            coordinator_key_id=view.key_id,
+        )  # fmt: skip
+        if view.key_id != self.membership.coordinator_key_id:  # what the key before signed binds no more
+            kept = dataclasses.replace(kept, index_issued_ms=0, revoked_version=0)
+        self._save(kept)
 
     def _save(self, membership: Membership) -> None:
         save_membership(self._folder, membership)
         self.membership = membership
-
-
-def _held(permit: Permit | None, item: WorkItem, round_number: int) -> Delivery | None:
-    """What became of an item that may not leave; None where it may."""
-    error = None if permit is None else permit(item, round_number)
-    if error is None:
-        return None
-    return Delivery(
-        idem=item.idem, round=round_number, outcome="held", code=error.code, message=str(error), bytes=item.size
-    )
-
-
-def _outcome(refusal: Refused, item: WorkItem) -> str:
-    """What a refusal makes of an item.
-
-    Raises:
-        Refused: it is about something else than the item.
-    """
-    if refusal.code in HOPELESS:
-        return "refused"
-    if refusal.code in TOO_LATE:
-        return "late" if item.kind == LEARNED else "kept"
-    raise refusal
-
-
-def _forget(outbox: Outbox, item: WorkItem, delivery: Delivery, settled: Settled) -> None:
-    """Delete a settled item, after all that depends on it was kept."""
-    settled(item, delivery)
-    outbox.delete(item.idem)
-
-
-def _lost_blob(item: WorkItem, refusal: Refused) -> EdgeflError:
-    """Why a blob that was sent does not count: our own file is damaged, or it will be sent anew."""
-    try:
-        item.content()
-    except OutboxError as error:
-        return error
-    return Unavailable(f"the coordinator does not have the reply whole ({refusal}); it is sent again", refusal.code)

@@ -19,7 +19,7 @@ from edgefl_client.learning.personal import load_personal
 from edgefl_client.learning.rounds import PointFile
 from edgefl_client.learning.running import POINT, STANDING, run_train
 from edgefl_client.scorer import Scorer
-from edgefl_client.train_command import _sentence
+from edgefl_client.learning_lines import learned_text
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import digest
 
@@ -88,7 +88,7 @@ def test_a_failed_round_leaves_the_one_before_in_use(school, labels, home):
     later = run_train(home, bundle, labels, TrainOptions(**ONE))
     assert not later["gate"]["passed"] and later["round"] == 2
     assert later["in_use"]["round"] == 1 == load_personal(home, bundle).round
-    assert "personal values of round 1 stay in use; no picture taught BCC" in _sentence(later)
+    assert "personal values of round 1 stay in use; no picture taught BCC" in learned_text(later, "")
 
 
 def test_the_next_round_goes_on_from_the_last(bundle, labels, home):

@@ -1,0 +1,92 @@
+"""`edgefl sync`: do what is due in the federation, learning included, and leave.
+
+The work is done by `syncing`; here its results become lines.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgefl_client.command_options import (
+    device_of,
+    home_option,
+    json_option,
+    passphrase_option,
+    report,
+    threads_option,
+    trust_option,
+)
+from edgefl_client.learning_lines import clear_line, learned_text, limits_of, limits_options, progress
+
+
+@click.command()
+@click.option(
+    "--learn/--no-learn",
+    default=True,
+    show_default=True,
+    help="Learn the open round from the pictures that edgefl train --labels named last, or only exchange.",
+)
+@limits_options
+@threads_option
+@trust_option
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def sync(
+    context: click.Context,
+    /,
+    learn: bool,
+    passphrase_file: Path | None,
+    as_json: bool,
+    home_dir: str | None,
+    **given: Any,
+) -> None:
+    """Do what is due and leave: fetch the task and the others' part, learn the open round, send what it takes.
+
+    A round that a limit stops goes on at the next sync. Made for cron and systemd: it may be killed at any moment.
+    """
+    from edgefl_client import trust as signers
+    from edgefl_client.failures import REFUSED, exit_code
+    from edgefl_client.learning.options import TrainOptions
+    from edgefl_client.policy import PASSES
+    from edgefl_client.syncing import run_sync
+
+    options = TrainOptions(
+        threads=given["threads"],
+        checkpoint_seconds=given["checkpoint_every"],
+        limits=limits_of(given),
+        report=progress(),
+    )
+    extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
+    done = run_sync(device_of(context, home_dir, passphrase_file), options if learn else None, extra)
+    clear_line()
+    report(done.report, as_json, _text(done.report))
+    held = [one for one in done.report["sent"] if one["outcome"] == "held"]
+    for one in held:
+        click.echo(f"edgefl: {one['message']}", err=True)
+    if done.problem is not None:
+        click.echo(f"edgefl: {done.problem}", err=True)
+        context.exit(exit_code(done.problem))
+    if any(one["code"] not in PASSES for one in held):
+        context.exit(REFUSED)
+
+
+def _text(found: dict[str, Any]) -> str:
+    parts = [f"round {found['round']['number']} is {found['round']['state']}"]
+    learned = found["learning"]
+    if learned is not None and learned["state"] == "skipped":
+        parts.append(f"nothing to learn: {learned['message']}")
+    elif learned is not None and learned["state"] != "failed":
+        parts.append(learned_text(learned, "the next sync goes on from there"))
+    parts += [
+        f"reply {one['outcome']} ({one['bytes']} bytes)" + (f": {one['message']}" if one["outcome"] == "late" else "")
+        for one in found["sent"]
+    ]
+    got = found["broadcast"]
+    if got is not None:
+        maps = "1 map" if got["maps"] == 1 else f"{got['maps']} maps"
+        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{maps} of others here")
+    parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
+    return "; ".join(parts)
