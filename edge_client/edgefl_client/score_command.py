@@ -21,7 +21,9 @@ from edgefl_client.command_options import (
 )
 
 if TYPE_CHECKING:
+    from edgefl_client.home import Home
     from edgefl_client.scorer import Scorer
+    from edgefl_client.scoring import Result
     from edgefl_protocol.bundle import Bundle
 
 FEW = 3  # pictures up to which no progress bar is drawn
@@ -52,6 +54,16 @@ formats_option = click.option(
 )
 
 
+log_option = click.option(
+    "--log",
+    "log_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.sqlite",
+    help="Append a row for each picture to this database: SHA-256 of the file (never its name), model, numbers, time. "
+    "Pictures then run one at a time.  [default: no log]",
+)
+
+
 def parse_formats(value: str) -> tuple[str, ...]:
     """Names of formats from a list with commas.
 
@@ -76,6 +88,7 @@ def parse_formats(value: str) -> tuple[str, ...]:
 @heatmap_option
 @refer_option
 @weights_option
+@log_option
 @formats_option
 @click.option(
     "--batch",
@@ -83,7 +96,7 @@ def parse_formats(value: str) -> tuple[str, ...]:
     default=8,
     show_default=True,
     metavar="N",
-    help="Pictures in one run; with --heatmap, one.",
+    help="Pictures in one run; with --heatmap or --log, one.",
 )
 @threads_option
 @home_option
@@ -98,6 +111,7 @@ def score(
     heatmaps: Path | None,
     refer_above: float | None,
     weights: str | None,
+    log_file: Path | None,
     formats: tuple[str, ...],
     batch: int,
     threads: int | None,
@@ -109,12 +123,13 @@ def score(
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other")
-    scorer, bundle = open_scorer(home_of(context, home_dir), model, trusted, threads, refer_above, weights)
+    home = home_of(context, home_dir)
+    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
     from edgefl_client import score_lines, scoring
     from edgefl_client.pictures import PictureReader
 
     troubles, failures = list[str](), list[scoring.Failure]()
-    with PictureReader(formats) as reader:
+    with PictureReader(formats) as reader, open_log(log_file, home, scorer, bundle) as log:
         files = scoring.expand(images, reader.suffixes)
         if not files:
             raise click.UsageError(f"the folders given hold no file that ends in {', '.join(reader.suffixes)}")
@@ -122,7 +137,9 @@ def score(
         table = score_lines.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
-        task = scoring.Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch)
+        task = scoring.Task(
+            scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
+        )
         with _progress(len(files)) as step:
             for result in scoring.score_files(task, files):
                 if isinstance(result, scoring.Failure):
@@ -158,6 +175,31 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer") -> None:
         )
     if heatmaps is not None and "map" not in bundle.outputs:
         click.echo("This model has no attention map, so no heat maps are drawn.", err=True)
+
+
+@contextmanager
+def open_log(
+    file: Path | None, home: "Home", scorer: "Scorer", bundle: "Bundle"
+) -> "Iterator[Callable[[Result, str | None], None] | None]":
+    """The log that takes each result, or None where none is asked for.
+
+    Args:
+        file: the log; None for none.
+        home: the device's home.
+        scorer: what scores.
+        bundle: its bundle.
+
+    Raises:
+        StorageError: the log cannot be used.
+    """
+    if file is None:
+        yield None
+        return
+    from edgefl_client.score_log import ScoreLog, circumstances
+
+    shared = circumstances(home, bundle, scorer.model, scorer.temperature, scorer.threads)
+    with ScoreLog(file, shared) as log:
+        yield log.note
 
 
 @contextmanager

@@ -66,6 +66,10 @@ class Scorer:
         clock: gives Unix milliseconds; a scorer that outlives its bundle refers everything.
         personal: values learned here that passed their gate, to score with in place of the bundle's.
 
+    Attributes:
+        model: which model speaks.
+        threads: threads of one run.
+
     Raises:
         BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
         ValueError: `threads` or `refer_above` is out of range.
@@ -91,7 +95,8 @@ class Scorer:
         self._seen = bundle.labels.seen if personal is None else personal.seen
         self._rules = _rules(bundle.card, refer_above)
         self._clock = clock or _wall_clock_ms
-        self._graph = load_graph(bundle.score_onnx, threads or processors())
+        self.threads = threads or processors()
+        self._graph = load_graph(bundle.score_onnx, self.threads)
         self.model = ModelInfo(
             id=bundle.id,
             sha256=bundle.sha256,
@@ -104,6 +109,11 @@ class Scorer:
     def fit(self) -> str:
         """How photos are brought to the network's square: `squash` or `crop`."""
         return self._bundle.preprocess.fit
+
+    @property
+    def temperature(self) -> float | None:
+        """What logits are divided by, so that probabilities are calibrated; None where the model has none."""
+        return float(self._weights["temperature"]) if "temperature" in self._weights else None
 
     @property
     def refers_uncertain(self) -> bool:

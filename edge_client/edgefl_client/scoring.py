@@ -6,6 +6,7 @@ map that cannot be written costs no score. What is not skin gets no heat map, as
 
 import dataclasses
 import glob
+import hashlib
 import os
 import sys
 import time
@@ -108,7 +109,9 @@ class Task:
         heatmaps: folder for heat maps; None for none.
         not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
         keep_drawn: never write over a heat map that is there already.
-        batch: pictures in one run of the network; one where heat maps are drawn.
+        batch: pictures in one run of the network; one where heat maps are drawn or scores are logged.
+        log: told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is
+            given; None for no log.
     """
 
     scorer: "Scorer"
@@ -117,6 +120,7 @@ class Task:
     not_drawn: Callable[[str], None]
     keep_drawn: bool = False
     batch: int = 1
+    log: Callable[[Result, str | None], None] | None = None
 
 
 def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
@@ -125,18 +129,25 @@ def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
     Args:
         task: what to score with.
         files: their names; `-` is standard input.
+
+    Raises:
+        StorageError: a result cannot be logged, so it is not given.
     """
     taken: set[str] = set()
-    for names in _batches(files, 1 if task.heatmaps else task.batch):
+    for names in _batches(files, 1 if task.heatmaps or task.log else task.batch):
         loaded = [_load(name, task) for name in names]
-        scores = iter(_score(task.scorer, [one for one in loaded if isinstance(one, _Photo)]))
+        scores = iter(
+            _score(task.scorer, [(one.name, one.found) for one in loaded if not isinstance(one.found, Failure)])
+        )
         for one in loaded:
-            result = one if isinstance(one, Failure) else next(scores)
-            if task.heatmaps is not None and isinstance(result, Score) and isinstance(one, _Photo):
+            result = one.found if isinstance(one.found, Failure) else next(scores)
+            if task.heatmaps is not None and isinstance(result, Score):
                 try:
                     result = _drawn(result, one, task.heatmaps, task, taken)
                 except StorageError as error:  # the score is made: a full disk must not cost it
                     task.not_drawn(f"{one.name}: no heat map: {error}")
+            if task.log is not None:
+                task.log(result, one.sha256)
             yield result
 
 
@@ -147,43 +158,45 @@ def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 @dataclass(frozen=True)
-class _Photo:
+class _Loaded:
     name: str
-    prepared: "Prepared"
-    pixels: NDArray[np.uint8] | None  # (H, W, 3)
+    found: "Prepared | Failure"
+    sha256: str | None = None  # of the file's bytes, where a log asks for it
+    pixels: NDArray[np.uint8] | None = None  # (H, W, 3), where a heat map needs them again
 
 
-def _load(name: str, task: Task) -> "_Photo | Failure":
-    started = time.perf_counter()
+def _load(name: str, task: Task) -> _Loaded:
+    started, sha256 = time.perf_counter(), None
     try:
-        if name == STANDARD_INPUT:
-            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        else:
-            data = read_bounded(name, MAX_FILE_BYTES)
+        data = (
+            sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == STANDARD_INPUT else read_bounded(name, MAX_FILE_BYTES)
+        )
+        if task.log is not None and len(data) <= MAX_FILE_BYTES:
+            sha256 = hashlib.sha256(data).hexdigest()
         pixels = task.reader.read(data)
         prepared = task.scorer.prepare(pixels)
     except EdgeflError as error:
-        return Failure(image=name, code=error.code, message=str(error))
+        return _Loaded(name, Failure(image=name, code=error.code, message=str(error)), sha256)
     except ValueError:  # a name with a NUL byte
-        return Failure(image=name, code="missing", message="this is no name of a file; check it")
+        return _Loaded(name, Failure(image=name, code="missing", message="this is no name of a file; check it"))
     # Only a heat map needs the photograph again: a batch of large ones must not lie in memory.
     prepared = dataclasses.replace(prepared, milliseconds=(time.perf_counter() - started) * 1e3)
-    return _Photo(name, prepared, None if task.heatmaps is None else pixels)
+    return _Loaded(name, prepared, sha256, None if task.heatmaps is None else pixels)
 
 
-def _score(scorer: "Scorer", photos: Sequence[_Photo]) -> list[Result]:
+def _score(scorer: "Scorer", photos: Sequence[tuple[str, "Prepared"]]) -> list[Result]:
     """Score a batch; where it fails as a whole, score one by one, so that one picture cannot spoil the others."""
     if not photos:
         return []
     try:
-        return list(scorer.score_batch([photo.prepared for photo in photos], [photo.name for photo in photos]))
+        return list(scorer.score_batch([prepared for _, prepared in photos], [name for name, _ in photos]))
     except EdgeflError as error:
         if len(photos) == 1:
-            return [Failure(image=photos[0].name, code=error.code, message=str(error))]
+            return [Failure(image=photos[0][0], code=error.code, message=str(error))]
         return [result for photo in photos for result in _score(scorer, [photo])]
 
 
-def _drawn(score: Score, photo: _Photo, folder: Path, task: Task, taken: set[str]) -> Score:
+def _drawn(score: Score, photo: _Loaded, folder: Path, task: Task, taken: set[str]) -> Score:
     """The score with its heat map on the disk; none for networks without attention, and none for what is not skin.
 
     Raises:

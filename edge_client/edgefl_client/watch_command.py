@@ -20,7 +20,7 @@ from edgefl_client.command_options import (
     trust_option,
     weights_option,
 )
-from edgefl_client.score_command import formats_option, heatmap_option, prepare, refer_option
+from edgefl_client.score_command import formats_option, heatmap_option, log_option, open_log, prepare, refer_option
 
 if TYPE_CHECKING:
     from edgefl_client.scoring import Result, Task
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 @heatmap_option
 @refer_option
 @weights_option
+@log_option
 @formats_option
 @threads_option
 @home_option
@@ -66,6 +67,7 @@ def watch(
     heatmaps: Path | None,
     refer_above: float | None,
     weights: str | None,
+    log_file: Path | None,
     formats: tuple[str, ...],
     threads: int | None,
     home_dir: str | None,
@@ -88,9 +90,10 @@ def watch(
         PictureReader(formats) as reader,
         watching.open_output(out) as output,
         closing(watching.Notes(home, folder)) as notes,
+        open_log(log_file, home, scorer, bundle) as log,
     ):
         notes.recover(output)
-        task = Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True)
+        task = Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
         watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     context.exit(1 if once and failed else 0)

@@ -40,6 +40,7 @@ from edgefl_protocol.errors import ImageError
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
+PREPROCESSING = 1  # number of this image path: one more whenever the same file would give other pixels
 MAX_FILE_BYTES = 20_000_000
 MAX_PIXELS = 40_000_000
 MAX_SCAN_PIXELS = 16 * MAX_PIXELS  # decoded pixels summed over the scans of a progressive JPEG
