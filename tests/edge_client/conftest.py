@@ -1,191 +1,22 @@
-"""A tiny bundle that really runs, a photo maker, and a coordinator in memory."""
+"""Verified bundles, the command line, and files to score."""
 
-import io
-import struct
-import zlib
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from PIL import Image
 
 from edgefl_client.cli import main
-from edgefl_protocol.bounded_json import write_json
-from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
-from edgefl_protocol.imaging import Preprocess
-from edgefl_protocol.keys import SigningKey
-from edgefl_protocol.tensors import write_tensors
-
-NOW_MS = 1_790_000_000_000
-SIZE, GRID = 24, 6  # px, tokens a side
-CLASSES = ("MEL", "NV", "BCC")
-SIGNER = SigningKey(bytes(range(1, 33)))
-
-WEIGHTS: dict[str, Any] = {
-    "head.weight": (8 * np.eye(3)).astype(np.float32),
-    "head.bias": np.array([-3.0, -3.5, -4.0], np.float32),
-    "prior": np.array([0.5, 0.7, 1.8], np.float32),
-    "temperature": np.array(1.25, np.float32),
-}
-
-
-def evidence_nodes() -> list[onnx.NodeProto]:
-    """From logits to evidence, vacuity and dissonance."""
-    node = helper.make_node
-    return [
-        node("Softplus", ["logits"], ["evidence"]),
-        node("Add", ["evidence", "prior"], ["alpha"]),
-        node("ReduceSum", ["alpha", "last"], ["strength"], keepdims=1),
-        node("Div", ["alpha", "strength"], ["probabilities"]),
-        node("Squeeze", ["strength", "last"], ["s"]),
-        node("Div", ["k", "s"], ["vacuity"]),
-        node("Div", ["evidence", "strength"], ["belief"]),
-        node("Unsqueeze", ["belief", "a1"], ["bj"]),  # (B, 1, K)
-        node("Unsqueeze", ["belief", "a2"], ["bk"]),  # (B, K, 1)
-        node("Sub", ["bj", "bk"], ["d"]),
-        node("Abs", ["d"], ["gap"]),
-        node("Add", ["bj", "bk"], ["both"]),
-        node("Max", ["both", "tiny"], ["safe"]),
-        node("Div", ["gap", "safe"], ["ratio"]),
-        node("Sub", ["one", "ratio"], ["balance"]),
-        node("Mul", ["bj", "off"], ["others"]),
-        node("Mul", ["others", "balance"], ["weighted"]),
-        node("ReduceSum", ["weighted", "last"], ["num"], keepdims=0),
-        node("ReduceSum", ["others", "last"], ["den"], keepdims=0),
-        node("Max", ["den", "tiny"], ["den1"]),
-        node("Div", ["num", "den1"], ["share"]),
-        node("Mul", ["belief", "share"], ["terms"]),
-        node("ReduceSum", ["terms", "last"], ["dissonance"], keepdims=0),
-    ]
-
-
-def score_graph(*, softmax: bool = False, with_map: bool = True, classes: int = 3) -> bytes:
-    """`score.onnx` of a model that looks at mean colour; its map is the brightness of each patch."""
-    node = helper.make_node
-    constants = {
-        "c255": np.float32(255), "k": np.float32(classes), "zero": np.float32(0), "one": np.float32(1),
-        "tiny": np.float32(1e-6), "spatial": np.array([1, 2]), "last": np.array([-1]), "a1": np.array([1]),
-        "a2": np.array([2]), "off": (1 - np.eye(classes)).astype(np.float32)[None], "flat": np.array([-1, GRID * GRID]),
-    }  # fmt: skip
-    nodes = [
-        node("Cast", ["image"], ["float"], to=TensorProto.FLOAT),
-        node("Div", ["float", "c255"], ["x"]),  # (B, S, S, 3)
-        node("ReduceMean", ["x", "spatial"], ["features"], keepdims=0),  # (B, 3)
-        node("Transpose", ["head.weight"], ["wt"], perm=[1, 0]),
-        node("MatMul", ["features", "wt"], ["xw"]),
-        node("Add", ["xw", "head.bias"], ["cold"]),
-        node("Div", ["cold", "temperature"], ["logits"]),
-    ]
-    if softmax:
-        nodes += [node("Softmax", ["logits"], ["probabilities"], axis=-1)]
-    else:
-        nodes += evidence_nodes()
-    if with_map:
-        nodes += [
-            node("ReduceMean", ["x", "last"], ["grey"], keepdims=0),
-            node("Unsqueeze", ["grey", "a1"], ["channel"]),  # (B, 1, S, S)
-            node("AveragePool", ["channel"], ["pooled"], kernel_shape=[SIZE // GRID] * 2, strides=[SIZE // GRID] * 2),
-            node("Reshape", ["pooled", "flat"], ["tokens"]),
-            node("ReduceMax", ["tokens", "last"], ["top"], keepdims=1),
-            node("Max", ["top", "tiny"], ["top1"]),
-            node("Div", ["tokens", "top1"], ["map"]),
-        ]
-    floats = TensorProto.FLOAT
-    rows = {"probabilities": [classes], "evidence": [classes], "vacuity": [], "dissonance": [], "map": [GRID * GRID]}
-    wanted = ["probabilities"] if softmax else ["probabilities", "evidence", "vacuity", "dissonance"]
-    inputs = [helper.make_tensor_value_info("image", TensorProto.UINT8, ["B", SIZE, SIZE, 3])]
-    for name, value in weights_for(softmax).items():
-        inputs.append(helper.make_tensor_value_info(name, floats, list(value.shape)))
-    outputs = [helper.make_tensor_value_info(name, floats, ["B", *rows[name]]) for name in wanted + ["map"] * with_map]
-    used = {name for one in nodes for name in one.input}
-    stored = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in used]
-    graph = helper.make_graph(nodes, "score", inputs, outputs, stored)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.checker.check_model(model)
-    return model.SerializeToString()
-
-
-def weights_for(softmax: bool) -> dict[str, Any]:
-    return {name: value for name, value in WEIGHTS.items() if not (softmax and name == "prior")}
-
-
-def bundle_bytes(
-    *,
-    softmax: bool = False,
-    with_map: bool = True,
-    seen: tuple[bool, ...] = (True, True, True),
-    refer_above: float | None = 0.9,
-    fit: str = "squash",
-    version: int = 1,
-    federation: str | None = "skin",
-    line: str = "main",
-    expires_ms: int | None = None,
-    metrics: dict[str, Any] | None = None,
-    signer: SigningKey = SIGNER,
-    **weights: Any,
-) -> bytes:
-    """A signed bundle; keyword weights replace tensors (dots written as two underscores)."""
-    values = {**weights_for(softmax), **{name.replace("__", "."): value for name, value in weights.items()}}
-    card = Card(
-        intended_use="tests", method="fedevprompt", site="one", sites={"one": 10}, metrics=metrics or {},
-        temperature=1.25, refer_above=refer_above, backbone="none", licence_note="none",
-    )  # fmt: skip
-    members = {
-        "score.onnx": score_graph(softmax=softmax, with_map=with_map),
-        "weights.safetensors": write_tensors(values, {}),
-        "preprocess.json": write_json(Preprocess(size=SIZE, fit=fit).to_json()),  # type: ignore[arg-type]
-        "labels.json": Labels(CLASSES, seen).to_bytes(),
-        "card.json": card.to_bytes(),
-    }
-    fields = BundleFields(
-        federation=federation, line=line, task="all", version=version, created_ms=NOW_MS, expires_ms=expires_ms
-    )
-    return build_bundle(members, fields, [signer])
+from edgefl_protocol.bundle import Bundle, load_bundle
 
 
 @pytest.fixture(scope="session")
-def lab() -> SimpleNamespace:
-    """The makers above, for tests."""
-    return SimpleNamespace(
-        CLASSES=CLASSES, GRID=GRID, NOW_MS=NOW_MS, SIGNER=SIGNER, SIZE=SIZE, WEIGHTS=WEIGHTS,
-        bundle_bytes=bundle_bytes, encoded=encoded, photo=photo, png=png, png_chunk=png_chunk,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def plain_bundle() -> Bundle:
-    return load_bundle(bundle_bytes(), [SIGNER.public], NOW_MS)
+def plain_bundle(lab: SimpleNamespace) -> Bundle:
+    return load_bundle(lab.bundle_bytes(), [lab.SIGNER.public], lab.NOW_MS)
 
 
 @pytest.fixture
-def make_bundle() -> Callable[..., Bundle]:
-    return lambda **options: load_bundle(bundle_bytes(**options), [SIGNER.public], NOW_MS)
-
-
-def photo(width: int = 40, height: int = 30, colour: tuple[int, int, int] = (180, 120, 90)) -> np.ndarray:
-    """A picture that passes the gate where its colour is one of skin: fine grain of +-8 levels around one colour."""
-    grain = np.random.default_rng(0).integers(-8, 9, (height, width, 1))
-    return np.clip(np.asarray(colour) + grain, 0, 255).astype(np.uint8)
-
-
-def encoded(pixels: np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, kind, **options)
-    return out.getvalue()
-
-
-def png_chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png(width, height, rows, extra=b"", depth=1, colour=0):
-    head = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
-    body = png_chunk(b"IDAT", zlib.compress(rows, 9)) + png_chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + head + extra + body
+def make_bundle(lab: SimpleNamespace) -> Callable[..., Bundle]:
+    return lambda **options: load_bundle(lab.bundle_bytes(**options), [lab.SIGNER.public], lab.NOW_MS)
 
 
 @pytest.fixture
