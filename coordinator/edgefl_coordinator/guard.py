@@ -21,9 +21,9 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-PLAIN_PATHS = frozenset({"/healthz", "/v1/time", "/v1/keys"})
+PLAIN_PATHS = frozenset({"/healthz", "/v1/time", "/v1/keys", "/v1/root"})
 SEALED_PATHS = frozenset(route.path for route in ROUTES.values())
-LIMITED_PATHS = frozenset({"/v1/time", "/v1/enrol"})  # open to anybody who knows the address
+LIMITED_PATHS = frozenset({"/v1/time", "/v1/enrol", "/v1/root"})  # open to anybody who knows the address
 _PATH_BYTES = {  # largest body; only a reply and a piece of a blob are large
     "/v1/reply": 32 * 2**20,
     "/v1/blob": MAX_PIECE_BYTES + 64 * 2**10,

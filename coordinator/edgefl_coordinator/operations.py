@@ -268,8 +268,6 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
         )
         make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
         with coordinator.store.transaction() as connection:
-            if revocations.is_revoked(connection, claimed):
-                raise OperatorError("the bundle is signed by a revoked key alone, so no device would take it")
             publishing.publish(
                 connection,
                 now_ms,
@@ -278,6 +276,7 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
                 version=manifest.version,
                 bundle_id=bundle_id,
                 blob=blob,
+                signers=claimed,
             )
     except RecordError as error:
         coordinator.store.drop_blobs([blob.name])

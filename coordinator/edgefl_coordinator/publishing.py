@@ -1,12 +1,17 @@
 """Bundles that members can fetch, and the signed index that says which is current.
 
-Guarantees: versions of a (line, task) only rise; a bundle is stored whole before the index names it. The coordinator
-does not vouch for a bundle: members verify its own signatures. Source: docs/security.md, model bundles.
+Guarantees: versions of a (line, task) only rise; a bundle is stored whole before the index names it. A bundle that only
+revoked keys have signed counts no more, neither as the current one nor as a number to stay above. The coordinator does
+not vouch for a bundle: members verify its own signatures. Source: docs/security.md, model bundles.
 """
 
-from sqlalchemy import Connection, func, insert, select
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from edgefl_coordinator import audit
+from sqlalchemy import Connection, Row, insert, select
+
+from edgefl_coordinator import audit, revocations
 from edgefl_coordinator.errors import OperatorError, RefusedError
 from edgefl_coordinator.schema import bundles
 from edgefl_coordinator.store import Blob
@@ -15,20 +20,33 @@ from edgefl_protocol.records import IndexEntry
 
 
 def publish(
-    connection: Connection, now_ms: int, *, line: str, task: str, version: int, bundle_id: str, blob: Blob
+    connection: Connection,
+    now_ms: int,
+    *,
+    line: str,
+    task: str,
+    version: int,
+    bundle_id: str,
+    blob: Blob,
+    signers: Sequence[str] = (),
 ) -> None:
     """Make a bundle the current one of its line and task.
 
     Raises:
-        OperatorError: it is too large, or its version is not above the current one.
+        OperatorError: it is too large, only revoked keys signed it, or its version is not above the current one.
     """
+    if revocations.is_revoked(connection, signers):
+        raise OperatorError("the bundle is signed by revoked keys alone, so no device would take it")
     if blob.size > MAX_BUNDLE_BYTES:
         raise OperatorError(f"the bundle has {blob.size} bytes; at most {MAX_BUNDLE_BYTES} fit one envelope")
-    newest = connection.scalar(
-        select(func.max(bundles.c.version)).where(bundles.c.line == line, bundles.c.task == task)
-    )
-    if newest is not None and version <= newest:
+    here = select(bundles).where(bundles.c.line == line, bundles.c.task == task)
+    newest = max((row.version for row in _standing(connection, connection.execute(here))), default=0)
+    if version <= newest:
         raise OperatorError(f"version {version} of {line}/{task} is not above {newest}, which is published; raise it")
+    if connection.scalar(here.with_only_columns(bundles.c.version).where(bundles.c.version == version)) is not None:
+        raise OperatorError(
+            f"version {version} of {line}/{task} was published by a revoked signer; take another number"
+        )
     connection.execute(
         insert(bundles).values(
             line=line,
@@ -39,6 +57,7 @@ def publish(
             bytes=blob.size,
             blob=blob.name,
             published_ms=now_ms,
+            signers=json.dumps(list(signers)),
         )
     )
     detail = {"version": version, "sha256": blob.sha256, "bytes": blob.size}
@@ -47,21 +66,17 @@ def publish(
 
 def entries(connection: Connection) -> list[IndexEntry]:
     """Return the current bundle of every line and task."""
-    newest = select(bundles.c.line, bundles.c.task, func.max(bundles.c.version).label("version")).group_by(
-        bundles.c.line, bundles.c.task
-    )
-    chosen = newest.subquery()
-    rows = connection.execute(
-        select(bundles).join(
-            chosen,
-            (bundles.c.line == chosen.c.line)
-            & (bundles.c.task == chosen.c.task)
-            & (bundles.c.version == chosen.c.version),
-        )
-    )
+    rows = connection.execute(select(bundles).order_by(bundles.c.line, bundles.c.task, bundles.c.version))
+    newest = {(row.line, row.task): row for row in _standing(connection, rows)}  # the last of each is the highest
     return [
-        IndexEntry(line=row.line, task=row.task, version=row.version, sha256=row.sha256, size=row.bytes) for row in rows
+        IndexEntry(line=row.line, task=row.task, version=row.version, sha256=row.sha256, size=row.bytes)
+        for row in newest.values()
     ]
+
+
+def _standing(connection: Connection, rows: Iterable[Row[Any]]) -> list[Row[Any]]:
+    """Leave out the bundles that only revoked keys have signed."""
+    return [row for row in list(rows) if not revocations.is_revoked(connection, json.loads(row.signers))]
 
 
 def bundle_blob(connection: Connection, line: str, task: str, version: int) -> str:

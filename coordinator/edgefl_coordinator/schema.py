@@ -155,6 +155,7 @@ bundles = Table(
     Column("bytes", Integer),
     Column("blob", Text),
     Column("published_ms", Integer),
+    Column("signers", Text),  # JSON list of the key ids that claim to have signed it
 )
 
 member_keys = Table(
@@ -331,6 +332,7 @@ CREATE TABLE revocations (
 ) STRICT;
 INSERT INTO revocations SELECT skid, 'member', name, COALESCE(revoked_ms, 0) FROM members
     WHERE state = 'revoked' AND approved_ms IS NOT NULL;
+ALTER TABLE bundles ADD COLUMN signers TEXT NOT NULL DEFAULT '[]';
 CREATE TABLE roots (version INTEGER PRIMARY KEY, record BLOB NOT NULL, published_ms INTEGER NOT NULL) STRICT;
 """
 _M005 = """

@@ -141,7 +141,7 @@ class LimitSettings:
         body_deadline_s: seconds within which the body has to be complete.
         connections: open sockets; above it 503.
         waiting_bytes: request bodies held in memory at once; above it 503.
-        open_per_minute: requests of one address to `/v1/time`, and to `/v1/enrol`.
+        open_per_minute: requests of one address to `/v1/time`, to `/v1/enrol` and to `/v1/root`.
         skew_ms: clock difference accepted in an envelope.
         lifetime_ms: longest validity of an envelope.
         worker_s: longest run of the aggregation worker.

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from edgefl_coordinator import cli, publishing, routes
+from edgefl_coordinator import cli, publishing
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import BundleError, RecordError
-from edgefl_protocol.messages import BroadcastRequest, BundleReply, BundleRequest, RecordReply, Refusal
+from edgefl_protocol.key_messages import IndexReply
+from edgefl_protocol.messages import BroadcastRequest, BundleReply, BundleRequest, Refusal
 from edgefl_protocol.records import Index, verify_index
 
 BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
@@ -28,7 +29,7 @@ def publish(coordinator: Any, line: str, version: int, data: bytes) -> None:
 
 
 def index_of(member: Any) -> Index:
-    record = RecordReply.from_payload(member.call("index", Payload())).record
+    record = IndexReply.from_payload(member.call("index", Payload())).index
     key = member.coordinator.keys.signing.public_key
     return verify_index(record, key, "skin", member.coordinator.clock())
 
@@ -44,7 +45,7 @@ def test_index_and_fetch(coordinator, clock, tools) -> None:
     request = BundleRequest(line="main", task="nevus", version=3).to_payload()
     data = BundleReply.from_payload(member.call("bundle", request)).bundle
     assert data == b"main-3" * 100_000 and len(data) == index.current("main", "nevus").size
-    record = RecordReply.from_payload(member.call("index", Payload())).record
+    record = IndexReply.from_payload(member.call("index", Payload())).index
     with pytest.raises(RecordError):
         verify_index(record, coordinator.keys.signing.public_key, "skin", clock.now_ms + 24 * 3_600_000 + 1)
     older = member.call("bundle", BundleRequest(line="main", task="nevus", version=1).to_payload())
@@ -87,15 +88,6 @@ def test_a_bundle_of_another_federation_is_not_published(bundle_of, word, coordi
         OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
 
 
-def test_a_broadcast_above_one_envelope(coordinator, tools, monkeypatch) -> None:
-    """What does not fit one envelope is refused typed: blobs are not there yet."""
-    member = tools.approved_member(coordinator, "clinic-a")
-    tools.start_rounds(coordinator)
-    monkeypatch.setattr(routes, "MAX_BROADCAST_BYTES", 10)
-    refused = member.call("broadcast", BroadcastRequest(round=1).to_payload(), rnd=1)
-    assert isinstance(refused, Refusal) and refused.code == "too_large"
-
-
 def test_the_round_stands_in_header_and_payload(coordinator, tools) -> None:
     member = tools.approved_member(coordinator, "clinic-a")
     tools.start_rounds(coordinator)
@@ -106,6 +98,6 @@ def test_the_round_stands_in_header_and_payload(coordinator, tools) -> None:
 def test_without_the_extra(monkeypatch, tmp_path) -> None:
     """DESIGN, packaging: without its extra a command exits 2 with one sentence."""
     find = importlib.util.find_spec
-    monkeypatch.setattr(cli.importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
     result = CliRunner().invoke(cli.main, ["status", "--home", str(tmp_path)])
     assert result.exit_code == 2 and "edgefl[coordinator]" in result.stderr
