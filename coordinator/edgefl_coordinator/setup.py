@@ -152,7 +152,8 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
             **table,
             "backbone": _backbone_table(settings.method, settings.backbone, px, settings.seed),
         }, settings.rounds
-    return {**table, "backbone": _plain_spec(finished.backbone.spec)}, settings.rounds
+    backbone = _plain_spec(finished.backbone.spec) | {"name": settings.backbone}
+    return {**table, "backbone": backbone}, settings.rounds
 
 
 def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:

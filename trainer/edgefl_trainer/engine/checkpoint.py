@@ -149,6 +149,13 @@ class Checkpoints:
         write_atomic(folder / f"{name}.reply.safetensors", result.reply.to_bytes())
         write_atomic(folder / f"{name}.metrics.json", json.dumps(dict(result.metrics), sort_keys=True).encode())
 
+    def drop_site(self, phase: int, name: str) -> None:
+        """Forget a site's work of a phase that did not count; the state before it stays."""
+        folder = self._phase(phase)
+        (folder / f"{name}.metrics.json").unlink(missing_ok=True)  # first: without it the rest is no work
+        for kind in ("state", "reply"):
+            (folder / f"{name}.{kind}.safetensors").unlink(missing_ok=True)
+
     def finish_phase(
         self,
         phase: int,

@@ -8,9 +8,6 @@ import warnings
 
 import numpy as np
 from jaxtyping import Float, Int
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression
-from sklearn.preprocessing import StandardScaler
 
 STRENGTH = 1.0  # inverse L2 weight C, scikit-learn's default
 MAX_ITERATIONS = 1000
@@ -41,6 +38,11 @@ def fit_predict(
     Raises:
         ValueError: There is no row to learn from.
     """
+    # Loaded here: a coordinator's worker imports every method, starts once a round, and fits nothing.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
     known = np.unique(target_fit)
     if known.size == 0:
         raise ValueError("there is no labelled row to fit a logistic regression on")

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from sklearn.metrics import confusion_matrix, roc_auc_score
 
 SiteMetrics = dict[str, float | int | None]
 """One site's figures under the names of ``summary.json``; ``None`` where undefined."""
@@ -119,7 +118,8 @@ def _confusion_figures(
     """Macro figures over the counted classes, from the confusion matrix with one more column for abstentions."""
     classes = counted.shape[0]
     answer = np.where(predicted == ABSTAINED, classes, predicted)
-    matrix = confusion_matrix(target, answer, labels=np.arange(classes + 1))[:classes]  # (K, K+1): true, predicted
+    matrix = np.zeros((classes, classes + 1), dtype=np.int64)  # (K, K+1): true, predicted
+    np.add.at(matrix, (target, answer), 1)
     hits = np.diagonal(matrix).astype(np.float64)
     true_rows = matrix.sum(axis=1)
     predicted_rows = matrix.sum(axis=0)[:classes]
@@ -149,6 +149,8 @@ def auroc(
     Returns:
         The area, or ``None`` where no class has both outcomes.
     """
+    from sklearn.metrics import roc_auc_score  # loaded where it is used: see `linear`
+
     classes = probabilities.shape[1]
     chosen = [1] if classes == 2 else list(np.flatnonzero(counted))
     areas = []
@@ -199,6 +201,8 @@ def out_of_distribution_auroc(inside: Float[np.ndarray, " B"], outside: Float[np
     Returns:
         The area under the ROC curve, foreign counting as positive; ``None`` where one side is empty.
     """
+    from sklearn.metrics import roc_auc_score
+
     if inside.size == 0 or outside.size == 0:
         return None
     foreign = np.arange(inside.size + outside.size) >= inside.size

@@ -1,13 +1,14 @@
 """One exchange of a live federation at this site, each step on the disk before the next.
 
     broadcast → the method's site half → state, reply and line of metrics in `checkpoints/`     learned
-    reply → outbox; state → `checkpoints/latest.json`                                          settled
-    outbox → coordinator                                                                       Seat.deliver
+    reply → outbox → coordinator                                                               Seat.meet
+    accepted: state → `checkpoints/latest.json`, line → `metrics.jsonl`; else both are dropped  settled
 
 Guarantees: a kill at any moment loses at most a round of learning that was not finished; a finished one is neither
-learned again nor sent under another key. Exchanges are numbered as the coordinator's rounds, from 1; one that was
-missed is skipped, and the next goes on from the state the site has. Source: docs/security.md, reliability, checks 56
-and 57; docs/decisions/0030.
+learned again nor sent under another key. As in the local engine, a site whose reply did not count in a round is after
+it as it was before: its state is always the one that its newest accepted reply names. Exchanges are numbered as the
+coordinator's rounds, from 1; one that was missed is skipped. Source: docs/security.md, reliability, checks 56 and 57;
+docs/decisions/0030.
 """
 
 import json
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgefl_client.exchange import Member
+from edgefl_client.exchange import Delivery
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State
@@ -24,11 +25,10 @@ from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import Display, Pace
 from edgefl_trainer.engine.federation import InProcessSite, read_metrics
 from edgefl_trainer.engine.selection import tune_judge
-from edgefl_trainer.errors import TrainingError
-from edgefl_trainer.live.seat import Seat
+from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.live.work import Work
 
-METRICS = "metrics.jsonl"
+METRICS, REFUSED = "metrics.jsonl", "refused.json"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Exchanges:
 
     @property
     def done(self) -> int:
-        """Number of the last exchange that is settled; 0 before the first."""
+        """Number of the last exchange whose reply was accepted; 0 before the first."""
         return self._checkpoints.progress().phases
 
     @property
@@ -88,17 +88,32 @@ class Exchanges:
             display.site_finished(self.name, result.metrics)
         return result
 
-    def settled(self, seat: Seat, member: Member, number: int, result: SiteResult) -> None:
-        """Make an exchange final here: reply in the outbox, then line of metrics and state.
+    def settled(self, delivery: Delivery) -> None:
+        """Take note of what became of a reply, before the outbox forgets it. Doing it twice changes nothing.
 
         Raises:
-            OutboxError: the outbox cannot take the reply.
             StorageError: the disk is full.
         """
-        seat.keep(member, number, result.reply.to_bytes())
-        lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) != number - 1]
-        self._write_metrics([*lines, result.metrics])
-        self._checkpoints.finish_phase(number - 1, State(), {self.name: result})
+        number = delivery.round
+        if delivery.outcome != "accepted":
+            if delivery.outcome == "refused":
+                record = {"round": number, "message": delivery.message}
+                write_atomic(self.folder / REFUSED, json.dumps(record).encode())
+            self._checkpoints.drop_site(number - 1, self.name)
+            return
+        found = self._checkpoints.load_site(number - 1, self.name)
+        if found is not None and self.done < number:
+            lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) != number - 1]
+            self._write_metrics([*lines, found.metrics])
+            self._checkpoints.finish_phase(number - 1, State(), {self.name: found})
+
+    def refused(self, number: int) -> bool:
+        """Whether the reply of an exchange was refused for good, so that it is not learned again."""
+        path = self.folder / REFUSED
+        try:
+            return bool(json.loads(path.read_bytes())["round"] == number) if path.exists() else False
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{path} is damaged ({error}): remove it.", "damaged") from error
 
     def judged(self, broadcast: Payload) -> Mapping[str, Scalar]:
         """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.

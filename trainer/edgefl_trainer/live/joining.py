@@ -8,7 +8,7 @@ and after any kill, goes on where it stopped. Source: docs/design.md 10; docs/se
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +25,7 @@ from edgefl_trainer.engine.run import environment, repeatable
 from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.live.ending import write_results
 from edgefl_trainer.live.exchanges import Exchanges
-from edgefl_trainer.live.seat import Seat, refusals
+from edgefl_trainer.live.seat import Reply, Seat, refusals
 from edgefl_trainer.live.work import SiteOptions, Work, prepare
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_GONE_S = 1.0, 15.0, 300.0
@@ -107,7 +107,7 @@ def _approved(call: Join, seat: Seat, membership: Membership) -> TaskReply | Non
     wait = _Wait(call, LONGEST_WAIT_S)
     while True:
         try:
-            return _patiently(call, lambda: _task(seat))
+            return _patiently(call, seat.task)
         except NotEnrolled:
             if call.once:
                 return None
@@ -122,58 +122,76 @@ def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun
     images = {work.site.name: len(work.site.train if work.method.needs_labels else work.site.unlabelled)}
     exchanges = Exchanges(work, call.folder, Pace(work.method.phases(work.task.rounds), images))
     wait = _Wait(call, LONGEST_WAIT_S)
-    refused: dict[int, str] = {}
+    skipped: set[int] = set()
     sent: list[Delivery] = []
+    reply: Reply | None = None
     while True:
-        told = _patiently(call, lambda: _task(seat))
+        learned = reply
+        told, now_sent = _patiently(call, lambda given=learned: seat.meet(given, exchanges.settled))  # type: ignore[misc]
+        reply = None
         _check_same(begun, told)
+        _tell_sent(call.say, now_sent)
+        sent += now_sent
         if told.state == "done":
             summary = _end(call, seat, exchanges, told, membership.federation)
             return _facts(membership, told, summary, sent)
-        if told.state == "open" and not told.replied and told.round not in refused:
+        if _due(told, now_sent, exchanges) and told.round not in skipped:
             try:
-                sent += _patiently(call, lambda now=told: _exchange(seat, exchanges, now, call.say))  # type: ignore[misc]
+                reply = _learn(call, seat, exchanges, told)
                 wait.over()
+                continue
             except Refused as refusal:
                 if refusal.code not in COMING:
-                    refused[told.round] = str(refusal)
+                    skipped.add(told.round)
                     call.say(f"round {told.round} goes on without this site: {refusal}")
         if call.once:
             return _facts(membership, told, None, sent)
+        seat.rotate()
         wait.because(f"round {told.round} of {told.rounds} is {told.state}: waiting for the others")
 
 
-def _exchange(seat: Seat, exchanges: Exchanges, told: TaskReply, say: Say) -> list[Delivery]:
-    """Learn the open round where that was not done, and send the reply.
+def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> bool:
+    """Whether the open round waits for this site to learn."""
+    offered = any(one.round == told.round for one in sent)  # accepted, too late, refused or held
+    return told.state == "open" and not (told.replied or offered or exchanges.refused(told.round))
+
+
+def _learn(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply) -> Reply:
+    """Learn the open round, or give what was learned before a kill.
 
     Raises:
-        Refused: the round's broadcast is not to be had.
-        TrainingError: the coordinator refused the reply for good, or learning failed.
-        ExchangeError: nothing answered.
+        Refused: its broadcast is not to be had.
+        TrainingError: learning failed, or the reply is larger than the federation takes.
     """
     number = told.round
-    if exchanges.done < number:
-        with seat.member() as member:
-            broadcast = member.broadcast(number)
-        for name, figure in exchanges.judged(broadcast).items():
-            say(f"before exchange {number}: {name.replace('_', ' ')} {float(figure):.1%}")
-        result = exchanges.learned(number, broadcast)
-        size = len(result.reply.to_bytes())
-        if size > told.max_reply_bytes:
-            raise TrainingError(
-                f"the reply of round {number} has {size:,} bytes, the federation takes {told.max_reply_bytes:,}: ask "
-                "its operator for a larger limits.reply_bytes."
-            )
-        with seat.member() as member:
-            exchanges.settled(seat, member, number, result)
+    broadcast = _patiently(call, lambda: _broadcast(seat, number))
+    for name, figure in exchanges.judged(broadcast).items():
+        call.say(f"before exchange {number}: {name.replace('_', ' ')} {float(figure):.1%}")
+    content = exchanges.learned(number, broadcast).reply.to_bytes()
+    if len(content) > told.max_reply_bytes:
+        raise TrainingError(
+            f"the reply of round {number} has {len(content):,} bytes, the federation takes {told.max_reply_bytes:,}: "
+            "ask its operator for a larger limits.reply_bytes."
+        )
+    return Reply(number, content)
+
+
+def _broadcast(seat: Seat, number: int) -> Payload:
     with seat.member() as member:
-        sent = seat.deliver(member, told)
+        return member.broadcast(number)
+
+
+def _tell_sent(say: Say, sent: Sequence[Delivery]) -> None:
+    """Say what became of replies.
+
+    Raises:
+        TrainingError: one was refused for good.
+    """
     for one in sent:
         if one.outcome == "refused":
             raise TrainingError(f"the coordinator refused the reply of round {one.round}: {one.message}")
-        word = "is there" if one.outcome == "accepted" else f"came too late ({one.message})"
+        word = "is there" if one.outcome == "accepted" else f"does not count: {one.message}"
         say(f"the reply of round {one.round}, {one.bytes:,} bytes, {word}")
-    return sent
 
 
 def _end(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply, federation: str) -> dict[str, Any]:
@@ -188,17 +206,11 @@ def _end(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply, federati
 def _handed_out(seat: Seat, work: Work, told: TaskReply) -> Payload:
     """The last hand-out; where only maps travel a site's model is its own, and it can do without."""
     try:
-        with seat.member() as member:
-            return member.broadcast(told.rounds + 1)
+        return _broadcast(seat, told.rounds + 1)
     except Refused as refusal:
         if refusal.code != "small_cohort" or work.method.travels != ("maps",):
             raise FederationRefused(str(refusal), refusal.code) from refusal
         return stamped(Payload({}, {}), final_phase(work.task), work.task.rounds)
-
-
-def _task(seat: Seat) -> TaskReply:
-    with seat.member() as member:
-        return member.task()
 
 
 def _check_same(begun: TaskReply, told: TaskReply) -> None:

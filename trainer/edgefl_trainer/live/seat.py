@@ -6,7 +6,8 @@ there, and is deleted only after a signed answer or when its round is past. Sour
 idempotency.
 """
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 from edgefl_client.exchange import (
     Delivery,
     EnrolmentError,
+    ExchangeError,
     Member,
     Membership,
     NotEnrolled,
@@ -21,6 +23,7 @@ from edgefl_client.exchange import (
     Refused,
     TlsRefused,
     Unavailable,
+    WorkItem,
     ca_file,
     enrol,
     load_membership,
@@ -35,7 +38,6 @@ from edgefl_protocol.messages import TaskReply
 from edgefl_trainer.errors import FederationRefused, RunError
 
 MEMBER = "member"
-REPLY = "reply"
 # Refusals of trust or policy: trying again changes nothing (docs/design.md 5, exit status 3).
 _FINAL = frozenset(
     {
@@ -43,6 +45,22 @@ _FINAL = frozenset(
         "fingerprint_differs", "low_order_key", "expired",
     }
 )  # fmt: skip
+
+
+Settled = Callable[[Delivery], None]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What was learned in a round, to be sent.
+
+    Attributes:
+        round: the coordinator's number of it.
+        content: bytes of the payload.
+    """
+
+    round: int
+    content: bytes
 
 
 @dataclass(frozen=True)
@@ -82,8 +100,10 @@ class Seat:
                 raise RunError(f"{self.folder} holds no finished enrolment: give the INVITE that the operator made.")
             return known
         with refusals():
-            # A used invite may be past its date: the membership it made counts.
-            found = decode_invite(invite, wall_clock_ms() if known is None or known.state == "joining" else 0)
+            joined = known is not None and known.state != "joining"
+            found = decode_invite(invite, 0 if joined else wall_clock_ms())  # a used invite may be past its date
+            if known is not None and joined:
+                return self._same(known, found)
             self._make_home()
             own_ca = trust_certificate(self.home, found, None if ca is None else read_ca(ca))
             return self._enrol(found, own_ca, proxy)
@@ -99,53 +119,54 @@ class Seat:
         with refusals(), Member(self.home, self._transport, passphrase=self.passphrase) as member:
             yield member
 
-    def keep(self, member: Member, round_: int, reply: bytes) -> None:
-        """Put the reply of a round into the outbox, once; again changes nothing.
+    def task(self) -> TaskReply:
+        """The signed task; raises `NotEnrolled` while the operator has not approved."""
+        with self.member() as member:
+            return member.task()
+
+    def meet(self, reply: Reply | None, settled: Settled) -> tuple[TaskReply, list[Delivery]]:
+        """One meeting with the coordinator: a new reply enters the outbox, the task is asked for, what waits is sent.
 
         Args:
-            member: opened.
-            round_: the coordinator's number of the round.
-            reply: the payload's bytes.
+            reply: what was learned since the last meeting; given again, it is kept once.
+            settled: told what became of a reply before the outbox forgets it; after a crash in between, again.
+
+        Returns:
+            The task, and what became of each reply that was offered.
 
         Raises:
-            OutboxError: the outbox cannot take it.
+            FederationRefused: the server is not the trusted one, or refuses for good.
+            ExchangeError: no signed answer came; replies stay.
             StorageError: the disk is full.
         """
-        with self._outbox(member) as outbox:
-            if not self._sweep(outbox, member, round_):
-                item = outbox.put(member.membership.federation, REPLY, reply, member.now_ms())
-                outbox.promise(item, round_)
+        with self.member() as member, Outbox(self.home / "outbox.sqlite", member.identity.outbox_key) as outbox:
+            if reply is not None:
+                outbox.put_learned(member.membership.federation, reply.round, reply.content, member.now_ms())
+            told = member.task()
 
-    def deliver(self, member: Member, task: TaskReply) -> list[Delivery]:
-        """Send what lies in the outbox for the open round.
+            def hear(item: WorkItem, delivery: Delivery) -> None:
+                settled(delivery)
 
-        Args:
-            member: opened.
-            task: as just fetched.
+            return told, member.deliver(outbox, told, settled=hear)
 
-        Raises:
-            ExchangeError: no signed answer came; the reply stays.
-        """
-        with self._outbox(member) as outbox:
-            self._sweep(outbox, member, task.round)
-            return member.deliver(outbox, task)
+    def rotate(self) -> None:
+        """Change the keys where they are old; a failure waits for the next time."""
+        with contextlib.suppress(ExchangeError), self.member() as member:
+            member.rotate_if_due()
 
-    def _sweep(self, outbox: Outbox, member: Member, round_: int) -> bool:
-        """Drop replies of other rounds, which are worth nothing in this one; whether there is one of this round."""
-        there = [item for item in outbox.items(member.membership.federation) if item.kind == REPLY]
-        for item in there:
-            if item.round != round_:
-                outbox.delete(item.idem)
-        return any(item.round == round_ for item in there)
+    def _same(self, known: Membership, invite: Invite) -> Membership:
+        if known.token_sha256 != invite.token_sha256:
+            raise RunError(
+                f"{self.folder} holds {known.name} of the federation {known.federation}, made by another invite: name "
+                "another --out, or leave INVITE out."
+            )
+        return known
 
     def _known(self) -> Membership | None:
         try:
             return load_membership(self.home)
         except NotEnrolled:
             return None
-
-    def _outbox(self, member: Member) -> Outbox:
-        return Outbox(self.home / "outbox.sqlite", member.identity.outbox_key)
 
     def _make_home(self) -> None:
         try:

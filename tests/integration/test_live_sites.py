@@ -1,0 +1,226 @@
+"""GPU sites in a live federation: `edgefl-train join` over TLS on the loopback interface, no process but this one.
+
+The oracle of every digest is the local engine, which never sees a network (docs/design.md 4: same seed, same digest,
+whichever engine).
+"""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from sqlalchemy import select
+
+from edgefl_client.exchange import Member, Outbox
+from edgefl_coordinator import service
+from edgefl_coordinator.aggregation import step
+from edgefl_coordinator.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.schema import replies
+from edgefl_coordinator.settings import Home
+from edgefl_coordinator.setup import make_home, task_of_method, task_of_run
+from edgefl_coordinator.worker import main as work
+from edgefl_trainer.engine import run as engine
+from edgefl_trainer.engine.checkpoint import Checkpoints
+from edgefl_trainer.engine.evaluation import evaluate
+from edgefl_trainer.engine.federation import InProcessSite
+from edgefl_trainer.engine.models import open_run
+from edgefl_trainer.engine.settings import resolve
+from edgefl_trainer.live import Join, SiteOptions, join
+from edgefl_trainer.live.exchanges import Exchanges
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of the server in a thread, when it is stopped
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+SITES = ("site-1", "site-2")
+DATA = "lesions:sites=2,images=40,px=36"
+
+
+class Live:
+    """A coordinator behind real TLS; rounds move on when the test says so."""
+
+    def __init__(self, folder: Path, task: dict[str, Any], rounds: int, **changes: Any) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        port = self.listening.getsockname()[1]
+        table = {
+            "federation": "skin", "public_url": f"https://127.0.0.1:{port}", "port": port, "suite": 1,
+            "task": {"line": "main", "maps_per_class": 5, **task},
+            "rounds": {
+                "count": rounds, "quorum_min": 2, "quorum_target": 2, "min_cohort": 1, "allow_small_cohort": True,
+                **changes,
+            },
+        }  # fmt: skip
+        self.home = Home(folder)
+        make_home(self.home, table)
+        self.coordinator: Coordinator = open_coordinator(self.home)
+
+    @contextmanager
+    def serving(self) -> Iterator["Live"]:
+        """Answer on the port until the end."""
+        server = uvicorn.Server(service._config(self.coordinator))
+        thread = threading.Thread(target=server.run, args=([self.listening],), daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.02)
+        try:
+            yield self
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            self.listening.close()
+
+    def move_on(self) -> None:
+        """Do every job that is due, in this process."""
+        while step(self.coordinator, lambda folder, timeout_s: self._work(folder)):
+            pass
+
+    def operate(self, operation: str, /, **arguments: Any) -> dict[str, Any]:
+        return OPERATIONS[operation](self.coordinator, arguments)
+
+    @property
+    def ca(self) -> Path:
+        return self.home.tls / "ca.pem"
+
+    @staticmethod
+    def _work(folder: Path) -> None:
+        assert work(folder) == 0
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Make and serve coordinators."""
+    with ExitStack() as stack:
+
+        def make(task: dict[str, Any], rounds: int, **changes: Any) -> Live:
+            made = Live(tmp_path / "coordinator", task, rounds, **changes)
+            stack.callback(made.coordinator.store.close)
+            return stack.enter_context(made.serving())
+
+        yield make
+
+
+def call(folder: Path, site: str, invite: str | None = None, ca: Path | None = None, **changes: Any) -> Join:
+    """What `edgefl-train join … --once` asks for."""
+    options = {"data": (DATA,), "site": site, "device": "cpu", **changes}
+    return Join(
+        folder=folder, invite=invite, ca=ca, once=True, say=lambda line: None, options=SiteOptions(**options)
+    )  # fmt: skip
+
+
+def enrol(live: Live, folder: Path, name: str, **changes: Any) -> None:
+    """Invite, join, compare the fingerprint, approve."""
+    invite = live.operate("invite", name=name, role="site", hours=1)["invite"]
+    found = join(call(folder / name, name, invite, live.ca, **changes))
+    assert (found["state"], found["summary"]) == ("pending", None)
+    live.operate("approve", name=name, fingerprint=found["fingerprint"])
+
+
+def to_the_end(live: Live, folder: Path, names: tuple[str, ...] = SITES, **changes: Any) -> dict[str, Any]:
+    """Every site joins, again and again, as from a timer, until all have their results."""
+    found: dict[str, Any] = {}
+    for _ in range(12):
+        live.move_on()
+        for name in names:
+            found[name] = join(call(folder / name, name, **changes))
+        if all(one["summary"] for one in found.values()):
+            return found
+    raise AssertionError(f"the federation did not end: {found}")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedevprompt"])
+def test_a_live_federation_ends_with_the_digest_of_the_local_engine(method: str, live, tmp_path: Path) -> None:
+    """docs/design.md 4 and 5: same seed, same digest, on this machine or over the network; the folder is a run's."""
+    torch.set_num_threads(1)
+    settings = resolve(
+        method, {"data": (DATA,), "preset": "tiny", "backbone": "tiny", "image_px": 36, "device": "cpu"}, None, []
+    )
+    local = engine.run(settings, tmp_path / "local", resume=False)
+    there = live(*task_of_run(tmp_path / "local", []))
+    for name in SITES:
+        enrol(there, tmp_path, name)
+    found = to_the_end(there, tmp_path)
+    assert there.operate("status")["state_sha256"] == local["state_sha256"]
+    for name in SITES:
+        summary = found[name]["summary"]
+        assert summary["state_sha256"] == local["state_sha256"]
+        for figure in ("balanced_accuracy", "auroc", "n_train", "n_test"):
+            assert summary["sites"][name][figure] == local["sites"][name][figure], figure
+        run = open_run(tmp_path / name)
+        assert run.sites == (name,) and run.classes == tuple(local["classes"])
+        reference = open_run(tmp_path / "local").predictor(name)
+        for tensor, value in run.predictor(name).tensors.items():
+            np.testing.assert_array_equal(value, reference.tensors[tensor], err_msg=tensor)
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [line["phase_index"] for line in lines] == list(range(len(lines)))
+    judged = evaluate(open_run(tmp_path / "site-1"), [f"{DATA}@site=site-1"], "cpu")
+    assert judged["sites"]["site-1"]["balanced_accuracy"] == local["sites"]["site-1"]["balanced_accuracy"]
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+class Killed(BaseException):
+    """What no handler catches: as far as the disk can tell, kill -9."""
+
+
+KILLS = {  # after which call the process dies
+    "learned": (Checkpoints, "save_site"),
+    "kept": (Outbox, "put_learned"),
+    "sent": (Member, "reply"),
+    "settled": (Exchanges, "settled"),
+}
+
+
+def kill_after(owner: type, name: str, patch: pytest.MonkeyPatch) -> None:
+    """Let a method do all it does, and the process nothing more."""
+    whole = getattr(owner, name)
+
+    def last(self: Any, *arguments: Any, **named: Any) -> None:
+        whole(self, *arguments, **named)
+        raise Killed
+
+    patch.setattr(owner, name, last)
+
+
+@pytest.mark.parametrize("moment", KILLS)
+def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, tmp_path: Path, monkeypatch) -> None:
+    """docs/security.md checks 56 and 57: killed after any durable step of a round, the same command goes on; the round
+    is learned once, the coordinator counts one reply, and the state is the one of an undisturbed site."""
+    torch.set_num_threads(1)
+    task, _ = task_of_method(
+        "fedevprompt", "tiny", preset="tiny", assignments=["maps_per_class=2"], image_px=36, seed=0
+    )
+    there = live({"name": "nevus", "classes": ["nevus", "other"], "seed": 0, **task}, 1, quorum_min=1, quorum_target=1)
+    enrol(there, tmp_path, "site-1")
+    there.move_on()
+    learned: list[int] = []
+    wholly = InProcessSite.local_round
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        learned.append(1)
+        return wholly(self, *arguments)
+
+    monkeypatch.setattr(InProcessSite, "local_round", counted)
+    with monkeypatch.context() as once:
+        kill_after(*KILLS[moment], once)
+        with pytest.raises(Killed):
+            join(call(tmp_path / "site-1", "site-1"))
+    found = join(call(tmp_path / "site-1", "site-1"))
+    assert len(learned) == 1
+    there.move_on()
+    found = join(call(tmp_path / "site-1", "site-1"))
+    assert [line["phase_index"] for line in lines_of(tmp_path / "site-1")] == [0]
+    with there.coordinator.store.transaction() as connection:
+        stored = connection.execute(select(replies.c.number, replies.c.site_sha256)).all()
+    assert [tuple(row) for row in stored] == [(1, found["summary"]["site_sha256"])]
