@@ -29,6 +29,7 @@ from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, lear
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import remembered_table
 from edgefl_client.policy import PASSES, load_policy, travels_of
+from edgefl_client.rotation_command import rotate_if_due
 from edgefl_client.spending import permit, read_spent
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import read_bounded, write_atomic
@@ -68,6 +69,7 @@ class _Exchanged:
     broadcast: dict[str, Any] | None
     waiting: int
     queued: bool  # the open round's reply lies in the outbox
+    keys_changed: bool  # this device's keys were 30 days old
 
     @property
     def replied(self) -> bool:
@@ -108,6 +110,7 @@ def run_sync(device: Device, options: TrainOptions | None = None, trusted: Seque
         "sent": [dataclasses.asdict(delivery) for one in both for delivery in one.sent],
         "expired": sum(one.expired for one in both),
         "waiting": last.waiting,
+        "keys_changed": any(one.keys_changed for one in both),
     }
     return Synced(report=report, problem=learned.problem)
 
@@ -135,6 +138,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0) -> 
             broadcast=_fetch_broadcast(device, member, task),
             waiting=outbox.count(),
             queued=any(item.idem == key for item in outbox.items(federation)),
+            keys_changed=rotate_if_due(member),
         )
 
 
