@@ -1,0 +1,23 @@
+"""What a check of `edgefl doctor` found."""
+
+from dataclasses import dataclass
+
+DAY_MS = 86_400_000
+SOON_DAYS = 14  # what ends within this is told
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: its name.
+        state: `ok`, `warn` or `fail`.
+        found: what is there.
+        advice: what to do; None where nothing is.
+    """
+
+    check: str
+    state: str
+    found: str
+    advice: str | None = None

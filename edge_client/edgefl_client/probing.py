@@ -1,0 +1,223 @@
+"""Does the runtime work here, does the model in use score, and how fast? Asked in a second process.
+
+A runtime built for another processor ends with a signal, and a driver may hang: the process that asks (`doctor`) only
+sees that the answers stop. Each step is one JSON object on one line:
+
+    {"step": "runtime", "versions": {…}, "processors": n}
+    {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity"}
+    {"step": "speed", "rows": [{"what", "threads", "milliseconds"}], "peak_memory_mib"}
+
+or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture
+of a patient is needed, and none is read.
+"""
+
+import io
+import json
+import os
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from edgefl_client.scorer import Scorer
+    from edgefl_protocol.bundle import Bundle
+
+MOST_SECONDS: Final = 240
+CAMERA_PX: Final = (3000, 4000)  # 12 megapixels
+REPEATS: Final = 9
+_START: Final = (
+    "import json, sys; "
+    "told = json.loads(sys.argv[1]); "
+    "sys.path += [path for path in told.pop('path') if path not in sys.path]; "
+    "from edgefl_client.probing import answer; answer(**told)"
+)
+
+
+class ProbeEnded(Exception):
+    """The second process ended, or had to be ended, before its last answer."""
+
+
+def drawn_picture(height_px: int, width_px: int) -> NDArray[np.uint8]:
+    """A dark lesion on skin, (H, W, 3); passes the gate before the model.
+
+    Args:
+        height_px: H.
+        width_px: W.
+    """
+    rows = np.linspace(-1, 1, height_px, dtype=np.float32)[:, None]
+    columns = np.linspace(-1, 1, width_px, dtype=np.float32)[None, :]
+    lesion = np.clip(6 * (0.45 - np.hypot(rows * 1.2, columns + 0.2 * rows)), 0, 1)[..., None]  # (H, W, 1)
+    skin, mole = np.array((205, 155, 130), np.float32), np.array((95, 60, 45), np.float32)
+    grain = np.random.default_rng(0).integers(-8, 9, (84, 84, 1)).astype(np.float32)
+    tiled = grain[np.arange(height_px)[:, None] * 84 // height_px, np.arange(width_px)[None, :] * 84 // width_px]
+    picture: NDArray[np.uint8] = np.clip(skin * (1 - lesion) + mole * lesion + tiled, 0, 255).astype(np.uint8)
+    return picture
+
+
+def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bool) -> Iterator[dict[str, Any]]:
+    """Ask in a second process, and give its answers as they come.
+
+    Args:
+        home: the device's home folder.
+        model: a bundle's file; None for the one in use.
+        trusted: keys of signers trusted for this call, in hexadecimal.
+        speed: whether to measure as well, which takes some seconds.
+
+    Raises:
+        ProbeEnded: it ended early; the sentence says how.
+    """
+    told = {
+        "path": [path for path in sys.path if Path(path).is_absolute()],
+        "home": str(home.absolute()), "model": None if model is None else str(model.absolute()),
+        "trusted": list(trusted), "speed": speed,
+    }  # fmt: skip
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(  # noqa: S603 - this interpreter, and paths it imports from already
+            [sys.executable, "-I", "-c", _START, json.dumps(told)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, cwd=tempfile.gettempdir(),
+        )  # fmt: skip
+        try:
+            out, _ = process.communicate(timeout=MOST_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, _ = process.communicate()
+            yield from _objects(out)
+            raise ProbeEnded(f"it gave no answer within {MOST_SECONDS} s and was ended") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        yield from _objects(out)
+        if process.returncode:
+            raise ProbeEnded(_how_it_ended(process.returncode, _last_line(errors)))
+
+
+def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> None:
+    """What the second process does: take the steps and print each.
+
+    Args:
+        home: the device's home folder.
+        model: a bundle's file; None for the one in use.
+        trusted: public keys in hexadecimal.
+        speed: whether to measure.
+    """
+    from edgefl_protocol.errors import EdgeflError
+
+    step = "runtime"
+    try:
+        _say(step, _runtime())
+        step = "model"
+        scorer, bundle, facts = _model(Path(home), model, trusted)
+        _say(step, facts)
+        step = "speed"
+        if speed:
+            _say(step, _speed(scorer, bundle))
+    except EdgeflError as error:
+        _say(step, {"error": {"code": error.code, "message": str(error)}})
+
+
+def _runtime() -> dict[str, Any]:
+    """Load the libraries; each may end the process where it was built for another processor."""
+    import cryptography
+    import onnxruntime
+    import PIL
+
+    from edgefl_client.runtime import processors
+
+    return {
+        "versions": {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "numpy": np.__version__,
+            "onnxruntime": onnxruntime.__version__,
+            "pillow": PIL.__version__,
+            "cryptography": cryptography.__version__,
+        },
+        "processors": processors(),
+    }
+
+
+def _model(home: Path, model: str | None, trusted: list[str]) -> "tuple[Scorer, Bundle, dict[str, Any]]":
+    """Open the model as `edgefl score` does, and score the drawn picture with it."""
+    from edgefl_client.command_options import open_scorer
+    from edgefl_client.home import Home
+
+    scorer, bundle = open_scorer(Home(home), None if model is None else Path(model), tuple(trusted), None, None)
+    side = max(bundle.preprocess.size, 84)
+    score = scorer.score(drawn_picture(side, side))
+    facts = {
+        "id": bundle.id,
+        "version": bundle.manifest.version,
+        "sha256": bundle.sha256,
+        "created_ms": bundle.manifest.created_ms,
+        "expires_ms": bundle.manifest.expires_ms,
+        "weights": scorer.model.state_kind,
+        "probabilities": dict(score.probabilities),
+        "vacuity": score.vacuity,
+    }
+    return scorer, bundle, facts
+
+
+def _speed(scorer: "Scorer", bundle: "Bundle") -> dict[str, Any]:
+    """Median times of what a score is made of, with all processors and with one, and the most memory it all took."""
+    from PIL import Image
+
+    from edgefl_client.scorer import Scorer
+
+    side = max(bundle.preprocess.size, 84)
+    small = scorer.prepare(drawn_picture(side, side))
+    one = Scorer(bundle, threads=1)
+    rows = [
+        _row("network, one picture", scorer.threads, lambda: scorer.score_batch([small])),
+        _row("network, one picture", 1, lambda: one.score_batch([small])),
+    ]
+    encoded = io.BytesIO()
+    drawn = Image.fromarray(drawn_picture(CAMERA_PX[0] // 10, CAMERA_PX[1] // 10))
+    drawn.resize(CAMERA_PX[::-1], Image.Resampling.NEAREST).save(encoded, "JPEG", quality=90)
+    del drawn  # what the drawing takes must stay below what the scoring takes
+    photo = encoded.getvalue()
+    rows.append(_row("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=3))
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"rows": rows, "peak_memory_mib": round(peak_mib, 1)}
+
+
+def _row(what: str, threads: int, work: Callable[[], object], repeats: int = REPEATS) -> dict[str, Any]:
+    work()  # warm
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        work()
+        times.append((time.perf_counter() - started) * 1e3)
+    return {"what": what, "threads": threads, "milliseconds": round(statistics.median(times), 2)}
+
+
+def _say(step: str, facts: dict[str, Any]) -> None:
+    os.write(1, json.dumps({"step": step, **facts}).encode() + b"\n")
+
+
+def _objects(out: bytes) -> Iterator[dict[str, Any]]:
+    for line in out.splitlines():
+        if line.startswith(b'{"step"'):
+            yield json.loads(line)
+
+
+def _last_line(errors: Any) -> str:
+    errors.seek(0)
+    lines = errors.read()[-4096:].decode("utf-8", "replace").strip().splitlines()
+    return lines[-1][:200] if lines else ""
+
+
+def _how_it_ended(code: int, said: str) -> str:
+    if code >= 0:
+        return f"it ended with {code}" + (f": {said}" if said else "")
+    names = {number.value: number.name for number in signal.Signals}
+    return f"it was ended by {names.get(-code, f'signal {-code}')}"

@@ -1,0 +1,256 @@
+"""`edgefl doctor`. Source: docs/device.md, "Is everything in order?"; docs/security.md, reliability table."""
+
+import datetime
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from edgefl_client import probing
+from edgefl_client.doctor import Diagnosis, diagnosis_text
+from edgefl_client.exchange import Unavailable
+from edgefl_client.exchange.errors import TlsRefused
+from edgefl_client.findings import Finding
+from edgefl_protocol.quality import measure_quality
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def unprobed(monkeypatch):
+    """Without the second process: other tests look at that."""
+    monkeypatch.setattr("edgefl_client.doctor.probe", lambda *_, **__: iter(()))
+
+
+def diagnosed(run, *options):
+    """Exit code, and findings by the name of their check."""
+    code, out, _ = run("doctor", "--no-measure", "--json", *options)
+    value = json.loads(out)
+    assert value["healthy"] == (code == 0) and code in (0, 1)
+    for one in value["findings"]:
+        assert one["state"] in ("ok", "warn", "fail") and one["found"] and "\n" not in one["found"]
+    found = {}
+    for one in value["findings"]:
+        found.setdefault(one["check"], []).append(one)
+    return code, {name: ones if len(ones) > 1 else ones[0] for name, ones in found.items()}
+
+
+def test_on_a_fresh_machine(run):
+    """Neither membership nor model nor network: every check answers, nothing is made, exit 0."""
+    code, found = diagnosed(run)
+    assert code == 0 and not run.home.exists()
+    assert found["runtime"]["state"] == "ok" and "onnxruntime" in found["runtime"]["found"]
+    assert found["model"]["state"] == found["signers"]["state"] == "warn"
+    assert found["policy"]["found"] == "nothing may leave this device"
+    assert {"home", "disk", "keys", "personal", "outbox"} <= set(found)
+
+
+def test_a_device_in_order(run, device, live):
+    """Everything is ok, one line each; the speed of the model in use is measured; nothing leaves but one question."""
+    run("pull")
+    sent = len(live.requests)
+    code, out, err = run("doctor", "--json")
+    value = json.loads(out)
+    assert (code, err) == (0, "") and [request.path for request in live.requests[sent:]] == ["/v1/time"]
+    assert {one["state"] for one in value["findings"]} == {"ok"}, out
+    assert value["speed"]["peak_memory_mib"] > 10
+    assert [row["threads"] for row in value["speed"]["rows"]][1] == 1
+    assert all(row["milliseconds"] > 0 for row in value["speed"]["rows"])
+    findings = tuple(Finding(**one) for one in value["findings"])
+    text = diagnosis_text(Diagnosis(findings=findings, speed=value["speed"])).splitlines()
+    assert [line.split()[0] for line in text[: len(findings)]] == ["ok"] * len(findings)
+    assert len(text) == len(findings) + 3 and all(line.endswith(" ms") for line in text[len(findings) :])
+
+
+def test_the_drawn_picture_passes_the_gate():
+    """So that the probe runs the model as a picture of skin does."""
+    for height, width in ((84, 84), (224, 224), (300, 400)):
+        assert measure_quality(probing.drawn_picture(height, width)).reasons(84) == ()
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "SIGILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import no_such_library", "No module named 'no_such_library'"),
+        ("raise SystemExit(7)", "it ended with 7"),
+        ("import time; time.sleep(60)", "no answer within 2 s"),
+    ],
+)
+def test_a_runtime_that_dies_is_a_finding(run, monkeypatch, how, words):
+    """The second process may crash, hang or lack a library: one line, fail, and the other checks still answer."""
+    monkeypatch.setattr(probing, "_START", how)
+    monkeypatch.setattr(probing, "MOST_SECONDS", 2)
+    code, found = diagnosed(run)
+    assert code == 1 and found["runtime"]["state"] == "fail"
+    assert words in found["runtime"]["found"] and "pip install" in found["runtime"]["advice"]
+    assert found["outbox"]["state"] == "ok"
+
+
+def test_the_model(run, device, live, lab, tmp_path):
+    """Expired, soon to expire, from an unknown signer, damaged: as `edgefl score` would find it."""
+    now_ms = live.now_ms
+    (tmp_path / "soon.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=now_ms + 3 * DAY_MS + 3_600_000))
+    (tmp_path / "over.edgefl").write_bytes(lab.bundle_bytes(version=2, expires_ms=lab.NOW_MS + 1))
+    _, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
+    assert found["model"]["state"] == "warn" and "expires in 3 days" in found["model"]["found"]
+    code, found = diagnosed(run, "--offline", "--model", tmp_path / "over.edgefl")
+    assert (code, found["model"]["state"]) == (1, "fail") and "expire" in found["model"]["found"]
+    run("trust", "remove", lab.SIGNER.public.hex())
+    code, found = diagnosed(run, "--offline", "--model", tmp_path / "soon.edgefl")
+    assert (code, found["model"]["state"]) == (1, "fail") and "trust" in found["model"]["found"]
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize(
+    ("off_s", "state"),
+    [(0, "ok"), (-50, "ok"), (120, "warn"), (-120, "warn"), (47 * 3600, "warn"), (-47 * 3600, "warn"),
+     (49 * 3600, "fail"), (-49 * 3600, "fail")],
+)  # fmt: skip
+def test_the_clock(run, device, live, off_s, state):
+    """docs/security.md, check 20: up to 48 hours are corrected by signed time, more are not."""
+    live.now_ms += off_s * 1000
+    code, found = diagnosed(run)
+    assert found["clock"]["state"] == state and code == (1 if state == "fail" else 0)
+    if abs(off_s) > 60:
+        assert ("behind" if off_s > 0 else "ahead") in found["clock"]["found"]
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_the_coordinator(run, device, live, monkeypatch, net):
+    """Not reached: a warning, for scoring needs nobody. Another certificate, or an unsigned answer: never ok."""
+
+    def down(_):
+        raise Unavailable("cannot reach coordinator.example: the connection failed; try again later", "unreachable")
+
+    def other(_):
+        raise TlsRefused("the certificate of coordinator.example does not fit; nothing was sent")
+
+    good = live.send
+    for wrong, state, code in ((down, "warn", 0), (other, "fail", 1)):
+        monkeypatch.setattr(live, "send", wrong)
+        done, found = diagnosed(run)
+        assert (done, found["coordinator"]["state"], "clock" in found) == (code, state, False)
+
+    def replayed(request):
+        import dataclasses
+
+        return (
+            good(dataclasses.replace(request, query="nonce=another")) if request.path == "/v1/time" else good(request)
+        )
+
+    monkeypatch.setattr(live, "send", replayed)
+    assert diagnosed(run)[1]["coordinator"]["state"] == "warn"
+    sent = len(live.requests)
+    assert diagnosed(run, "--offline")[1]["coordinator"]["found"] == "not asked" and len(live.requests) == sent
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_keys_and_modes(run, live, invite):
+    """Pending, approved, open to others, damaged, missing."""
+    assert run("enrol", invite)[0] == 0
+    _, found = diagnosed(run)
+    assert found["keys"]["state"] == "warn" and "fingerprint" in found["keys"]["advice"]
+    live.approve()
+    assert run("sync")[0] == 0
+    assert diagnosed(run)[1]["keys"]["state"] == "ok"
+    key = run.home / "member" / "signing.key"
+    key.chmod(0o640)
+    code, found = diagnosed(run)
+    assert (code, found["home"]["state"], found["keys"]["state"]) == (1, "fail", "fail")
+    assert "signing.key" in found["home"]["found"] and "chmod" in found["home"]["advice"]
+    key.chmod(0o600)
+    key.write_bytes(b"rubbish")
+    assert diagnosed(run)[1]["keys"]["state"] == "fail"
+    key.unlink()
+    assert diagnosed(run)[1]["keys"]["state"] == "fail"
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_keys_under_a_passphrase(run, invite, monkeypatch):
+    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "correct horse")
+    assert run("enrol", invite)[0] == 0
+    assert diagnosed(run)[1]["keys"]["state"] == "warn"  # pending
+    monkeypatch.delenv("EDGEFL_KEY_PASSPHRASE")
+    code, found = diagnosed(run)
+    assert code == 0 and "--passphrase-file" in found["keys"]["advice"]
+    monkeypatch.setenv("EDGEFL_KEY_PASSPHRASE", "wrong")
+    code, found = diagnosed(run)
+    assert code == 1 and "passphrase" in found["keys"]["found"]
+
+
+def certificate(days):
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "coordinator.example")])
+    ends = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days, hours=1)
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(1).not_valid_before(ends - datetime.timedelta(days=400)).not_valid_after(ends)
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize(("days", "state"), [(90, "ok"), (5, "warn"), (-1, "fail"), (None, "fail")])
+def test_the_certificate(run, live, invite, tmp_path, days, state):
+    (tmp_path / "ca.pem").write_bytes(certificate(90))
+    assert run("enrol", invite, "--ca", tmp_path / "ca.pem")[0] == 0
+    own = run.home / "member" / "ca.pem"
+    own.write_bytes(b"no certificate" if days is None else certificate(days))
+    own.chmod(0o600)
+    code, found = diagnosed(run, "--offline")
+    assert found["certificate"][0]["state"] == state and code == (1 if state == "fail" else 0)
+    assert found["certificate"][1]["found"].startswith("key record 1 of the coordinator, good for ")
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_policy_outbox_and_learned_values(run, device):
+    """What ends soon or waits long is told; what is damaged fails, each alone."""
+    import sqlite3
+
+    run("pull")
+    run("contribute", "--labels", device / "labels.csv")
+    assert "1 wait" in diagnosed(run)[1]["outbox"]["found"]
+    with sqlite3.connect(run.home / "outbox.sqlite3") as db:
+        db.execute("UPDATE item SET created_ms = created_ms - ?", (9 * DAY_MS,))
+    db.close()
+    soon = (datetime.datetime.now(datetime.UTC).date() + datetime.timedelta(days=3)).isoformat()
+    run("policy", "allow", "maps", "--until", soon)
+    code, found = diagnosed(run)
+    assert (code, found["outbox"]["state"], found["policy"]["state"]) == (0, "warn", "warn")
+    assert "dropped" in found["outbox"]["found"] and "edgefl policy allow maps" in found["policy"]["advice"]
+    (run.home / "policy.toml").write_text("format = 1\nfree = true\n")
+    (run.home / "outbox.sqlite3").write_bytes(b"rubbish" * 200)
+    (run.home / "learning").mkdir()
+    (run.home / "learning" / "personal.payload").write_bytes(b"rubbish")
+    (run.home / "trust.json").write_bytes(b"rubbish")
+    code, found = diagnosed(run, "--offline")
+    states = {name: found[name]["state"] for name in ("policy", "outbox", "personal", "signers", "keys")}
+    assert code == 1
+    assert states == {"policy": "fail", "outbox": "fail", "personal": "fail", "signers": "fail", "keys": "ok"}
+
+
+@pytest.mark.usefixtures("unprobed")
+@pytest.mark.parametrize(("free_mib", "state"), [(5000, "ok"), (500, "warn"), (10, "fail")])
+def test_the_disk(run, monkeypatch, free_mib, state):
+    real = shutil.disk_usage(Path("/"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=free_mib * 2**20))
+    code, found = diagnosed(run)
+    assert found["disk"]["state"] == state and code == (1 if state == "fail" else 0)
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_looking_changes_nothing(run, device):
+    """Not one file of the home is made, changed or removed, and the member's sequence numbers stay where they are."""
+    run("pull")
+    run("contribute", "--labels", device / "labels.csv")
+
+    def everything():
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in run.home.rglob("*") if path.is_file()}
+
+    before = everything()
+    assert diagnosed(run)[0] == 0
+    assert everything() == before
