@@ -4,16 +4,18 @@ Guarantees: the graph passed the export gates with the very values that the bund
 the exporting machine; the same run, site and fields give the same bytes. Source: docs/design.md, section 7, bundle.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_export.calibration import Calibration
 from edgefl_export.errors import ExportError
 from edgefl_export.gates import Parity, Pictures, check_parity
-from edgefl_export.graph import export_score_graph
+from edgefl_export.graph import Form, export_score_graph
+from edgefl_export.precision import Agreement, Choice, check_agreement, choose_layers
 from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.imaging import Preprocess
@@ -30,6 +32,7 @@ LICENCE_NOTE = (
     "The weights derive from the training sites' images, and the licences of those images bind this model: the images "
     "of ISIC 2019 are CC BY-NC 4.0, so a model learned from them is not for commercial use."
 )
+SHOWN_LAYERS = 8  # the most sensitive ones, in the card
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +48,15 @@ class SiteModel:
 
 @dataclass(frozen=True)
 class Members:
-    """Files of a bundle by name, the figures of its gates, and the oldest runtime it needs."""
+    """Files of a bundle by name, the figures of its gates, and the oldest runtime it needs.
+
+    `agreement` is that of the 8-bit graph with the float graph, which `parity` judges; None for fp32.
+    """
 
     files: Mapping[str, bytes]
     parity: tuple[Parity, ...]
     min_runtime: str
+    agreement: Agreement | None = None
 
 
 def site_model(run: FinishedRun, site: str) -> SiteModel:
@@ -105,12 +112,22 @@ def backbone_name(spec: BackboneSpec) -> str:
     return f"{kind} at {spec.image_px} px, sha256 {spec.sha256[:12]}"
 
 
-def build_members(model: SiteModel, images: Pictures | None = None) -> Members:
+def build_members(
+    model: SiteModel,
+    images: Pictures | None = None,
+    *,
+    form: Form = "fused",
+    int8: Calibration | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> Members:
     """Trace, check and pack a model.
 
     Args:
-        model: what to pack.
-        images: pictures for the gates, (n, S, S, 3); drawn ones by default.
+        model: what leaves.
+        images: at least 64 prepared pictures for the export gates, (n, S, S, 3); drawn ones by default.
+        form: of the graph.
+        int8: pictures for an 8-bit graph; None for fp32.
+        report: told what is being done.
 
     Returns:
         The files of the bundle.
@@ -124,16 +141,46 @@ def build_members(model: SiteModel, images: Pictures | None = None) -> Members:
         raise ExportError(
             f"the run names {len(model.classes)} classes, its head has {tensors['head.bias'].shape[0]}; run it again"
         )
-    graph = export_score_graph(module, tensors)
+    graph = export_score_graph(module, tensors, form)
     parity = check_parity(graph.onnx, module, tensors, images)
+    card, data, min_runtime, found = model.card, graph.onnx, graph.min_runtime, None
+    if int8 is not None:
+        data, min_runtime, choice, found = _quantised(graph.onnx, tensors, int8, report)
+        card = replace(card, metrics={**card.metrics, "int8": _int8_facts(choice, found, int8)})
     files = {
-        "score.onnx": graph.onnx,
+        "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
         "preprocess.json": write_json(model.preprocess.to_json()),
         "labels.json": Labels(model.classes, model.predictor.seen).to_bytes(),
-        "card.json": model.card.to_bytes(),
+        "card.json": card.to_bytes(),
     }
-    return Members(files, tuple(parity), graph.min_runtime)
+    return Members(files, tuple(parity), min_runtime, found)
+
+
+def _quantised(
+    graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration, report: Callable[[str], None]
+) -> tuple[bytes, str, Choice, Agreement]:
+    """The 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
+    from edgefl_export import quantise  # pulls in the runtime's tools, which fp32 does not need
+
+    quantiser = quantise.Quantiser(graph, tensors, pictures.ranges)
+    choice = choose_layers(quantiser, graph, tensors, pictures.choice, report)
+    data = quantiser.build(choice.kept)
+    return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate)
+
+
+def _int8_facts(choice: Choice, found: Agreement, pictures: Calibration) -> dict[str, object]:
+    """What the card says about 8 bits: what was measured, and on how many pictures."""
+    ranked = sorted(choice.sensitivity.items(), key=lambda pair: -pair[1])
+    return {
+        "layers": len(choice.sensitivity),
+        "kept_in_float": list(choice.kept),
+        "most_sensitive": {name: float(f"{value:.2e}") for name, value in ranked[:SHOWN_LAYERS]},
+        "images": {"ranges": len(pictures.ranges), "choice": len(pictures.choice), "gate": found.images},
+        "same_class": round(found.same_class, 5),
+        "mean_change": round(found.change, 6),
+        "mean_map_change": None if found.map_change is None else round(found.map_change, 6),
+    }
 
 
 def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:

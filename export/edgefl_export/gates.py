@@ -93,6 +93,21 @@ def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch
     return {name: np.concatenate([part[name].numpy() for part in parts]) for name in parts[0]}
 
 
+def open_session(graph: bytes) -> onnxruntime.InferenceSession:
+    """Load a graph of our own; its threads do not spin while they wait.
+
+    Args:
+        graph: a serialised score graph.
+
+    Returns:
+        The session, on the CPU.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors only
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
 def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images: Pictures, batch: int) -> Arrays:
     """What the graph says of these images.
 
@@ -154,7 +169,7 @@ def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pic
     pictures = gate_images(module.backbone.spec.image_px) if images is None else images
     if len(pictures) < MIN_IMAGES:
         raise GateError(f"the gates need {MIN_IMAGES} images, {len(pictures)} were given")
-    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    session = open_session(graph)
     expected = trainer_scores(module, tensors, pictures)
     figures = [
         figure

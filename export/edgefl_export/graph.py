@@ -4,9 +4,11 @@ Guarantees: inputs are `image` uint8 (B, S, S, 3) and every trainable tensor by 
 module by name; the batch axis alone is free; no tensor lies outside the file; nothing of the machine that exported it
 (paths, stack traces, versions of its libraries) is inside; the same module gives the same bytes.
 
-The graph uses plain operators of the standard domain at opset 20, with attention decomposed into MatMul, Softmax and
-Concat: every onnxruntime since 1.18 runs it and fuses its norms, biases and activations. Source: docs/design.md,
-section 7, graphs; the exporter's default `external_data=True` is a trap named in docs/security.md 2.8.
+Two forms, both of the standard operator domain. `fused` (opset 23) is that of `edgefl_export.fused`, with the operator
+`Attention`: for vision transformers, and the default. `plain` (opset 20) has attention decomposed into MatMul, Softmax
+and Concat, which every onnxruntime since 1.18 runs: for convolutional networks, prompt tokens in the sequence, and
+runtimes without that operator. Source: docs/design.md, sections 7 (graphs) and 8 (device); docs/decisions/0026; the
+exporter's default `external_data=True` is a trap named in docs/security.md 2.8.
 """
 
 import contextlib
@@ -14,6 +16,7 @@ import io
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -23,10 +26,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl_export.errors import ExportError
+from edgefl_export.fused import FusedScore, can_fuse
 from edgefl_trainer.models.scoring import ScoreModule
 
+Form = Literal["fused", "plain"]
 OPSET = 20
 IR_VERSION = 9  # the oldest that holds opset 20
+FUSED_OPSET = 23  # the first with Attention
+FUSED_IR_VERSION = 11
 MIN_RUNTIME = "1.23"  # oldest onnxruntime of the parity tests, and of the device's dependencies
 PRODUCER = "edgefl-export"
 MAX_BATCH = 1024
@@ -39,16 +46,18 @@ class ScoreGraph:
     Attributes:
         onnx: the serialised model.
         min_runtime: oldest onnxruntime that is known to run it.
+        form: how it is written.
     """
 
     onnx: bytes
     min_runtime: str
+    form: Form = "plain"
 
 
 class _Traced(nn.Module):
     """The module with its outputs as a plain tuple, which is what the exporter names."""
 
-    def __init__(self, module: ScoreModule) -> None:
+    def __init__(self, module: ScoreModule | FusedScore) -> None:
         super().__init__()
         self.module = module
 
@@ -56,12 +65,15 @@ class _Traced(nn.Module):
         return tuple(self.module(image, tensors).named().values())
 
 
-def export_score_graph(module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]]) -> ScoreGraph:
+def export_score_graph(
+    module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]], form: Form = "fused"
+) -> ScoreGraph:
     """Trace a scoring module.
 
     Args:
         module: what scores; on the CPU, float32.
         tensors: a value for each of its tensors; only their shapes matter.
+        form: the one wanted; a module that has no fused form gives a plain graph.
 
     Returns:
         The graph.
@@ -76,14 +88,16 @@ def export_score_graph(module: ScoreModule, tensors: Mapping[str, NDArray[np.flo
     side = module.backbone.spec.image_px
     image = torch.zeros((2, side, side, 3), dtype=torch.uint8)  # a batch of 1 would be taken for a constant
     values = {name: torch.from_numpy(np.array(tensors[name], dtype=np.float32)) for name in names}
-    model = _trace(_Traced(module).eval(), image, values, module.options.outputs)
-    clean(model, "score")
+    fused = form == "fused" and can_fuse(module)
+    traced = _Traced(FusedScore(module) if fused else module).eval()
+    model = _trace(traced, image, values, module.options.outputs, FUSED_OPSET if fused else OPSET)
+    clean(model, "score", FUSED_IR_VERSION if fused else IR_VERSION)
     _check_signature(model, names, module.options.outputs)
-    return ScoreGraph(model.SerializeToString(deterministic=True), MIN_RUNTIME)
+    return ScoreGraph(model.SerializeToString(deterministic=True), MIN_RUNTIME, "fused" if fused else "plain")
 
 
 def _trace(
-    module: nn.Module, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor], outputs: tuple[str, ...]
+    module: nn.Module, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor], outputs: tuple[str, ...], opset: int
 ) -> onnx.ModelProto:
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
     chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
@@ -97,7 +111,7 @@ def _trace(
                 kwargs={"tensors": tensors},
                 dynamo=True,
                 external_data=False,
-                opset_version=OPSET,
+                opset_version=opset,
                 input_names=["image", *tensors],
                 output_names=list(outputs),
                 dynamic_shapes={"image": {0: batch}, "tensors": dict.fromkeys(tensors)},
@@ -111,15 +125,16 @@ def _trace(
     return program.model_proto
 
 
-def clean(model: onnx.ModelProto, name: str) -> None:
+def clean(model: onnx.ModelProto, name: str, ir_version: int = IR_VERSION) -> None:
     """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves.
 
     Args:
         model: changed in place.
         name: of its graph.
+        ir_version: the oldest that holds its opset.
     """
     model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""
-    model.ir_version = IR_VERSION
+    model.ir_version = ir_version
     del model.metadata_props[:]
     graph = model.graph
     graph.name, graph.doc_string = name, ""

@@ -1,0 +1,94 @@
+"""Pictures of a run that an 8-bit graph is made and judged with.
+
+Guarantees: ranges and choice of layers see `tune` rows alone, those that calibrate everything else of a run
+(docs/design.md, section 5, rows); the gate sees the rows that results are reported on, topped up with `tune` rows that
+were left over; no picture is in two of the three sets, none was trained on; the same run gives the same pictures. A
+site's own pictures come first, those of the run's other sites fill up.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_export.errors import ExportError
+from edgefl_export.gates import Pictures
+from edgefl_trainer.data import DataError, Federation
+from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.engine.run import load_data
+
+RANGES = 128
+CHOICE = 256
+GATE = 512
+LEAST = 16  # of `tune` pictures
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Three sets of pictures, (n, S, S, 3) each: for ranges, for the choice of layers, for the gate."""
+
+    ranges: Pictures
+    choice: Pictures
+    gate: Pictures
+
+
+def calibration_of(run: FinishedRun, site: str) -> Calibration:
+    """The pictures for one site of a run.
+
+    Args:
+        run: the opened run; its data is read from where it learned.
+        site: a site of it.
+
+    Returns:
+        The pictures.
+
+    Raises:
+        ExportError: the data is gone or has changed, or has too few `tune` rows.
+    """
+    path = run.folder / PARTITION_FILE
+    try:
+        partition = read_partition(path) if path.exists() else None
+        federation = load_data(run.settings, run.backbone.spec.image_px, partition)
+    except DataError as error:
+        raise ExportError(f"int8 needs the images of the run, and they cannot be read: {error}") from error
+    learned = run.summary.get("partition_sha256")
+    if learned is not None and learned != federation.partition_sha256:
+        raise ExportError("int8 needs the images of the run, and the data has changed since; use --precision fp32")
+    return split_pictures(federation, site, run.settings.seed)
+
+
+def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
+    """Deal the pictures of a federation.
+
+    Args:
+        federation: the data.
+        site: whose pictures come first.
+        seed: of the draw.
+
+    Returns:
+        The pictures.
+
+    Raises:
+        ExportError: too few `tune` rows.
+    """
+    order = [site, *(name for name in federation.sites if name != site)]
+    draw = np.random.default_rng(seed)
+    known = [federation.sites[name] for name in order if name in federation.sites]
+    tune = _drawn((one.tune for one in known), draw)
+    if len(tune) < LEAST:
+        raise ExportError(
+            f"int8 needs at least {LEAST} tune images for its ranges, the run's data has {len(tune)}; "
+            "use --precision fp32"
+        )
+    ranges = min(RANGES, len(tune) // 2)
+    choice = min(CHOICE, len(tune) - ranges)
+    reported = _drawn((one.rows(federation.report_split) for one in known), draw)
+    gate = np.concatenate([reported, tune[ranges + choice :]])[:GATE]
+    return Calibration(*(federation.images[rows] for rows in (tune[:ranges], tune[ranges : ranges + choice], gate)))
+
+
+def _drawn(groups: Iterable[NDArray[np.integer]], draw: np.random.Generator) -> NDArray[np.int64]:
+    """Row numbers, each group in drawn order, one group after the other."""
+    return np.concatenate([draw.permutation(group.astype(np.int64)) for group in groups])

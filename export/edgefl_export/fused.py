@@ -1,0 +1,165 @@
+"""The score of a vision transformer in the operators that onnxruntime fuses: same numbers, fewer and larger steps.
+
+Guarantees: the outputs are those of the `ScoreModule` it is made from (the export gates compare them); every trainable
+tensor stays an argument; the weights are the module's own. What differs is the shape of the work:
+
+    linear layers   on (B·T, ·) matrices, so each is one Gemm with its bias; query, key and value apart, none is split
+    attention       the standard operator `Attention`; prefix prompts are further rows of keys and values, in the layout
+                    the tensors already have
+    rollout         the probabilities that attention returns, read once by a vector-matrix product: the rescaling of a
+                    row over the image columns goes into the vector
+    last block      where the head reads the class token, queries and all that follows are those of that token alone
+
+Source: docs/design.md, section 8, device; ONNX operator Attention-23, `qk_matmul_output_mode` 3 (after the softmax).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.onnx import ops
+
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOutput
+from edgefl_trainer.models.vit import FrozenViT, ViTOutput
+from edgefl_trainer.rollout import PrefixMode, max_normalise
+
+AFTER_SOFTMAX = 3  # qk_matmul_output_mode
+
+
+def can_fuse(module: ScoreModule) -> bool:
+    """Whether a fused form exists: for vision transformers without prompt tokens in the sequence."""
+    return isinstance(module.backbone, FrozenViT) and module.options.insert is None
+
+
+class _Projections(nn.Module):
+    """The query, key and value layers of one block, apart."""
+
+    def __init__(self, qkv: nn.Linear) -> None:
+        super().__init__()
+        width = qkv.in_features
+        has_bias = qkv.bias is not None
+        parts = [nn.Linear(width, width, bias=has_bias) for _ in range(3)]
+        for index, part in enumerate(parts):
+            rows = slice(index * width, (index + 1) * width)
+            part.weight = nn.Parameter(qkv.weight.detach()[rows].clone(), requires_grad=False)
+            if has_bias:
+                part.bias = nn.Parameter(qkv.bias.detach()[rows].clone(), requires_grad=False)
+        self.query, self.key, self.value = parts
+
+    def forward(
+        self, of_query: Float[Tensor, "R D"], of_rest: Float[Tensor, "M D"]
+    ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "M D"], Float[Tensor, "M D"]]:
+        return self.query(of_query), self.key(of_rest), self.value(of_rest)
+
+
+class FusedScore(nn.Module):
+    """Scores as a `ScoreModule` does."""
+
+    def __init__(self, module: ScoreModule) -> None:
+        """Take over a module's network and options.
+
+        Args:
+            module: on the CPU, float32, in evaluation mode.
+
+        Raises:
+            ValueError: there is no fused form of it, see `can_fuse`.
+        """
+        super().__init__()
+        if not can_fuse(module):
+            raise ValueError(f"{module.backbone.spec.name} with these prompts has no fused form")
+        self.module = module
+        self.options = module.options
+        self.projections = nn.ModuleList(_Projections(block.attn.qkv) for block in module.vit.vit.blocks)
+
+    def forward(self, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor]) -> ScoreOutput:
+        """Score a batch; see `ScoreModule.forward`."""
+        vit, spec = self.module.vit, self.module.vit.spec
+        names = self.options.prompts
+        prompts = torch.cat([tensors[name] for name in names]) if names else None  # (L, 2, P, h, d_h)
+        network, length = vit.vit, 1 + spec.tokens
+        tokens = network.norm_pre(network._pos_embed(network.patch_embed(vit.normalise(image))))  # (B, T, D)
+        batch, rows = tokens.shape[0], length
+        tokens = tokens.reshape(-1, spec.width)  # (B·T, D)
+        probabilities = []
+        for index, block in enumerate(network.blocks):
+            whole = block.norm1(tokens)
+            asked = whole
+            if index == spec.depth - 1 and self.options.readout == "cls":
+                asked, tokens, rows = _first(whole, batch, length), _first(tokens, batch, length), 1
+            prefix = None if prompts is None else prompts[index]
+            mixed, attention = self._attend(index, block.attn, asked, whole, prefix, batch)
+            probabilities.append(attention)
+            tokens = tokens + block.ls1(mixed)
+            tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
+        tokens = network.norm(tokens).reshape(batch, rows, spec.width)
+        mean = tokens[:, 1:].mean(dim=1) if rows > 1 else tokens[:, 0]  # not read where the class token is
+        found = ViTOutput(network.fc_norm(tokens[:, 0]), network.fc_norm(mean), tokens[:, :0], ())
+        prefix_length = 0 if prompts is None else prompts.shape[2]
+        maps = max_normalise(_rollout(probabilities, prefix_length, self.options.prefix_mode))
+        return self.module.judge(self.module.features(found, tensors), tensors, maps)
+
+    def _attend(
+        self,
+        index: int,
+        attention: Any,
+        asked: Float[Tensor, "R D"],
+        whole: Float[Tensor, "M D"],
+        prefix: Float[Tensor, "two P H dh"] | None,
+        batch: int,
+    ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "B H Q C"]]:
+        """Attention of one block after its norm, with the probabilities of each head over prefix and sequence."""
+        width, heads = whole.shape[1], attention.num_heads
+        query, key, value = (
+            part.reshape(batch, -1, width)  # (B, T, D)
+            for part in self.projections[index](asked, whole)
+        )
+        query, key = _normed(attention.q_norm, query, heads), _normed(attention.k_norm, key, heads)
+        if prefix is not None:
+            rows = prefix.reshape(2, 1, -1, width).expand(-1, batch, -1, -1)  # (2, B, P, D)
+            key, value = torch.cat([rows[0], key], dim=1), torch.cat([rows[1], value], dim=1)
+        mixed, _, _, probabilities = ops.attention(
+            query, key, value, q_num_heads=heads, kv_num_heads=heads, qk_matmul_output_mode=AFTER_SOFTMAX
+        )
+        return attention.proj(attention.norm(mixed.reshape(-1, width))), probabilities
+
+
+def _first(tokens: Float[Tensor, "M D"], batch: int, length: int) -> Float[Tensor, "B D"]:
+    """The class token of every image."""
+    return tokens.reshape(batch, length, tokens.shape[1])[:, 0]
+
+
+def _normed(norm: nn.Module, tokens: Float[Tensor, "B T D"], heads: int) -> Float[Tensor, "B T D"]:
+    """A norm over the width of one head; most networks have none."""
+    if isinstance(norm, nn.Identity):
+        return tokens
+    batch, length, width = tokens.shape
+    normed: Tensor = norm(tokens.reshape(batch, length, heads, width // heads))
+    return normed.reshape(batch, length, width)
+
+
+def _rollout(probabilities: Sequence[Float[Tensor, "B H Q C"]], prefix: int, mode: PrefixMode) -> Float[Tensor, "B N"]:
+    """`edgefl_trainer.rollout.attention_rollout` without building a factor: (r/s)·A for r·(A/s), heads apart.
+
+    Where a prefix takes all that float32 can tell of a row, that row counts nothing here; the trainer's softmax over
+    the image columns still finds its shape.
+    """
+    row = None
+    tiny = torch.finfo(torch.float32).tiny
+    for found in reversed(probabilities):
+        found = found if row is not None else found[:, :, :1]
+        image = found.shape[-1] - prefix
+        rescaled = torch.ones(1) if row is None else row  # (B, 1, Q)
+        if prefix and mode == "renormalise":
+            counted = functional.pad(torch.ones((image, 1)), (0, 0, prefix, 0))  # 0 for prefix columns, (C, 1)
+            rescaled = rescaled / (found @ counted)[..., 0].clamp(min=tiny)  # (B, h, Q)
+        else:
+            rescaled = rescaled.expand(found.shape[:3])
+        passed = (rescaled.unsqueeze(2) @ found).mean(dim=1)[..., prefix:]  # (B, 1, T)
+        start = functional.pad(torch.ones((1, 1, 1)), (0, image - 1)) if row is None else row
+        row = (start + passed) / 2
+    if row is None:
+        raise ValueError("rollout needs the attention of at least one block; found none")
+    return row[:, 0, 1:]

@@ -1,0 +1,153 @@
+"""Which layers an 8-bit graph keeps in float, and the gate it has to pass.
+
+    (1) every layer is quantised alone, and the mean change of vacuity measured: its sensitivity
+    (2) of the most sensitive layers, as few as it takes (0, 1, 2, 4, 8 …, at most a third) stay in float, until the
+        graph is within half of the gate on pictures that neither learned nor gave ranges
+    (3) on further pictures, the graph and the float graph name the same class for 99 % and differ in vacuity by 0.01 on
+        average at most; else there is no bundle
+
+For softmax methods, which have no vacuity, the largest probability takes its place. Source: docs/design.md, section 7,
+export gates (int8); docs/decisions/0026.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgefl_export.errors import GateError
+from edgefl_export.gates import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
+from edgefl_export.quantise import Quantiser
+
+MIN_SAME_CLASS = 0.99
+MAX_MEAN_CHANGE = 0.01
+PROBES = 32  # images that a layer alone is measured on
+MOST_KEPT = 1 / 3  # of the layers; beyond it 8 bits are not worth their error
+BATCH = 8
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How alike two graphs score.
+
+    Attributes:
+        images: on how many pictures.
+        same_class: share of them with the same most probable class.
+        change: mean |Δvacuity|; of softmax methods, mean change of the largest probability.
+        map_change: mean change of the max-normalised map over patches and pictures; None without maps.
+    """
+
+    images: int
+    same_class: float
+    change: float
+    map_change: float | None
+
+    def within(self, share: float = 1.0) -> bool:
+        """Whether this lies within a share of the gate; never for a value that is not a number."""
+        return 1 - self.same_class <= (1 - MIN_SAME_CLASS) * share + 1e-9 and self.change <= MAX_MEAN_CHANGE * share
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which layers stay in float, and why.
+
+    Attributes:
+        kept: their names, the most sensitive first.
+        sensitivity: layer → mean |Δvacuity| where it alone has 8 bits, in the order of the graph.
+        found: of the graph with this choice, on the pictures it was made with.
+    """
+
+    kept: tuple[str, ...]
+    sensitivity: Mapping[str, float]
+    found: Agreement
+
+
+def agreement(expected: Arrays, found: Arrays) -> Agreement:
+    """Compare two graphs' scores of the same pictures.
+
+    Args:
+        expected: outputs of the float graph by name, n rows each.
+        found: of the other.
+
+    Returns:
+        The figures; a value that is not finite makes `change` infinite.
+    """
+    wanted, got = expected["probabilities"].astype(np.float64), found["probabilities"].astype(np.float64)
+    if "vacuity" in expected:
+        change = np.abs(expected["vacuity"].astype(np.float64) - found["vacuity"])
+    else:
+        change = np.abs(wanted.max(axis=1) - got.max(axis=1))
+    maps = float(np.abs(expected["map"].astype(np.float64) - found["map"]).mean()) if "map" in expected else None
+    finite = all(np.isfinite(found[name]).all() for name in expected)
+    same = float((wanted.argmax(axis=1) == got.argmax(axis=1)).mean())
+    return Agreement(len(wanted), same, float(change.mean()) if finite else float("inf"), maps)
+
+
+def choose_layers(quantiser: Quantiser, graph: bytes, tensors: Arrays, pictures: Pictures, report: Report) -> Choice:
+    """Measure every layer, and find how many have to stay in float: (1) and (2).
+
+    Args:
+        quantiser: of the graph.
+        graph: the float graph.
+        tensors: values of its inputs.
+        pictures: (n, S, S, 3), at least one; none of those that gave the ranges.
+        report: told what is being done.
+
+    Returns:
+        The choice; where even a third of the layers is not enough, that third.
+    """
+    expected = graph_scores(open_session(graph), tensors, pictures, BATCH)
+    names = [layer.name for layer in quantiser.layers]
+    probes = {name: value[:PROBES] for name, value in expected.items()}
+    sensitivity = {}
+    for index, name in enumerate(names):  # (1)
+        alone = quantiser.build([other for other in names if other != name])
+        found = graph_scores(open_session(alone), tensors, pictures[:PROBES], BATCH)
+        sensitivity[name] = agreement(probes, found).change
+        report(f"layer {index + 1} of {len(names)}, {name}: {sensitivity[name]:.1e}")
+    ranked = sorted(names, key=lambda name: -sensitivity[name])
+    for count in _counts(len(names)):  # (2)
+        kept = tuple(ranked[:count])
+        judged = agreement(expected, graph_scores(open_session(quantiser.build(kept)), tensors, pictures, BATCH))
+        report(f"{count} layers in float: {judged.same_class:.2%} the same class, change {judged.change:.1e}")
+        if judged.within(0.5):
+            break
+    return Choice(kept, sensitivity, judged)
+
+
+def _counts(layers: int) -> list[int]:
+    """0, 1, 2, 4, 8 … up to a third of the layers."""
+    most = int(layers * MOST_KEPT)
+    return [0, *(2**power for power in range(layers.bit_length()) if 2**power <= most)]
+
+
+def check_agreement(made: bytes, graph: bytes, tensors: Arrays, pictures: Pictures) -> Agreement:
+    """Run the gate: (3).
+
+    Args:
+        made: the 8-bit graph.
+        graph: the float graph.
+        tensors: values of their inputs.
+        pictures: (n, S, S, 3), at least 64 that had no part in making it.
+
+    Returns:
+        The figures.
+
+    Raises:
+        GateError: too few pictures, or a figure beyond the gate.
+    """
+    if len(pictures) < MIN_IMAGES:
+        raise GateError(f"the int8 gate needs {MIN_IMAGES} images, {len(pictures)} were found; use --precision fp32")
+    found = agreement(
+        graph_scores(open_session(graph), tensors, pictures, BATCH),
+        graph_scores(open_session(made), tensors, pictures, BATCH),
+    )
+    if not found.within():
+        raise GateError(
+            f"with 8 bits the model names the same class for {found.same_class:.2%} of {found.images} images and its "
+            f"uncertainty changes by {found.change:.4f} on average; allowed are {MIN_SAME_CLASS:.0%} and "
+            f"{MAX_MEAN_CHANGE}; no bundle is made: use --precision fp32"
+        )
+    return found

@@ -1,0 +1,169 @@
+"""An 8-bit form of a scoring graph: linear layers in whole numbers, everything else in float.
+
+Guarantees: weights have one scale per output channel; activations have one fixed range each, found on calibration
+images, so that a picture's score does not depend on the pictures beside it in a batch; the graph stays in the standard
+operator domain (QuantizeLinear and DequantizeLinear around each layer, which onnxruntime turns into integer products
+where the processor multiplies 8-bit numbers exactly), self-contained, with the inputs and outputs of the float graph.
+A layer whose weight is an input (the head) is never quantised, nor is a convolution or a product of two activations
+(attention, rollout).
+
+Differs from `onnxruntime.quantization.quantize_static`, whose quantiser and calibrator it uses: the ranges are found
+once for many choices of layers, and intermediate shapes are cleared first, which the quantiser needs (docs/design.md,
+section 8). Source: docs/decisions/0026.
+"""
+
+import contextlib
+import copy
+import logging
+import re
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization import QDQQuantizer, QuantType, create_calibrator
+from onnxruntime.quantization.calibrate import CalibrationDataReader, TensorsData
+
+from edgefl_export.errors import ExportError
+from edgefl_export.gates import Arrays, Pictures
+from edgefl_export.graph import clean
+
+MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
+OPERATORS = ["Gemm", "MatMul"]
+CALIBRATION_BATCH = 8
+_PLACE = re.compile(r"(?:blocks|projections)\.(\d+)\.(?:.*\.)?(\w+)\.weight$")
+_SETTINGS = {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": OPERATORS}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Linear layers that read the same input, and are quantised together.
+
+    Attributes:
+        name: such as `block 3 fc1`, counted from 0.
+        nodes: names of their nodes.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+
+
+def linear_layers(graph: bytes) -> tuple[Layer, ...]:
+    """The layers of a graph that can be quantised, in its order.
+
+    Args:
+        graph: a serialised float graph.
+    """
+    model = onnx.load_from_string(graph)
+    matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
+    groups: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in model.graph.node:
+        if node.op_type in OPERATORS and node.input[1] in matrices:
+            groups[node.input[0]].append(node)
+    return tuple(
+        Layer(_name(index, [node.input[1] for node in nodes]), tuple(node.name for node in nodes))
+        for index, nodes in enumerate(groups.values())
+    )
+
+
+def _name(index: int, weights: list[str]) -> str:
+    places = [place for place in (_PLACE.search(weight) for weight in weights) if place is not None]
+    if len(places) < len(weights):
+        return f"layer {index}"
+    return f"block {places[0][1]} " + ", ".join(place[2] for place in places)
+
+
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """The quantiser's advice on how to call it stays out of the log."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]  # the runtime carries no types
+    """Calibration pictures in batches, with the bundle's tensors."""
+
+    def __init__(self, fixed: Arrays, pictures: Pictures) -> None:
+        self._feeds: Iterator[dict[str, NDArray[Any]]] = (
+            {"image": pictures[start : start + CALIBRATION_BATCH], **fixed}
+            for start in range(0, len(pictures), CALIBRATION_BATCH)
+        )
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        return next(self._feeds, None)
+
+
+class Quantiser:
+    """Makes 8-bit forms of one graph that differ in which layers stay in float.
+
+    Args:
+        graph: a serialised float graph.
+        tensors: values of its other inputs.
+        pictures: calibration images (n, S, S, 3), at least one.
+
+    Raises:
+        ExportError: the graph has no layer that could be quantised.
+    """
+
+    def __init__(self, graph: bytes, tensors: Arrays, pictures: Pictures) -> None:
+        self.layers = linear_layers(graph)
+        if not self.layers:
+            raise ExportError("the network has no linear layers inside, and 8 bits speed up no others; use fp32")
+        self._float = onnx.shape_inference.infer_shapes(onnx.load_from_string(graph))
+        self._ranges = _ranges(graph, tensors, pictures)
+
+    def build(self, kept: Collection[str] = ()) -> bytes:
+        """The graph with 8-bit layers.
+
+        Args:
+            kept: names of layers that stay in float.
+
+        Raises:
+            ExportError: the quantiser left the standard operator domain.
+        """
+        model = copy.deepcopy(self._float)
+        name, version = model.graph.name, model.ir_version
+        chosen = [node for layer in self.layers if layer.name not in kept for node in layer.nodes]
+        if not chosen:
+            raise ExportError("every layer would stay in float; use fp32")
+        with _without_advice():
+            quantizer = QDQQuantizer(
+                model,
+                per_channel=True,
+                reduce_range=False,
+                weight_qType=QuantType.QInt8,
+                activation_qType=QuantType.QUInt8,
+                tensors_range=self._ranges,
+                nodes_to_quantize=chosen,
+                nodes_to_exclude=[],
+                op_types_to_quantize=OPERATORS,
+                extra_options=dict(_SETTINGS),
+            )
+            quantizer.quantize_model()
+        made = quantizer.model.model
+        clean(made, name, version)
+        if {entry.domain for entry in made.opset_import} - {""}:
+            raise ExportError("onnxruntime's quantiser used its own operators; install the versions of constraints.txt")
+        data: bytes = made.SerializeToString(deterministic=True)
+        return data
+
+
+def _ranges(graph: bytes, tensors: Arrays, pictures: Pictures) -> TensorsData:
+    """Smallest and largest value of every input and output of a linear layer over the calibration images."""
+    model = onnx.load_from_string(graph)
+    fixed = {value.name: tensors[value.name] for value in model.graph.input if value.name != "image"}
+    with tempfile.TemporaryDirectory(prefix="edgefl-int8-") as folder:
+        path = Path(folder) / "score.onnx"
+        path.write_bytes(graph)
+        calibrator = create_calibrator(path, OPERATORS, augmented_model_path=str(Path(folder) / "ranges.onnx"))
+        with _without_advice():
+            calibrator.collect_data(_Reader(fixed, pictures))
+            return calibrator.compute_data()
