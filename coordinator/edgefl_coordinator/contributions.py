@@ -16,7 +16,6 @@ from edgefl_protocol import Payload
 _MAP = re.compile(r"maps\.(0|[1-9][0-9]{0,4})")
 _PEER_MAP = re.compile(r"maps\.([0-9]+)\.[0-9]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_SAMPLES = 10_000_000  # images that a site may claim; it weighs the site's reply
 _HALF_STEP = 2**-11  # half the spacing of float16 just below 1
 
 
@@ -30,8 +29,8 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
     if not isinstance(site_sha256, str) or _SHA256.fullmatch(site_sha256) is None:
         raise _bad("the reply lacks the scalar site_sha256 (64 lower-case hexadecimal digits)")
     claimed = payload.scalars.get("n_train", 0)
-    if not isinstance(claimed, int) or not 0 <= claimed <= _MAX_SAMPLES:
-        raise _bad(f"n_train is {str(claimed)[:40]}, a whole number from 0 to {_MAX_SAMPLES} is allowed")
+    if not isinstance(claimed, int) or not 0 <= claimed <= task.max_samples:
+        raise _bad(f"n_train is {str(claimed)[:40]}, a whole number from 0 to {task.max_samples} is allowed")
     if task.shares_maps:
         if len(payload.scalars) > 1:
             raise _bad(f"the reply has {len(payload.scalars)} scalars, only site_sha256 is allowed")

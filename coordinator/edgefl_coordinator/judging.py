@@ -6,16 +6,22 @@ that the method takes. The rules, in order:
     (2) replies have one form: names, types and shapes of their arrays, names and kinds of their scalars; that of more
         than half is right. Names that end in a class index (`prototypes.<k>`) may be there or not, and have as many
         rows as the site has; a reply without arrays is for the method to judge
-    (3) a reply that the method cannot take alone is refused, once it could not take them all together
+    (3) of three replies or more that change what the broadcast holds (weights, prompts, heads), one whose change is
+        more than eight times the median one is refused; a site with more images than the median may go farther, in
+        proportion. A reply times a million, times −10, or far from everything does not enter the mean
+    (4) a reply that the method cannot take alone is refused, once it could not take them all together
 A problem that no rule pins on a reply is told as such, and nothing is aggregated. Pure: the method comes as a function.
 Source: docs/security.md, poisoning, and check 46.
 """
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
+
+import numpy as np
 
 from edgefl_protocol import EdgeflError, Payload
 
@@ -28,6 +34,8 @@ _CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 # What a missing name, or arithmetic on arrays that do not fit, raises; never a failure of the machine.
 _DOES_NOT_FIT = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RuntimeError, EdgeflError)
 _MAX_REASON = 300  # characters
+FARTHEST = 8.0  # times the median distance from the broadcast; an update times −10 is ten times as far
+_LEAST_TO_COMPARE = 3  # replies of which a median tells the usual one
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ def judge(replies: Replies, broadcasts: Replies, take: Callable[[Replies], Resul
     refused, sound = {**refused, **odd}, _without(sound, odd)
     if problem:
         return Verdict(None, refused, problem)
+    far = _too_far(sound, broadcasts)
+    refused, sound = {**refused, **far}, _without(sound, far)
     if len(sound) < quorum:
         return Verdict(None, refused, _too_few(sound, quorum))
     result, why = _try(take, sound)
@@ -129,6 +139,44 @@ def _difference(form: Form, usual: Form, votes: int, total: int) -> str:
     if not found:
         return f"the {name[:60]} is missing; {most} hold it"
     return f"the {name[:60]} is {found}; in {most} it is {wanted}"
+
+
+def _too_far(replies: Replies, broadcasts: Replies) -> dict[str, str]:
+    """Rule (3): return the replies that lie farther from the broadcast than their images explain."""
+    moved = {name: _distance(reply, broadcasts[name]) for name, reply in sorted(replies.items())}
+    distances = {name: distance for name, distance in moved.items() if distance is not None}
+    usual = statistics.median(distances.values()) if len(distances) >= _LEAST_TO_COMPARE else 0.0
+    if usual == 0:  # nothing to compare with
+        return {}
+    images = {name: _images(replies[name]) for name in distances}
+    typical = max(1.0, statistics.median(images.values()))
+    refused: dict[str, str] = {}
+    for name, distance in distances.items():
+        allowed = FARTHEST * max(1.0, images[name] / typical)
+        if distance > allowed * usual:
+            refused[name] = (
+                f"it lies {distance / usual:.3g} times as far from the broadcast as the median reply; "
+                f"{allowed:.3g} times is allowed for its {images[name]} images"
+            )
+    return refused
+
+
+def _distance(reply: Payload, broadcast: Payload) -> float | None:
+    """Euclidean distance over the floating arrays that both hold; None where there is none."""
+    total, shared = 0.0, False
+    with np.errstate(over="ignore"):  # infinitely far is far
+        for name, array in reply.arrays.items():
+            sent = broadcast.arrays.get(name)
+            if sent is not None and array.dtype.kind == "f":
+                shared = True
+                total += float(np.square(array.astype(np.float64) - sent).sum())
+    return float(np.sqrt(total)) if shared else None
+
+
+def _images(reply: Payload) -> int:
+    """Images that a reply claims to come from; a count that is none counts as 0 here."""
+    claimed = reply.scalars.get("n_train", 0)
+    return claimed if isinstance(claimed, int) else 0
 
 
 def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | None, str]:

@@ -40,6 +40,7 @@ class TaskSettings:
         shares_maps: the method's replies hold rollout maps only, and are checked as such.
         travels: what the replies hold, as `edgefl-train methods` tells it; members see it in the signed task.
         maps_per_class: M, most maps a site may send for one class.
+        max_samples: most images a site may claim; they weigh its reply, so set it near the largest site's.
         backbone: fields of the backbone's description that site and server agree on.
         settings: hyper-parameters of the method that differ from its defaults.
     """
@@ -52,6 +53,7 @@ class TaskSettings:
     epochs: int = 1
     shares_maps: bool = True
     maps_per_class: int = 5
+    max_samples: int = 1_000_000
     backbone: Mapping[str, Any]
     settings: Mapping[str, Plain] = field(default_factory=dict)
     travels: tuple[str, ...] = ()
@@ -63,8 +65,8 @@ class TaskSettings:
             raise ValueError("task name and line take 1 to 32 lower-case letters, digits or '-'")
         if len(self.classes) < 2 or len(set(self.classes)) != len(self.classes):
             raise ValueError(f"classes needs at least two different names, found {list(self.classes)}")
-        if self.maps_per_class < 1 or self.epochs < 1:
-            raise ValueError("maps_per_class and epochs are at least 1")
+        if self.maps_per_class < 1 or self.epochs < 1 or self.max_samples < 1:
+            raise ValueError("maps_per_class, max_samples and epochs are at least 1")
         patch, image_px = self.backbone.get("patch"), self.backbone.get("image_px")
         if self.convolutional:
             if self.shares_maps or not isinstance(image_px, int) or image_px < 1:
