@@ -3,8 +3,7 @@
 Results go to standard output, everything meant for a person in passing to standard error. Exit codes: 0 done,
 1 failed, 2 usage or a missing extra, 3 refused. A known failure is one sentence. Only `click` is imported before a
 command runs; the commands stand in `score_command`, `watch_command`, `train_command`, `sync_command`, `trust_commands`,
-`policy_commands`, `outbox_commands`, `doctor_command` and
-`federation_commands`.
+`policy_commands`, `outbox_commands`, `personal_commands`, `doctor_command` and `federation_commands`.
 """
 
 import os
@@ -16,6 +15,7 @@ from edgefl_client.command_options import home_option
 from edgefl_client.doctor_command import doctor
 from edgefl_client.federation_commands import contribute, enrol, pull, status
 from edgefl_client.outbox_commands import outbox
+from edgefl_client.personal_commands import personal
 from edgefl_client.policy_commands import policy
 from edgefl_client.rotation_command import rotate
 from edgefl_client.score_command import score
@@ -34,7 +34,22 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     context.obj = home_dir
 
 
-for command in (score, watch, trust, enrol, pull, contribute, policy, outbox, train, sync, rotate, status, doctor):
+for command in (
+    score,
+    watch,
+    trust,
+    enrol,
+    pull,
+    contribute,
+    policy,
+    outbox,
+    train,
+    personal,
+    sync,
+    rotate,
+    status,
+    doctor,
+):
     cli.add_command(command)
 
 

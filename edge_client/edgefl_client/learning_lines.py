@@ -12,6 +12,8 @@ import click
 from edgefl_client.command_options import finite
 
 if TYPE_CHECKING:
+    import threading
+
     from edgefl_client.learning.limits import Limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,15 +55,18 @@ def limits_options(command: Command) -> Command:
     return command
 
 
-def limits_of(given: Mapping[str, Any]) -> "Limits":
+def limits_of(given: Mapping[str, Any], stop: "threading.Event") -> "Limits":
     """What the options of `limits_options` allow.
 
     Args:
         given: the command's options by name.
+        stop: set when the process is told to stop.
     """
     from edgefl_client.learning.limits import Limits
 
-    return Limits(minutes=given["minutes"], memory_mib=given["memory"], battery_percent=given["battery"])
+    return Limits(
+        minutes=given["minutes"], memory_mib=given["memory"], battery_percent=given["battery"], stopped=stop.is_set
+    )
 
 
 def clear_line() -> None:

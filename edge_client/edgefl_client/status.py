@@ -35,7 +35,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     }
     if home.current_file.exists():
         report["model"] = {"file": str(models.current_file(home)), "sha256": models.current_file(home).stem}
-    report["personal"] = _personal(home)
+    report["personal"] = personal_facts(home)
     try:
         membership = load_membership(home.member)
     except NotEnrolled:
@@ -66,8 +66,12 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     return report
 
 
-def _personal(home: Home) -> dict[str, Any] | None:
-    """The values learned here, and whether the bundle in use is theirs; None where none passed their gate."""
+def personal_facts(home: Home) -> dict[str, Any] | None:
+    """The values learned here, and whether the bundle in use is theirs; None where none passed their gate.
+
+    Raises:
+        StorageError: they are damaged.
+    """
     if not home.learning.exists():
         return None
     from edgefl_client.learning.personal import kept_personal
@@ -92,7 +96,7 @@ def status_text(report: dict[str, Any]) -> str:
     lines = [
         f"home: {report['home']}",
         f"model: {model['file']}" if model else "model: none",
-        f"weights: {_weights_text(report['personal'])}",
+        f"weights: {weights_text(report['personal'])}",
         f"trusted signers: {report['trusted_signers']}",
     ]
     if member is None:
@@ -107,7 +111,7 @@ def status_text(report: dict[str, Any]) -> str:
     return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
 
 
-def _weights_text(personal: dict[str, Any] | None) -> str:
+def weights_text(personal: dict[str, Any] | None) -> str:
     """Which values `edgefl score` uses unless it is told otherwise."""
     if personal is None:
         return "the bundle's"

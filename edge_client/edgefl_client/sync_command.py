@@ -18,6 +18,7 @@ from edgefl_client.command_options import (
     trust_option,
 )
 from edgefl_client.learning_lines import clear_line, learned_text, limits_of, limits_options, progress
+from edgefl_client.stopping import pausing, stop_on_signal
 
 
 @click.command()
@@ -53,14 +54,15 @@ def sync(
     from edgefl_client.policy import PASSES
     from edgefl_client.syncing import run_sync
 
-    options = TrainOptions(
-        threads=given["threads"],
-        checkpoint_seconds=given["checkpoint_every"],
-        limits=limits_of(given),
-        report=progress(),
-    )
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
-    done = run_sync(device_of(context, home_dir, passphrase_file), options if learn else None, extra)
+    with stop_on_signal() as stop:
+        options = TrainOptions(
+            threads=given["threads"],
+            checkpoint_seconds=given["checkpoint_every"],
+            limits=limits_of(given, stop),
+            report=pausing(progress(), stop),
+        )
+        done = run_sync(device_of(context, home_dir, passphrase_file), options if learn else None, extra)
     clear_line()
     report(done.report, as_json, _text(done.report))
     held = [one for one in done.report["sent"] if one["outcome"] == "held"]

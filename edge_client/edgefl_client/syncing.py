@@ -40,7 +40,7 @@ from edgefl_protocol.payload import Payload
 KEPT_BROADCASTS = 3
 _MAX_BROADCAST_BYTES = 2**30
 # Reasons to leave the round alone that are no failure.
-_SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line"}) | PASSES
+_SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "paused"}) | PASSES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from edgefl_client.command_options import (
 )
 from edgefl_client.learning_lines import clear_line, learned_text, limits_of, limits_options, progress
 from edgefl_client.score_command import formats_option
+from edgefl_client.stopping import pausing, stop_on_signal
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -57,8 +58,9 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     """Learn from labelled pictures on this device; what it learns is used only if it is no worse than the bundle.
 
     Of each class at least 20 pictures are held back to judge with, and at least 5 more must be there to learn from.
-    Stopped or killed, it goes on where it was when started again.
+    Stopped (SIGTERM, Ctrl-C) or killed, it goes on where it was when started again.
     """
+    from edgefl_client.learning.errors import Paused
     from edgefl_client.learning.options import TrainOptions
     from edgefl_client.learning.rounds import ALONE
     from edgefl_client.learning.running import run_train
@@ -66,18 +68,24 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     home = home_of(context, home_dir)
     bundle = _bundle(home, given["model"], given["trusted"])
     name, others = _membership(home, bundle)
-    options = TrainOptions(
-        epochs=given["epochs"],
-        batch=given["batch"],
-        balance=given["balance"],
-        threads=given["threads"],
-        restart=given["restart"],
-        formats=given["formats"],
-        checkpoint_seconds=given["checkpoint_every"],
-        limits=limits_of(given),
-        report=progress(),
-    )
-    found = run_train(home, bundle, given["labels"], options, site=name or ALONE, others=others)
+    with stop_on_signal() as stop:
+        options = TrainOptions(
+            epochs=given["epochs"],
+            batch=given["batch"],
+            balance=given["balance"],
+            threads=given["threads"],
+            restart=given["restart"],
+            formats=given["formats"],
+            checkpoint_seconds=given["checkpoint_every"],
+            limits=limits_of(given, stop),
+            report=pausing(progress(), stop),
+        )
+        try:
+            found = run_train(home, bundle, given["labels"], options, site=name or ALONE, others=others)
+        except Paused as paused:  # before the first step: nothing was begun
+            clear_line()
+            report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")
+            return
     clear_line()
     report(found, as_json, learned_text(found, "the same command goes on from there"))
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from edgefl_client.exchange.errors import OutboxError
 from edgefl_client.exchange.identity import Identity
-from edgefl_client.exchange.outbox import WorkItem
+from edgefl_client.exchange.outbox import LEARNED, WorkItem
 from edgefl_client.federate import Device
 from edgefl_client.home import Home
+from edgefl_client.learning.live import drop_reply
 from edgefl_client.outgoing import describe
 
 LEAST_DIGITS = 8  # of an item's key, to name it by
@@ -114,6 +115,8 @@ def drop_waiting(device: Device, which: str) -> Waiting:
         device.outbox(identity) as outbox,
     ):
         found = _named(device, which)
+        if found.kind == LEARNED and found.round is not None:  # else the next sync would learn the round again
+            drop_reply(device.home, found.federation, found.round, "its owner dropped it")
         outbox.delete(found.id)
     return found
 

@@ -1,9 +1,6 @@
 """`edgefl watch`: scores what a capture device drops into a folder, each picture once, until it is told to stop."""
 
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -21,6 +18,7 @@ from edgefl_client.command_options import (
     weights_option,
 )
 from edgefl_client.score_command import formats_option, heatmap_option, log_option, open_log, prepare, refer_option
+from edgefl_client.stopping import stop_on_signal
 
 if TYPE_CHECKING:
     from edgefl_client.scoring import Result, Task
@@ -86,7 +84,7 @@ def watch(
 
     prepare(bundle, heatmaps, scorer)
     with (
-        _stop_on_signal() as stop,
+        stop_on_signal() as stop,
         PictureReader(formats) as reader,
         watching.open_output(out) as output,
         closing(watching.Notes(home, folder)) as notes,
@@ -180,26 +178,6 @@ class _Watcher:
             write_line(self.output, json_line(result))
         self.notes.finish(name)
         self.scored[name] = seen
-
-
-@contextmanager
-def _stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second one of them ends the process at once."""
-    stop = threading.Event()
-    kinds = (signal.SIGTERM, signal.SIGINT)
-    before: list[Callable[..., object] | int | None] = [signal.getsignal(kind) for kind in kinds]
-
-    def handle(kind: int, _frame: object) -> None:
-        stop.set()
-        signal.signal(kind, signal.SIG_DFL)
-
-    for kind in kinds:
-        signal.signal(kind, handle)
-    try:
-        yield stop
-    finally:
-        for kind, handler in zip(kinds, before, strict=True):
-            signal.signal(kind, handler)
 
 
 def _say(sentence: str) -> None:

@@ -1,4 +1,4 @@
-"""When learning has to stop for now: minutes, memory, battery. Where it stopped, it goes on another time.
+"""When learning has to stop for now: minutes, memory, battery, or a word from outside. It goes on there another time.
 
 Linux tells a battery under /sys/class/power_supply and the largest memory of a process; where the system tells nothing,
 that limit never applies.
@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from edgefl_client.stopping import TOLD_TO_STOP
 
 POWER = Path("/sys/class/power_supply")
 KIB_PER_MIB = 1024
@@ -56,6 +58,7 @@ class Limits:
         minutes: of wall time; None for no limit.
         memory_mib: of resident memory; None for no limit.
         battery_percent: on battery, learning stops below this charge.
+        stopped: whether somebody told this process to stop.
         battery: reads the battery.
         memory: reads the peak memory.
         clock: monotonic seconds.
@@ -64,6 +67,7 @@ class Limits:
     minutes: float | None = None
     memory_mib: int | None = None
     battery_percent: int = 50
+    stopped: Callable[[], bool] = lambda: False
     battery: Callable[[], Battery | None] = read_battery
     memory: Callable[[], float] = peak_memory_mib
     clock: Callable[[], float] = field(default=time.monotonic)
@@ -74,6 +78,8 @@ class Limits:
         Args:
             started: when this process began, by `clock`.
         """
+        if self.stopped():
+            return TOLD_TO_STOP
         if self.minutes is not None and self.clock() - started >= 60 * self.minutes:
             return f"{self.minutes:g} minutes are over"
         if self.memory_mib is not None and (used := self.memory()) > self.memory_mib:

@@ -19,7 +19,7 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 
-_FILE = "personal.payload"
+PERSONAL = "personal.payload"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def save_personal(home: Home, state: PersonalState) -> None:
         "bundle_unnoticed": state.verdict.bundle_unnoticed,
         "personal_unnoticed": state.verdict.personal_unnoticed,
     }
-    write_checked(home.prepare(home.learning) / _FILE, Payload(state.weights, scalars))
+    write_checked(home.prepare(home.learning) / PERSONAL, Payload(state.weights, scalars))
 
 
 def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
@@ -89,7 +89,7 @@ def kept_personal(home: Home) -> PersonalState | None:
     Raises:
         StorageError: the file is damaged.
     """
-    file = home.learning / _FILE
+    file = home.learning / PERSONAL
     if not file.exists():
         return None
     try:
@@ -123,7 +123,7 @@ def _read(payload: Payload) -> PersonalState:
 
 def _damaged(home: Home) -> StorageError:
     return StorageError(
-        f"{home.learning / _FILE} is damaged: it holds no personal values as they were kept; remove it, or score with "
-        "--weights bundle",
+        f"{home.learning / PERSONAL} is damaged: it holds no personal values as they were kept; remove it with edgefl "
+        "personal remove, or score with --weights bundle",
         "damaged",
     )

@@ -1,0 +1,52 @@
+"""Ending on purpose: SIGTERM and Ctrl-C are heard and acted on where a stop is clean; a second one ends at once."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+TOLD_TO_STOP = "it was told to stop"
+_BETWEEN = frozenset({"reading", "judging", "choosing"})  # what learning tells where no step is under way
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[threading.Event]:
+    """An event that SIGTERM and SIGINT set; a second one of them ends the process at once."""
+    stop = threading.Event()
+    kinds = (signal.SIGTERM, signal.SIGINT)
+    before: list[Callable[..., object] | int | None] = [signal.getsignal(kind) for kind in kinds]
+
+    def handle(kind: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(kind, signal.SIG_DFL)
+
+    for kind in kinds:
+        signal.signal(kind, handle)
+    try:
+        yield stop
+    finally:
+        for kind, handler in zip(kinds, before, strict=True):
+            signal.signal(kind, handler)
+
+
+def pausing(
+    report: Callable[[Mapping[str, float | int | str]], None], stop: threading.Event
+) -> Callable[[Mapping[str, float | int | str]], None]:
+    """A report of learning that also ends it between two pictures, once it was told to stop.
+
+    Steps are ended by `limits.Limits.stopped`, which keeps a point first; what is read, judged or chosen here is done
+    again another time.
+
+    Args:
+        report: told what happens.
+        stop: set when learning is to end.
+    """
+
+    def told(facts: Mapping[str, float | int | str]) -> None:
+        report(facts)
+        if stop.is_set() and not _BETWEEN.isdisjoint(facts):
+            from edgefl_client.learning.errors import Paused
+
+            raise Paused(TOLD_TO_STOP)
+
+    return told

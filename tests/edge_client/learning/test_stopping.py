@@ -1,0 +1,130 @@
+"""Told to stop, and made to forget. Source: docs/device.md, "Learning"; docs/design.md, section 10."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from click.testing import CliRunner
+
+from edgefl_client.cli import cli
+from edgefl_client.learning.checkpoint import only_one
+from edgefl_client.learning.errors import Paused
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.personal import load_personal
+from edgefl_client.learning.running import run_train
+from edgefl_client.stopping import TOLD_TO_STOP, pausing
+
+
+@pytest.fixture
+def train(school, lab, tmp_path):
+    """Starts `edgefl train` in a process of its own."""
+    file = tmp_path / "model.edgefl"
+    file.write_bytes(school.learning_bytes())
+    code = "import sys; from edgefl_client.cli import main; main(sys.argv[1:])"
+
+    def start(home, labels, *more):
+        given = ["--labels", labels, "--model", file, "--trust", lab.SIGNER.public.hex(), "--home", tmp_path / home]
+        words = [sys.executable, "-c", code, "train", *map(str, given), "--threads", "1", "--json", *map(str, more)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+    return start
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_told_to_stop_it_keeps_a_point_and_ends_with_0(train, labels, kind):
+    """docs/design.md, section 10: the point is kept although none was due, and the round ends with the same bits."""
+    whole = json.loads(train("whole", labels, "--epochs", "40").communicate(timeout=120)[0])
+    process = train("told", labels, "--epochs", "40", "--checkpoint-every", "3600")
+    for line in process.stderr:
+        if line.startswith("epoch 3:"):
+            process.send_signal(kind)
+            break
+    out, _ = process.communicate(timeout=120)
+    paused = json.loads(out)
+    assert process.returncode == 0
+    assert (paused["state"], paused["reason"]) == ("paused", TOLD_TO_STOP) and paused["epoch"] >= 3
+    goes_on = train("told", labels, "--epochs", "40")
+    out, err = goes_on.communicate(timeout=120)
+    found = json.loads(out)
+    assert found["state"] == "done" and "epoch 1:" not in err
+    assert (found["state_sha256"], found["weights_sha256"]) == (whole["state_sha256"], whole["weights_sha256"])
+
+
+def test_between_two_pictures_it_stops_without_a_step(bundle, labels, home):
+    """Told to stop while pictures are read, or judged: nothing is half done, and the round goes on another time."""
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Paused, match=TOLD_TO_STOP):
+        run_train(home, bundle, labels, TrainOptions(threads=1, epochs=2, report=pausing(lambda facts: None, stop)))
+    assert load_personal(home, bundle) is None
+    stop.clear()
+
+    def at_the_first_judged(facts):
+        if "judging" in facts:
+            stop.set()
+
+    options = TrainOptions(threads=1, epochs=60, report=pausing(at_the_first_judged, stop))
+    paused = run_train(home, bundle, labels, options)
+    assert (paused["state"], paused["gate"], load_personal(home, bundle)) == ("paused", None, None)
+    steps = []
+    done = run_train(
+        home, bundle, labels,
+        TrainOptions(threads=1, epochs=60, report=lambda facts: steps.append(facts) if "step" in facts else None),
+    )  # fmt: skip
+    assert done["state"] == "done" and done["gate"]["passed"] and not steps  # judged only
+
+
+def test_a_word_from_outside_is_a_limit():
+    assert Limits(battery=lambda: None).reached(0.0) is None
+    assert Limits(battery=lambda: None, stopped=lambda: True).reached(0.0) == TOLD_TO_STOP
+
+
+@pytest.fixture
+def learned(bundle, labels, home):
+    """A home whose personal values passed their gate."""
+    assert run_train(home, bundle, labels, TrainOptions(threads=1, epochs=60))["gate"]["passed"]
+    return home
+
+
+def call(home, *words):
+    return CliRunner().invoke(cli, ["personal", *words, "--home", str(home.root)])
+
+
+def test_removed_values_are_scored_with_no_more(learned, bundle, labels):
+    """`edgefl personal remove`: back to the bundle's for good; what was learned goes on, unless --all forgets it."""
+    assert json.loads(call(learned, "show", "--json").stdout)["personal"]["round"] == 1
+    result = call(learned, "remove", "--json")
+    assert result.exit_code == 0 and json.loads(result.stdout) == {"removed": ["personal.payload"]}
+    assert load_personal(learned, bundle) is None
+    assert json.loads(call(learned, "show", "--json").stdout)["personal"] is None
+    assert json.loads(call(learned, "remove", "--json").stdout) == {"removed": []}
+    assert run_train(learned, bundle, labels, TrainOptions(threads=1, epochs=1))["round"] == 2
+    removed = json.loads(call(learned, "remove", "--all", "--json").stdout)["removed"]
+    assert {"alone.payload", "table.json", "held.json"} <= set(removed)
+    assert [path.name for path in learned.learning.iterdir()] == ["lock"]
+    assert run_train(learned, bundle, labels, TrainOptions(threads=1, epochs=1))["round"] == 1
+
+
+def test_damaged_values_can_be_removed(learned, bundle):
+    (learned.learning / "personal.payload").write_bytes(b"rubbish")
+    assert call(learned, "show").exception.code == "damaged"
+    assert call(learned, "remove").exit_code == 0
+    assert load_personal(learned, bundle) is None
+
+
+def test_nothing_is_removed_while_another_process_learns(learned, bundle):
+    with only_one(learned):
+        assert call(learned, "remove", "--all").exception.code == "busy"
+    assert load_personal(learned, bundle) is not None
+
+
+def test_where_nothing_was_learned_nothing_is_made(home):
+    assert json.loads(call(home, "remove", "--all", "--json").stdout) == {"removed": []}
+    assert "the bundle's" in call(home, "show").stdout
+    assert not home.root.exists()
