@@ -110,7 +110,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory, school: SimpleNamespace) ->
     """Every device's own labelled pictures; the third has three classes."""
     folder, three = tmp_path_factory.mktemp("pictures"), ("MEL", "NV", "BCC")
     return {
-        name: school.table(folder / name, seed=index, classes=three if index == 2 else three[:2])
+        name: school.table(folder / name, seed=index, spread=5, classes=three if index == 2 else three[:2])
         for index, name in enumerate(DEVICES)
     }
 

@@ -2,10 +2,11 @@
 
     learn   E epochs of the training graph, the others' maps as targets (eq. 2, 4, 7)       _learn
     judge   bundle against personal values on the pictures held back                        gate.judge
-    reply   of each class, the M maps of lowest vacuity of the pictures it learned from     _reply
+    reply   of each class, the M maps of lowest vacuity of the pictures it learned from,    _reply
+            of which the gate before the model refers none
 
 The maps that leave are those of the learned values where these passed their gate, else those of the bundle's values:
-what is no better than the bundle is not shared either. The state goes on in both cases, as at every site; its digest is
+what is worse than the bundle is not shared either. The state goes on in both cases, as at every site; its digest is
 what the reply carries. Guarantees: the same state, broadcast, pictures, site and number of threads give the same bits,
 however often it was killed or paused on the way. Source: arXiv 2411.10071, section 3 and Fig. 1; docs/design.md,
 sections 7 and 9.
@@ -59,7 +60,10 @@ class FedEvPromptLearner:
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
         self._bundle, self._learn_rows, self._held, self._around = bundle, rows.learn, rows.held, around
         self._classes = len(bundle.labels.classes)
-        self._plan = plan = around.options.plan(bundle)
+        plan = around.options.plan(bundle)
+        if not isinstance(plan, TrainingPlan):
+            raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
+        self._plan = plan
         balanced = plan.balance == "class"
         self._prior = skewed_prior(rows.learn.labels, self._classes, plan.prior_floor, balanced=balanced)
         self._threads = around.options.threads or processors()
@@ -207,12 +211,12 @@ class FedEvPromptLearner:
                 vacuity, maps = graph.run(["vacuity", "map"], given)
             except RUNTIME_ERRORS as error:
                 raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
-            labels = rows.labels[start : start + BATCH]
             candidates += [
-                Candidate(label=int(label), vacuity=float(known), attention=attention)
-                for label, known, attention in zip(labels, vacuity, maps, strict=True)
+                Candidate(label=int(rows.labels[start + row]), vacuity=float(known), attention=maps[row])
+                for row, known in enumerate(vacuity)
+                if start + row not in rows.unfit
             ]
-            report({"choosing": len(candidates), "pictures": len(rows)})
+            report({"choosing": min(start + BATCH, len(rows)), "pictures": len(rows)})
         return reply_payload(candidates, select_maps(candidates, self._around.maps_per_class), site_sha256)
 
 

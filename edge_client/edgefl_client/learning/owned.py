@@ -10,15 +10,19 @@ home, so that no picture ever judges values that learned from it.
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from edgefl_client.contribution import read_labels
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.rows import Dealt, Rows, hold_back, read_rows
+from edgefl_client.learning.session import plan_of
 from edgefl_client.pictures import DEFAULT_FORMATS
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.training import TrainingPlan
 
 _TABLE, _HELD = "table.json", "held.json"
 
@@ -84,6 +88,8 @@ def read_dealt(
         EdgeflError: a picture or a file cannot be used.
     """
     rows = _read(bundle, table, limits, report)
+    if not isinstance(plan_of(bundle), TrainingPlan):  # learns without labels: nothing to judge
+        return Dealt(learn=rows, held=rows.take(np.zeros(len(rows), np.bool_)))
     before = {} if afresh else _held_before(home, bundle)
     held, kept = hold_back(rows, bundle.labels.classes, before)
     if kept != before:

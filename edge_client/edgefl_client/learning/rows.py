@@ -20,6 +20,7 @@ from edgefl_client.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, Preprocess, prepare
+from edgefl_protocol.quality import measure_quality
 
 HELD_SHARE = 0.15
 LEAST_LEARNED = 5  # of each class: as many maps as a class shares
@@ -33,19 +34,23 @@ class Rows:
         images: (n, S, S, 3).
         labels: class index of each, (n,).
         groups: 64 hex digits that all pictures of one lesion share, (n,).
+        unfit: positions of those that the gate before the model refers: they teach, but nothing of them is shared.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     groups: tuple[str, ...]
+    unfit: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, chosen: NDArray[np.bool_]) -> "Rows":
         """The rows where `chosen` (n,) holds, in order."""
-        groups = tuple(group for group, wanted in zip(self.groups, chosen, strict=True) if wanted)
-        return Rows(self.images[chosen], self.labels[chosen], groups)
+        kept = np.flatnonzero(chosen).tolist()
+        groups = tuple(self.groups[index] for index in kept)
+        unfit = frozenset(position for position, index in enumerate(kept) if index in self.unfit)
+        return Rows(self.images[chosen], self.labels[chosen], groups, unfit)
 
     def digest(self) -> str:
         """SHA-256 over pixels and classes in order: the same table gives the same."""
@@ -88,17 +93,20 @@ def read_rows(
     """
     side = preprocess.size
     images = np.empty((len(table), side, side, 3), np.uint8)
-    groups = []
+    groups, unfit = [], set()
     with PictureReader(formats) as reader:
         for index, row in enumerate(table):
             try:
-                images[index] = prepare(reader.read(read_bounded(row.path, MAX_FILE_BYTES)), preprocess)
+                photo = reader.read(read_bounded(row.path, MAX_FILE_BYTES))
+                images[index] = prepare(photo, preprocess)
             except EdgeflError as error:
                 raise type(error)(f"{row.path}: {error}", error.code) from error
             named = row.lesion.encode() if row.lesion else images[index].tobytes()
             groups.append(hashlib.sha256(named).hexdigest())
+            if measure_quality(photo).reasons(side):
+                unfit.add(index)
             report(index + 1)
-    return Rows(images, np.array([row.label for row in table], np.int64), tuple(groups))
+    return Rows(images, np.array([row.label for row in table], np.int64), tuple(groups), frozenset(unfit))
 
 
 def hold_back(

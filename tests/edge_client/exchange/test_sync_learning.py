@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from edgefl_client.exchange import Unavailable, enrol
 from edgefl_client.federate import Device
@@ -93,7 +94,7 @@ def template(tmp_path_factory, net: SimpleNamespace, school: SimpleNamespace, la
     data = school.learning_bytes(epochs=1, kd_weight=0.05)
     bundle = load_bundle(data, [lab.SIGNER.public], lab.NOW_MS)
     install(home, data, bundle)
-    remember_table(home, Table(file=school.table(folder / "pictures")))
+    remember_table(home, Table(file=school.table(folder / "pictures", spread=5)))
     made = Learner(home, coordinator, net.Wire(coordinator), bundle)
     made.open_round(1)
     return made
@@ -270,6 +271,21 @@ def test_reasons_to_leave_a_round_alone(device: Learner, school: SimpleNamespace
     assert device.report(None)["learning"] is None
     (device.home.learning / "table.json").unlink()
     assert device.report()["learning"] is None
+
+
+def test_what_the_gate_refers_teaches_and_gives_no_map(
+    device: Learner, school: SimpleNamespace, tmp_path: Path
+) -> None:
+    """docs/device.md, the gate: grey pictures are not of skin; none of them says where a model looks on skin."""
+    table = school.table(tmp_path / "grey", spread=5)
+    for file in table.parent.glob("MEL*.png"):
+        with Image.open(file) as picture:
+            picture.convert("L").save(file)
+    remember_table(device.home, Table(file=table))
+    found = device.report()["learning"]
+    assert (found["learned_from"], found["left_out"], found["state"]) == (14, 7, "done")
+    ((_, _, content),) = device.coordinator.effects
+    assert set(Payload.from_bytes(content).arrays) == {"maps.0"}  # NV alone
 
 
 def test_a_picture_that_is_gone_is_named_and_nothing_is_lost(device: Learner, tmp_path: Path) -> None:
