@@ -14,7 +14,6 @@ from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.outbox import LEARNED, WorkItem
 from edgefl_client.federate import Device
 from edgefl_client.home import Home
-from edgefl_client.learning.live import drop_reply
 from edgefl_client.outgoing import describe
 
 LEAST_DIGITS = 8  # of an item's key, to name it by
@@ -116,6 +115,8 @@ def drop_waiting(device: Device, which: str) -> Waiting:
     ):
         found = _named(device, which)
         if found.kind == LEARNED and found.round is not None:  # else the next sync would learn the round again
+            from edgefl_client.learning.live import drop_reply  # brings the runtime, which listing does without
+
             drop_reply(device.home, found.federation, found.round, "its owner dropped it")
         outbox.delete(found.id)
     return found

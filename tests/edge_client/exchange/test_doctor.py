@@ -3,6 +3,8 @@
 import datetime
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -254,3 +256,10 @@ def test_looking_changes_nothing(run, device):
     before = everything()
     assert diagnosed(run)[0] == 0
     assert everything() == before
+
+
+def test_a_runtime_that_kills_its_process_does_not_kill_the_doctor():
+    """onnxruntime is loaded in the second process alone; what the doctor loads itself is needed by every command."""
+    code = "import sys, edgefl_client.doctor, edgefl_client.learning.personal; print('onnxruntime' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
