@@ -151,14 +151,14 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     """Make a coordinator in DIR: keys, development certificate, settings."""
     from edgefl_coordinator.cli_init import settings_table
     from edgefl_coordinator.settings import Home
-    from edgefl_coordinator.setup import check_table, make_home, try_first_job
+    from edgefl_coordinator.setup import check_table, make_home, reply_cap, try_first_job
 
     home = Home(folder.resolve())
     secret = passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)
-    try_first_job(settings)
-    make_home(home, table, secret)
+    limits = {"reply_bytes": reply_cap(try_first_job(settings))}
+    make_home(home, {**table, "limits": limits}, secret)
     if secret is None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)

@@ -16,11 +16,11 @@ from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.public_keys import read_public_key
 from edgefl_coordinator.tls import certificate_sha256
+from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.invite import TOKEN_BYTES, Invite, encode_invite
-from edgefl_protocol.messages import MAX_BUNDLE_BYTES
 from edgefl_protocol.records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.root import check_current, unverified_root
 
@@ -249,7 +249,7 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
         StorageError: it cannot be read or stored.
     """
     now_ms = coordinator.clock()
-    data = read_bounded(Path(str(arguments["path"])), MAX_BUNDLE_BYTES)
+    data = read_bounded(Path(str(arguments["path"])), MAX_ARCHIVE_BYTES)
     trust = [bytes.fromhex(item) for item in arguments["trust"]]
     manifest, claimed = unverified_manifest(data)
     if trust:

@@ -15,7 +15,7 @@ from edgefl_coordinator import audit, revocations
 from edgefl_coordinator.errors import OperatorError, RefusedError
 from edgefl_coordinator.schema import bundles
 from edgefl_coordinator.store import Blob
-from edgefl_protocol.messages import MAX_BUNDLE_BYTES
+from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.records import IndexEntry
 
 
@@ -37,8 +37,8 @@ def publish(
     """
     if revocations.is_revoked(connection, signers):
         raise OperatorError("the bundle is signed by revoked keys alone, so no device would take it")
-    if blob.size > MAX_BUNDLE_BYTES:
-        raise OperatorError(f"the bundle has {blob.size} bytes; at most {MAX_BUNDLE_BYTES} fit one envelope")
+    if blob.size > MAX_ARCHIVE_BYTES:
+        raise OperatorError(f"the bundle has {blob.size} bytes; at most {MAX_ARCHIVE_BYTES} are allowed")
     here = select(bundles).where(bundles.c.line == line, bundles.c.task == task)
     newest = max((row.version for row in _standing(connection, connection.execute(here))), default=0)
     if version <= newest:

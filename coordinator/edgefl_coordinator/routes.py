@@ -122,7 +122,10 @@ def _bundle(call: Call) -> Payload:
         audit.append(connection, call.now_ms, "bundle_fetched", subject, detail)
         return name
 
-    return BundleReply(bundle=call.coordinator.store.get_blob(transact(call, effect))).to_payload()
+    store, name = call.coordinator.store, transact(call, effect)
+    if store.blob_bytes(name) > MAX_INLINE_BYTES:
+        return offer(call, name).to_payload()
+    return BundleReply(bundle=store.get_blob(name)).to_payload()
 
 
 def _keys(call: Call) -> Payload:

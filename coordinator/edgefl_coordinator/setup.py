@@ -20,8 +20,9 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import make_job
 from edgefl_coordinator.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.public_keys import public_key_text
-from edgefl_coordinator.settings import Home, Settings, settings_from_table, settings_to_table
+from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
 from edgefl_coordinator.tls import make_development_certificate
+from edgefl_protocol.blob import MAX_BLOB_BYTES
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.key_files import signing_key_to_pem
 from edgefl_protocol.keys import generate_signing_key
@@ -87,8 +88,11 @@ def check_table(table: Mapping[str, Any]) -> Settings:
         raise OperatorError(str(error)) from error
 
 
-def try_first_job(settings: Settings) -> None:
+def try_first_job(settings: Settings) -> int:
     """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
+
+    Returns:
+        Bytes of the server's first state.
 
     Raises:
         OperatorError: the method does not exist or does not take these settings.
@@ -96,7 +100,18 @@ def try_first_job(settings: Settings) -> None:
     """
     from edgefl_coordinator.worker import run_job
 
-    run_job(make_job(settings, "start", 0))
+    return len(run_job(make_job(settings, "start", 0)).state)
+
+
+def reply_cap(state_bytes: int) -> int:
+    """Return `limits.reply_bytes` for a federation: a reply that holds all that the server begins with, and as much
+    again of what a method adds (features, moments), fits; never below the default.
+
+    Args:
+        state_bytes: of the server's first state.
+    """
+    mebibytes = -(-2 * state_bytes // 2**20)
+    return min(max(LimitSettings().reply_bytes, mebibytes * 2**20), MAX_BLOB_BYTES)
 
 
 def task_of_method(

@@ -13,7 +13,7 @@ route's name. Source: docs/security.md, envelope and enrolment.
     reply        /v1/reply          ReplyRequest        ReplyReply
     blob         /v1/blob           BlobPut or BlobGet  BlobPutReply or BlobGetReply (`blob_messages`)
     index        /v1/index          EmptyRequest        RecordReply: the signed index
-    bundle       /v1/bundle         BundleRequest       BundleReply
+    bundle       /v1/bundle         BundleRequest       BundleReply, or a `BlobReference` to the file
     keys         /v1/keys           EmptyRequest        RecordReply: the signed key record
 
 Any reply may be a `Refusal` instead: ask `Refusal.from_payload` first. Before its first envelope a newcomer knows no

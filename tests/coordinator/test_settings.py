@@ -7,6 +7,7 @@ import tomli_w
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.settings import Home, load_settings, settings_from_table, settings_to_table
+from edgefl_coordinator.setup import reply_cap
 from edgefl_trainer.methods import METHODS
 
 
@@ -37,6 +38,15 @@ WRONG = [
     ({"task": {"classes": ["nevus", "nevus"]}},      "two different"),
     ({"task": {"method": "../fedevprompt"}},         "neither a method"),
     ({"task": {"backbone": {"image_px": 25, "patch": 12}}}, "multiple of patch"),
+    ({"task": {"backbone": {"image_px": 72}}},       "multiple of patch"),
+    ({"task": {"backbone": {"image_px": 72, "architecture": "resnet18"}}}, "shares_maps = false"),
+    ({"task": {"backbone": {"architecture": "resnet18"}, "shares_maps": False}}, "image_px"),
+    ({"task": {"max_samples": 0}},                   "at least 1"),
+    ({"limits": {"reply_bytes": 2**30 + 1}},         "1073741824"),
+    ({"limits": {"reply_bytes": 2**24, "body_bytes": 2**24}}, "limits.body_bytes"),
+    ({"limits": {"reply_bytes": 2**26, "body_bytes": 2**24}}, "limits.body_bytes"),
+    ({"limits": {"open_blobs": 0}},                  "above 0"),
+    ({"limits": {"blob_age_s": 0}},                  "above 0"),
 ]
 # fmt: on
 
@@ -51,6 +61,22 @@ def test_wrong_settings(tools, change, sentence) -> None:
 def test_every_method_of_the_table_can_be_named(tools, method) -> None:
     """Names have hyphens, too: p-pt, fedvpt-deep."""
     assert settings_from_table(tools.settings_table(task={"method": method})).task.method == method
+
+
+def test_a_convolutional_network(tools) -> None:
+    """A federation of whole networks: no patches, no maps, and replies above one envelope's cap."""
+    task = {"method": "fedclf", "shares_maps": False, "backbone": {"image_px": 72, "architecture": "resnet18"}}
+    settings = settings_from_table(tools.settings_table(task=task, limits={"reply_bytes": 100 * 2**20}))
+    assert settings.task.tokens == 0
+    again = settings_from_table(tomllib.loads(tomli_w.dumps(settings_to_table(settings))))
+    assert again == settings
+
+
+def test_the_cap_of_replies_follows_the_network() -> None:
+    """docs/security.md 2.2: the signed task states the cap; weights and as much again fit, within the blobs' own."""
+    assert reply_cap(1000) == 16 * 2**20
+    assert reply_cap(46_070_080) == 88 * 2**20
+    assert reply_cap(2**30) == 2**30
 
 
 def test_missing_parts(tools) -> None:

@@ -71,7 +71,7 @@ class Member:
         lock_wait_s: float = 10.0,
     ) -> None:
         self._folder = folder
-        self._parts = folder / "parts"
+        self._parts, self._bundle_parts = folder / "parts", folder / "bundle-parts"
         self.membership = load_membership(folder)
         if self.membership.state == "joining":
             raise NotEnrolled("the enrolment is not finished; run edgefl enrol again with the same invite")
@@ -252,13 +252,19 @@ class Member:
                 _LOG.warning("the change of keys waits: %s", error)
 
     def bundle(self, line: str, task: str, version: int) -> bytes:
-        """Fetch a bundle's file; nothing is believed of it before `load_bundle`.
+        """Fetch a bundle's file, of any size; nothing is believed of it before `load_bundle`.
 
         Raises:
             ExchangeError: no answer, or a refusal.
+            BlobError: what came is not what the coordinator signed.
+            StorageError: the disk is full.
         """
         request = BundleRequest(line=line, task=task, version=version)
-        return BundleReply.from_payload(self._caller.call("bundle", request.to_payload())).bundle
+        answer = self._caller.call("bundle", request.to_payload())
+        reference = BlobReference.from_payload(answer)
+        if reference is None:
+            return BundleReply.from_payload(answer).bundle
+        return fetch_blob(self._caller, reference, self._bundle_parts, Pace(), MAX_BLOB_BYTES)
 
     def _keep_keys(self, view: CoordinatorView) -> None:
         kept = dataclasses.replace(

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator import blobs, replying, uploads
+from edgefl_coordinator import blobs, publishing, replying, uploads
 from edgefl_coordinator.aggregation import step, sweep_uploads
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.schema import audit, offers, replies
@@ -17,7 +17,7 @@ from edgefl_coordinator.store import Store
 from edgefl_protocol import Payload
 from edgefl_protocol.blob import BlobReference, open_blob, sealed_size
 from edgefl_protocol.blob_messages import MAX_PIECE_BYTES, BlobGet, BlobGetReply, BlobPut
-from edgefl_protocol.messages import BroadcastRequest, Refusal, ReplyRequest
+from edgefl_protocol.messages import BroadcastRequest, BundleRequest, Refusal, ReplyRequest
 
 TABLES = (upload_table, replies)
 
@@ -333,6 +333,22 @@ def test_pieces_fit_a_body(federation, pair, blob) -> None:
     assert answer.scalars["piece_bytes"] == MAX_PIECE_BYTES
     piece = BlobPut(blob="0" * 32, size=2**23, sha256="0" * 64, offset=0, data=bytes(MAX_PIECE_BYTES))
     assert len(pair[0].envelope("blob", piece.to_payload())) <= MAX_PIECE_BYTES + 64 * 2**10
+
+
+def test_a_large_bundle(federation, pair, lab) -> None:
+    """A bundle with its training graph is above the cap too; a member of its own fetches it the same way."""
+    data = bytes(range(256)) * 8000
+    kept = federation.store.put_blob(data)
+    with federation.store.transaction() as connection:
+        publishing.publish(
+            connection, federation.clock(), line="main", task="nevus", version=1, bundle_id="main", blob=kept
+        )
+    wanted = BundleRequest(line="main", task="nevus", version=1).to_payload()
+    reference = BlobReference.from_payload(pair[0].call("bundle", wanted))
+    piece = BlobGet(blob=reference.blob, offset=0, length=MAX_PIECE_BYTES).to_payload()
+    sealed = BlobGetReply.from_payload(pair[0].call("blob", piece)).data
+    assert open_blob([sealed], reference) == data
+    assert pair[1].call("blob", piece).code == "not_found"
 
 
 def test_an_inline_reply_may_still_come(federation, pair, lab) -> None:

@@ -11,6 +11,7 @@ from edgefl_client.exchange import Answer, Request, Unavailable
 from edgefl_client.exchange import blobs as transfer
 from edgefl_client.exchange.blobs import FIRST_PIECE_BYTES, MAX_SETBACKS, Pace
 from edgefl_client.exchange.errors import OutboxError
+from edgefl_coordinator import publishing
 from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.schema import offers, replies, uploads
 from edgefl_protocol import Payload
@@ -269,6 +270,18 @@ def test_a_refusal_of_its_size_is_final(federation, sites, lab) -> None:
     assert (done.outcome, done.code) == ("refused", "too_large")
     assert blob_requests(sites[0]) == 0
     assert not list((sites[0].folder / "outbox.sqlite3.files").iterdir())
+
+
+def test_a_large_bundle(federation, sites) -> None:
+    """`edgefl pull` of a bundle above the cap: whole, and nothing is left of its pieces."""
+    data = os.urandom(3 * 2**20)
+    kept = federation.store.put_blob(data)
+    with federation.store.transaction() as connection:
+        publishing.publish(
+            connection, federation.clock(), line="main", task="nevus", version=1, bundle_id="main", blob=kept
+        )
+    assert sites[0].open().bundle("main", "nevus", 1) == data
+    assert not list((sites[0].folder / "bundle-parts").iterdir())
 
 
 def test_pieces_follow_the_line() -> None:
