@@ -28,6 +28,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "trusted_signers": len(list_trusted(home)),
         "model": None,
         "personal": None,
+        "learning": None,
         "membership": None,
         "round": None,
         "waiting": 0,
@@ -35,7 +36,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     }
     if home.current_file.exists():
         report["model"] = {"file": str(models.current_file(home)), "sha256": models.current_file(home).stem}
-    report["personal"] = personal_facts(home)
+    report["personal"], report["learning"] = personal_facts(home), _learning(home)
     try:
         membership = load_membership(home.member)
     except NotEnrolled:
@@ -90,6 +91,23 @@ def personal_facts(home: Home) -> dict[str, Any] | None:
     }
 
 
+def _learning(home: Home) -> dict[str, Any] | None:
+    """The pictures that `edgefl sync` learns from, and the last live round whose reply counted; None for none."""
+    if not home.learning.exists():
+        return None
+    from edgefl_client.learning.live import counted_round
+    from edgefl_client.learning.owned import remembered_table
+
+    table = remembered_table(home)
+    if table is None:
+        return None
+    try:
+        federation = load_membership(home.member).federation
+    except NotEnrolled:
+        federation = ""
+    return {"table": str(table.file), "counted_round": counted_round(home, federation) if federation else 0}
+
+
 def status_text(report: dict[str, Any]) -> str:
     """A status for a person, a line per thing."""
     member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
@@ -97,6 +115,7 @@ def status_text(report: dict[str, Any]) -> str:
         f"home: {report['home']}",
         f"model: {model['file']}" if model else "model: none",
         f"weights: {weights_text(report['personal'])}",
+        *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
         f"trusted signers: {report['trusted_signers']}",
     ]
     if member is None:
@@ -106,6 +125,8 @@ def status_text(report: dict[str, Any]) -> str:
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")
     if turn is not None:
         lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
+    if report["learning"] and report["learning"]["counted_round"]:
+        lines.append(f"last round that was learned here and counted: {report['learning']['counted_round']}")
     if asked is not None and asked["error"] is not None:
         lines.append(f"coordinator: {asked['error']['message']}")
     return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])

@@ -25,6 +25,7 @@ from edgefl_client.learning.owned import Table, remember_table
 from edgefl_client.learning.personal import load_personal
 from edgefl_client.models import install
 from edgefl_client.policy import Policy, save_policy
+from edgefl_client.status import run_status, status_text
 from edgefl_client.syncing import Synced, run_sync
 from edgefl_client.trust import add_trusted
 from edgefl_protocol import Payload, ReplayWindow
@@ -119,6 +120,9 @@ def test_a_round_is_learned_and_answered_in_one_sync(device: Learner) -> None:
     assert device.standing == f"1 {found['learning']['state_sha256']}"
     again = device.report()
     assert (again["learning"]["state"], again["learning"]["code"], again["sent"]) == ("skipped", "replied", [])
+    status = run_status(Device(home=device.home), online=False)
+    assert status["learning"]["counted_round"] == 1 and status["learning"]["table"].endswith("labels.csv")
+    assert "last round that was learned here and counted: 1" in status_text(status)
 
 
 def test_the_next_round_begins_with_the_last_that_counted(device: Learner) -> None:
