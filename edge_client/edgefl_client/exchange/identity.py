@@ -76,8 +76,9 @@ class SequenceNumbers:
     def _read(self) -> int:
         if not self._file.exists():
             return 1
-        text = read_private(self._file, 32).decode("ascii", "replace").strip()
-        if not text.isdigit() or not 1 <= int(text) <= MAX_SEQUENCE:
+        text = read_private(self._file, 32).decode("ascii", "replace")
+        # The line end shows that the number is whole: the first digits of one are a lower number, used before.
+        if not text.endswith("\n") or not text[:-1].isdigit() or not 1 <= int(text) <= MAX_SEQUENCE:
             raise StorageError(f"{self._file} is damaged; ask the operator for a new invite", "damaged")
         return int(text)
 
