@@ -238,8 +238,13 @@ def open_store(home: Home, now_ms: int) -> Store:
             folder.mkdir(mode=0o700, exist_ok=True)
         if not home.database.exists():
             durable.write_atomic(home.database, b"", mode=0o600)
+        elif home.database.stat().st_size == 0 and any(home.blobs.iterdir()):
+            raise StorageError(f"{home.database} is empty, its blobs are not: restore it from the backup", "damaged")
         mode = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
         store = Store(home, _engine(home, mode), lock, mode)
+    except DBAPIError as error:
+        os.close(lock)
+        raise _storage_error(error) from error
     except BaseException:
         os.close(lock)
         raise
@@ -313,4 +318,6 @@ def _storage_error(error: DBAPIError) -> StorageError:
         return StorageError("the store is full: free space on its disk, then send again", "disk_full")
     if isinstance(first, sqlite3.IntegrityError):
         return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
     return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")

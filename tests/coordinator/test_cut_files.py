@@ -1,0 +1,72 @@
+"""The coordinator's state files, cut. Source: docs/security.md, reliability table (partial write), check 60."""
+
+from typing import Any
+
+from sqlalchemy import text
+
+from edgefl_coordinator import audit
+from edgefl_coordinator.coordinator import load_keys, open_coordinator
+from edgefl_coordinator.schema import metadata
+from edgefl_protocol.errors import EdgeflError
+
+CUTS = 150  # of the store's every 64th byte: as many as fit the time; drawn evenly, both ends among them
+
+
+def everything(coordinator: Any) -> dict[str, list[tuple[Any, ...]]]:
+    """Every row of every table, and the audit chain recomputed."""
+    with coordinator.store.transaction() as connection:
+        audit.verify(connection)
+        names = sorted(table.name for table in metadata.tables.values())
+        return {name: [tuple(row) for row in connection.execute(text(f"SELECT * FROM {name}"))] for name in names}
+
+
+def test_the_store_cut_at_every_64th_byte(coordinator, tools, clock) -> None:
+    """docs/security.md check 60: 150 of the store's 64-byte cuts: every row as it was, or one typed sentence."""
+    members = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
+    tools.start_rounds(coordinator)
+    for member in members:
+        member.reply(1)
+    expected = everything(coordinator)
+    home = coordinator.store.home
+    coordinator.store.close()
+    data = home.database.read_bytes()
+    blobs = sorted(path.name for path in home.blobs.iterdir())
+    every = list(range(0, len(data), 64))
+    chosen = {every[round(place * (len(every) - 1) / (CUTS - 1))] for place in range(CUTS)}
+    refused = 0
+    for cut in sorted(chosen):
+        for left_over in home.root.glob("store.sqlite*"):
+            left_over.unlink()
+        home.database.write_bytes(data[:cut])
+        try:
+            again = open_coordinator(home, clock=clock)
+        except EdgeflError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1
+            continue
+        try:
+            assert everything(again) == expected, cut
+        except EdgeflError as error:
+            refused += 1
+            assert len(str(error).splitlines()) == 1
+        finally:
+            again.store.close()
+    assert refused > 0.9 * len(chosen)  # a last page that holds nothing may be missed by nobody
+    assert sorted(path.name for path in home.blobs.iterdir()) == blobs  # and nothing was swept away meanwhile
+
+
+def test_every_key_file_cut_at_every_64th_byte(coordinator) -> None:
+    """docs/security.md check 60: signing key and secret: a typed sentence, never another key."""
+    home = coordinator.store.home
+    for path in (home.signing, home.keys / "secret.bin"):
+        data = path.read_bytes()
+        for cut in range(0, len(data), 64):
+            path.write_bytes(data[:cut])
+            try:
+                load_keys(home)
+            except EdgeflError as error:
+                assert len(str(error).splitlines()) == 1
+            else:
+                raise AssertionError(f"{path} loads when it is cut at {cut}")
+        path.write_bytes(data)
+    assert load_keys(home).secret == coordinator.keys.secret
