@@ -18,9 +18,9 @@ from edgefl_coordinator.command_options import (
     PASSPHRASE,
     counted,
     guarded,
+    moment,
     operate,
     passphrase,
-    time_text,
 )
 from edgefl_coordinator.key_commands import revoke, root, rotate
 
@@ -212,7 +212,7 @@ def invite(name: str, role: str, hours: float, home: Path, passphrase_file: Path
     """Print an invite for NAME, once; hand it over on a channel you trust."""
     facts = operate(home, passphrase_file, "invite", {"name": name, "role": role, "hours": hours})
     click.echo(json.dumps(facts) if as_json else facts["invite"])
-    click.echo(f"valid until {time_text(facts['expires_ms'])}, for one enrolment", err=True)
+    click.echo(f"valid until {moment(facts['expires_ms'])}, for one enrolment", err=True)
     if facts["ca"]:
         click.echo(
             f"hand over the certificate as well: edgefl enrol INVITE --ca {Path(facts['ca']).name}  ({facts['ca']})",
@@ -255,7 +255,7 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(facts))
         return
-    deadline = f", closes {time_text(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
+    deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
     click.echo(f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})")
     click.echo(
         f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
@@ -311,9 +311,9 @@ def audit_(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:
     """Say since when the sealing key counts, until when the root set does, and how many keys are revoked."""
-    lines = [f"sealing key {keys['sealing_number']} since {time_text(keys['sealing_made_ms'])}"]
+    lines = [f"sealing key {keys['sealing_number']} since {moment(keys['sealing_made_ms'])}"]
     if keys["root_version"]:
-        lines.append(f"root set {keys['root_version']} until {time_text(keys['root_expires_ms'])}")
+        lines.append(f"root set {keys['root_version']} until {moment(keys['root_expires_ms'])}")
     return [*lines, *([f"{counted(keys['revoked'], 'key')} revoked"] if keys["revoked"] else [])]
 
 
@@ -324,7 +324,7 @@ def _troubles(facts: dict[str, Any]) -> list[str]:
         lines.append(f"opened again: {facts['problem']}; it closes once a further reply has come")
     if facts["failing"]:
         failing = facts["failing"]
-        lines.append(f"failing since {time_text(failing['at_ms'])}, tried again: {failing['error']}")
+        lines.append(f"failing since {moment(failing['at_ms'])}, tried again: {failing['error']}")
     return lines
 
 

@@ -98,6 +98,6 @@ def counted(number: int, one: str, several: str | None = None) -> str:
     return f"{number} {one if number == 1 else several or one + 's'}"
 
 
-def time_text(unix_ms: int) -> str:
+def moment(unix_ms: int) -> str:
     """Say a time."""
     return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

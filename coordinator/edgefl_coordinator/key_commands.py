@@ -17,9 +17,9 @@ from edgefl_coordinator.command_options import (
     counted,
     guarded,
     guarded_offline,
+    moment,
     operate,
     passphrase,
-    time_text,
 )
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **opti
     wanted = _wanted(options)
     record = make_root(wanted, [_private(path, passphrase_file) for path in keys])
     write_atomic(out, record + b"\n")
-    click.echo(f"root set {wanted.version} of {wanted.federation}, valid until {time_text(wanted.expires_ms)}: {out}")
+    click.echo(f"root set {wanted.version} of {wanted.federation}, valid until {moment(wanted.expires_ms)}: {out}")
     _say_signed(record)
 
 
@@ -159,7 +159,7 @@ def show(file: Path, as_json: bool) -> None:
         click.echo(json.dumps(body))
         return
     for name, value in body.items():
-        text = ", ".join(value) if isinstance(value, list) else time_text(value) if name.endswith("_ms") else value
+        text = ", ".join(value) if isinstance(value, list) else moment(value) if name.endswith("_ms") else value
         click.echo(f"{name}: {text}")
     _say_signed(record)
 
@@ -174,7 +174,7 @@ def publish(file: Path, home: Path, passphrase_file: Path | None, as_json: bool)
     """Give a root set to all members; refused unless enough root keys signed it and it follows the one before."""
     facts = operate(home, passphrase_file, "publish_root", {"path": str(file.resolve())})
     text = f"published root set {facts['version']}: {counted(facts['signers'], 'signer')} of bundles"
-    click.echo(json.dumps(facts) if as_json else f"{text}, valid until {time_text(facts['expires_ms'])}")
+    click.echo(json.dumps(facts) if as_json else f"{text}, valid until {moment(facts['expires_ms'])}")
 
 
 def _wanted(options: dict[str, Any]) -> "Root":
