@@ -11,7 +11,7 @@ from edgefl_coordinator import audit, revocations
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.key_ring import save_ring
-from edgefl_coordinator.public_keys import public_key_text
+from edgefl_coordinator.public_keys import written_key
 from edgefl_protocol.durable import read_private, sync_folder, write_atomic
 from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
 from edgefl_protocol.keys import SigningKey, generate_sealing_key, generate_signing_key
@@ -82,7 +82,7 @@ def change_signing(coordinator: Coordinator) -> Facts:
     with keys.changing:
         if not home.next_signing.exists():
             fresh = generate_signing_key()
-            write_atomic(home.next_public, public_key_text(fresh.public_key))
+            write_atomic(home.next_public, written_key(fresh.public_key))
             write_atomic(home.next_signing, signing_key_to_pem(fresh, keys.passphrase), mode=0o600)
             return _told("prepared", fresh, str(home.next_public))
         fresh = signing_key_from_pem(read_private(home.next_signing, MAX_KEY_FILE_BYTES), keys.passphrase)

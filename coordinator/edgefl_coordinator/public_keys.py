@@ -34,6 +34,6 @@ def read_public_key(path: Path) -> PublicSigningKey:
     return PublicSigningKey(key.public_bytes_raw())
 
 
-def public_key_text(key: PublicSigningKey) -> bytes:
+def written_key(key: PublicSigningKey) -> bytes:
     """Return the content of a file that `read_public_key` reads."""
     return key.public.hex().encode("ascii") + b"\n"

@@ -19,7 +19,7 @@ from edgefl_coordinator.coordinator import SECRET_BYTES, wall_clock_ms
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import make_job
 from edgefl_coordinator.key_ring import new_ring, ring_to_bytes
-from edgefl_coordinator.public_keys import public_key_text
+from edgefl_coordinator.public_keys import written_key
 from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
 from edgefl_coordinator.tls import make_development_certificate
 from edgefl_protocol.blob import MAX_BLOB_BYTES
@@ -65,8 +65,8 @@ def make_home(
     public = {
         home.tls / "server.pem": certificate.chain,
         home.tls / "ca.pem": certificate.ca,
-        home.signing_public: public_key_text(signing.public_key),
-        home.keys / "root.pub": public_key_text(root.public_key),
+        home.signing_public: written_key(signing.public_key),
+        home.keys / "root.pub": written_key(root.public_key),
     }
     for path, data in private.items():
         write_atomic(path, data, mode=0o600)
