@@ -128,9 +128,10 @@ def bundle_bytes(
     expires_ms: int | None = None,
     metrics: dict[str, Any] | None = None,
     signer: SigningKey = SIGNER,
+    needs: dict[str, str] | None = None,
     **weights: Any,
 ) -> bytes:
-    """A signed bundle; keyword weights replace tensors (dots written as two underscores)."""
+    """A signed bundle; `needs`: its min_client or min_runtime; keyword weights replace tensors (`__` for a dot)."""
     values = {**weights_for(softmax), **{name.replace("__", "."): value for name, value in weights.items()}}
     card = Card(
         intended_use="tests", method="fedevprompt", site="one", sites={"one": 10}, metrics=metrics or {},
@@ -144,8 +145,9 @@ def bundle_bytes(
         "card.json": card.to_bytes(),
     }
     fields = BundleFields(
-        federation=federation, line=line, task="all", version=version, created_ms=NOW_MS, expires_ms=expires_ms
-    )
+        federation=federation, line=line, task="all", version=version, created_ms=NOW_MS, expires_ms=expires_ms,
+        **(needs or {}),
+    )  # fmt: skip
     return build_bundle(members, fields, [signer])
 
 

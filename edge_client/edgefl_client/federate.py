@@ -126,6 +126,9 @@ def run_pull(device: Device) -> dict[str, Any]:
                 code="other_bundle",
             )
         models.check_replaces(home, bundle, signers)
+    from edgefl_client.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
+
+    Scorer(bundle, threads=1)  # what this runtime cannot load must not take the place of what it can
     path = models.install(home, data, bundle)
     return {"changed": True, "file": str(path), **wanted}
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from edgefl_client.scoring import Result
     from edgefl_protocol.bundle import Bundle
 
+SOON_DAYS = 14  # before a model expires, from when on every run says so
 FEW = 3  # pictures up to which no progress bar is drawn
 _KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
 
@@ -168,6 +169,11 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer") -> None:
         heatmaps.mkdir(parents=True, exist_ok=True)
     if bundle.card.research_use_only:
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
+    left_days = scorer.days_left
+    if left_days is not None and left_days < SOON_DAYS:
+        click.echo(
+            f"The model expires in {left_days} days and is refused then; edgefl pull fetches a newer one.", err=True
+        )
     if scorer.model.state_kind == "personal":
         less = f" They never predict {', '.join(scorer.never_named)}." if scorer.never_named else ""
         click.echo(

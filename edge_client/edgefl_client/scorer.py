@@ -11,7 +11,8 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,7 +90,7 @@ class Scorer:
         if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
             raise ValueError(f"refer_above is {refer_above}; for this model, allowed are 0 to {most:g}")
         check_runtime(bundle.manifest.min_runtime)
-        self._bundle = bundle
+        self._bundle = without_graphs(bundle)
         self._weights = bundle.weights if personal is None else personal.weights
         self._classes = bundle.labels.classes
         self._seen = bundle.labels.seen if personal is None else personal.seen
@@ -109,6 +110,12 @@ class Scorer:
     def fit(self) -> str:
         """How photos are brought to the network's square: `squash` or `crop`."""
         return self._bundle.preprocess.fit
+
+    @property
+    def days_left(self) -> int | None:
+        """Whole days until the bundle expires; None where it never does."""
+        expires_ms = self._bundle.manifest.expires_ms
+        return None if expires_ms is None else (expires_ms - self._clock()) // 86_400_000
 
     @property
     def temperature(self) -> float | None:
@@ -211,6 +218,15 @@ class Scorer:
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,
         )
+
+
+def without_graphs(bundle: Bundle) -> Bundle:
+    """The bundle for a process that has loaded the graph: the bytes of its graphs, most of the file, are given back.
+
+    Args:
+        bundle: a verified bundle; itself unchanged.
+    """
+    return replace(bundle, score_onnx=b"", extras=MappingProxyType({}))
 
 
 def largest_uncertainty(bundle: Bundle) -> float:

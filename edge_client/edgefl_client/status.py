@@ -7,8 +7,11 @@ from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, TlsRefused
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import load_membership
 from edgefl_client.federate import Device
+from edgefl_client.findings import DAY_MS
 from edgefl_client.home import Home
 from edgefl_client.trust import list_trusted
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
 
 
@@ -35,7 +38,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "coordinator": None,
     }
     if home.current_file.exists():
-        report["model"] = {"file": str(models.current_file(home)), "sha256": models.current_file(home).stem}
+        report["model"] = _model(home, device.clock_ms())
     report["personal"], report["learning"] = personal_facts(home), _learning(home)
     try:
         membership = load_membership(home.member)
@@ -65,6 +68,23 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
             report["waiting"] = outbox.count()
     return report
+
+
+def _model(home: Home, now_ms: int) -> dict[str, Any]:
+    """The bundle in use and its age, as its manifest tells; nothing is verified here, for nothing is run."""
+    from edgefl_protocol.bundle import unverified_manifest
+
+    file = models.current_file(home)
+    told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
+    try:
+        manifest = unverified_manifest(read_bounded(file, models.MAX_FILE_BYTES))[0]
+    except (StorageError, BundleError):  # `edgefl doctor` says what is wrong with it
+        return told | {"version": None, "age_days": None, "expires_in_days": None}
+    return told | {
+        "version": manifest.version,
+        "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
+        "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
+    }
 
 
 def personal_facts(home: Home) -> dict[str, Any] | None:
@@ -113,7 +133,7 @@ def status_text(report: dict[str, Any]) -> str:
     member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
     lines = [
         f"home: {report['home']}",
-        f"model: {model['file']}" if model else "model: none",
+        _model_text(model),
         f"weights: {weights_text(report['personal'])}",
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
         f"trusted signers: {report['trusted_signers']}",
@@ -130,6 +150,16 @@ def status_text(report: dict[str, Any]) -> str:
     if asked is not None and asked["error"] is not None:
         lines.append(f"coordinator: {asked['error']['message']}")
     return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
+
+
+def _model_text(model: dict[str, Any] | None) -> str:
+    if model is None:
+        return "model: none"
+    if model["age_days"] is None:
+        return f"model: {model['file']}, which cannot be read; see edgefl doctor"
+    left = model["expires_in_days"]
+    ends = "" if left is None else f", expired {-left} days ago" if left < 0 else f", expires in {left} days"
+    return f"model: version {model['version']}, {model['age_days']} days old{ends}, {model['file']}"
 
 
 def weights_text(personal: dict[str, Any] | None) -> str:

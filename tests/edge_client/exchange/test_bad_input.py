@@ -1,0 +1,202 @@
+"""Bad input at the command line: each one sentence, the right exit code, and nothing lost.
+
+Source: docs/device.md, "When something is wrong"; docs/security.md, checks 20, 26, 59 and 63. Bad pictures:
+test_score_files.py and test_cli.py.
+"""
+
+import errno
+import json
+import os
+import sqlite3
+
+import pytest
+
+from edgefl_client import federate
+from edgefl_client.exchange import Answer, Unavailable
+from edgefl_protocol import durable
+from edgefl_protocol.invite import encode_invite
+from edgefl_protocol.keys import SigningKey
+
+HOUR_MS = 3_600_000
+
+
+def one_sentence(result, code):
+    """A refused or failed command: its code, nothing on standard output, one sentence."""
+    found, out, err = result
+    lines = [line for line in err.splitlines() if line.startswith("edgefl: ")]
+    assert (found, out, len(lines)) == (code, "", 1), err
+    return lines[0]
+
+
+def in_use(run):
+    return json.loads(run("status", "--json", "--offline")[1])["model"]["sha256"]
+
+
+BUNDLES = {
+    "another federation": ({"federation": "other", "version": 3}, "index"),
+    "another line": ({"line": "night", "version": 3}, "index"),
+    "expired": ({"version": 3, "expires_ms": 1_790_000_000_001}, "expired"),
+    "a newer client": ({"version": 3, "needs": {"min_client": "99.0.0"}}, "99.0.0"),
+    "a newer runtime": ({"version": 3, "needs": {"min_runtime": "99.0.0"}}, "99.0.0"),
+    "nobody trusted": ({"version": 3, "signer": "other"}, "trust"),
+    "older than the last seen": ({"version": 1}, "version"),
+}
+
+
+@pytest.mark.parametrize("kind", BUNDLES)
+def test_bundles_that_are_not_taken(run, device, live, lab, kind, tmp_path, monkeypatch):
+    """docs/security.md, check 26: refused with 3 by `pull` and by `score --model`; the one in use stays and scores."""
+    options, word = BUNDLES[kind]
+    live.bundles = {("main", "all", 2): lab.bundle_bytes(version=2)}
+    assert run("pull")[0] == 0
+    before = in_use(run)
+    changed = {**options, **({"signer": SigningKey(bytes(32))} if "signer" in options else {})}
+    with monkeypatch.context() as future:  # a signer who has that client
+        future.setattr("edgefl_protocol.manifest.CLIENT_VERSION", "99.0.0")
+        data = lab.bundle_bytes(**changed)
+    live.bundles = {("main", "all", options["version"]): data}
+    sentence = one_sentence(run("pull"), 3)
+    assert word in sentence
+    (tmp_path / "bad.edgefl").write_bytes(data)
+    scored = run("score", device / "0.png", "--model", tmp_path / "bad.edgefl")
+    if kind not in ("another federation", "another line"):  # of which a device without a federation may run any
+        assert scored[0] == 3 and scored[1] == ""
+    assert in_use(run) == before
+    assert run("score", device / "0.png")[0] == 0
+
+
+@pytest.mark.parametrize("hours", [-47, 47, -49, 49])
+@pytest.mark.parametrize("command", ["pull", "sync"])
+def test_a_clock_that_is_off(run, device, live, monkeypatch, hours, command):
+    """docs/security.md, check 20: 47 hours are corrected by signed time, 49 are one sentence; the item waits."""
+    run("pull")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    wrong = live.now_ms + hours * HOUR_MS
+    monkeypatch.setattr(federate.Device, "__init__", _with_clock(federate.Device.__init__, lambda: wrong))
+    if abs(hours) < 48:
+        code, _, err = run(command)
+        assert code == (3 if command == "pull" else 0), err  # the index names another version than the bundle's
+        assert len(live.effects) == (command == "sync")
+        return
+    assert "hours off" in one_sentence(run(command), 1)
+    assert live.effects == []
+    assert len(json.loads(run("outbox", "--json")[1])["items"]) == 1
+
+
+def _with_clock(init, clock):
+    def made(self, **given):
+        init(self, **{**given, "clock_ms": clock})
+
+    return made
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("command", ["enrol", "pull", "contribute", "sync", "policy", "trust"])
+def test_a_full_disk(run, live, invite, device, lab, monkeypatch, command):
+    """docs/security.md, check 59: one sentence that says so, and everything works again when there is space."""
+    run("pull")
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
+    words = {
+        "enrol": ("enrol", invite, "--home", device / "other"),
+        "pull": ("pull",),
+        "contribute": ("contribute", "--labels", device / "labels.csv"),
+        "sync": ("sync",),
+        "policy": ("policy", "deny", "maps"),
+        "trust": ("trust", "remove", lab.SIGNER.public.hex()),
+    }[command]
+    before, waiting = in_use(run), run("outbox", "--json")[1]
+    live.invite()  # its token counts once more
+    with monkeypatch.context() as patch:
+        patch.setattr(durable.os, "fsync", full)
+        if command == "contribute":  # its row is SQLite's to write
+            patch.setattr("edgefl_client.exchange.outbox.sqlite3.connect", _full_database)
+        sentence = one_sentence(run(*words), 1)
+    assert "disk is full" in sentence
+    assert in_use(run) == before
+    assert json.loads(run("outbox", "--json")[1])["items"][0]["id"] == json.loads(waiting)["items"][0]["id"]
+    assert json.loads(run("policy", "show", "--json")[1])["allowed"].keys() == {"maps"}
+    assert run(*words)[0] == 0
+    if command == "sync":
+        assert len(live.effects) == 1
+
+
+class _Full:
+    """A database whose disk is full."""
+
+    def __init__(self, real):
+        self._real = real
+
+    def __getattr__(self, name):
+        return getattr(self._real, name)
+
+    def execute(self, statement, *values):
+        if statement.lstrip().startswith("INSERT"):
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorname = "SQLITE_FULL"
+            raise error
+        return self._real.execute(statement, *values)
+
+
+_connect = sqlite3.connect
+
+
+def _full_database(*words, **options):
+    return _Full(_connect(*words, **options))
+
+
+def cut_short(share):
+    """The coordinator acts and dies while it answers: a part of the answer arrives, and is told to be all of it."""
+
+    def fault(answer):
+        return Answer(status=answer.status, body=answer.body[: round(share * len(answer.body))])
+
+    return fault
+
+
+def reset(_):
+    raise Unavailable("the answer of coordinator.example was cut off; try again later", "cut_off")
+
+
+@pytest.mark.parametrize(
+    "fault", [cut_short(0), cut_short(0.3), cut_short(0.99), reset], ids=["0", "0.3", "0.99", "rst"]
+)
+def test_a_coordinator_that_dies_in_the_middle_of_its_answer(run, live, lab, labelled, fault):
+    """docs/security.md, check 63: at every request of every command; one sentence, and the next call finishes it."""
+    live.bundles["main", "all", 1] = lab.bundle_bytes()
+    good = live.send
+    text = encode_invite(live.invite(), live.now_ms)
+
+    def dying_at(number):
+        seen = [0]
+
+        def send(request):
+            answer = good(request)  # it acted
+            seen[0] += 1
+            return fault(answer) if seen[0] >= number else answer
+
+        return send
+
+    def until_done(*words):
+        """Let it die at the first request, then at the second …, until a call comes through."""
+        for number in range(1, 9):
+            live.send = dying_at(number)
+            code, out, err = run(*words)
+            live.send = good
+            if code == 0:
+                return number
+            assert (code, out) == (1, ""), err
+            assert len([line for line in err.splitlines() if line.startswith("edgefl: ")]) == 1
+        raise AssertionError("it never came through")
+
+    assert until_done("enrol", text) > 2
+    live.approve()
+    assert run("trust", "add", lab.SIGNER.public.hex())[0] == run("policy", "allow", "maps")[0] == 0
+    assert until_done("pull") > 2
+    assert run("contribute", "--labels", labelled / "labels.csv")[0] == 0
+    assert until_done("sync") > 1
+    assert len(live.effects) == 1 and len(live.members) == 1
+    assert json.loads(run("outbox", "--json")[1])["items"] == []
