@@ -215,17 +215,23 @@ def rate_inputs(plan: TrainingPlan) -> Arrays:
 
 
 def _compare(expected: Arrays, found: Arrays, losses: NDArray[np.float64]) -> list[StepParity]:
-    figures = [StepParity("loss", _distance(losses[:, 0], losses[:, 1]), TENSORS)]
+    figures = [StepParity("loss", distance(losses[:, 0], losses[:, 1]), TENSORS)]
     for name, value in expected.items():
         if name == STEP:
             figures.append(StepParity(name, 0.0 if int(value) == int(found[name]) else float("inf"), 0.0))
             continue
         allowed = MOMENTS if name.startswith((FIRST_MOMENT, SECOND_MOMENT)) else TENSORS
-        figures.append(StepParity(name, _distance(value, found[name]), allowed))
+        figures.append(StepParity(name, distance(value, found[name]), allowed))
     return figures
 
 
-def _distance(reference: NDArray[Any], other: NDArray[Any]) -> float:
+def distance(reference: NDArray[Any], other: NDArray[Any]) -> float:
+    """‖Δ‖₂/‖reference‖₂ in float64; infinite where it is not finite.
+
+    Args:
+        reference: the trainer's.
+        other: the graph's.
+    """
     wide = reference.astype(np.float64)
     scale = float(np.linalg.norm(wide))
     gap = float(np.linalg.norm(wide - other)) if np.isfinite(other).all() else float("inf")

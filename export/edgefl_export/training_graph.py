@@ -1,9 +1,9 @@
-"""The training graph of a bundle: one whole step of learning, traced to one self-contained ONNX file.
+"""The training graphs of a bundle: a whole step of learning, traced to one self-contained ONNX file.
 
-How: the step with its gradient is traced by `make_fx` under PyTorch's core decompositions and those of
-`edgefl_export.special`, batch axis free, and the traced graph is exported like any other. Guarantees: inputs and
-outputs are those that `edgefl_protocol.training` names; no tensor lies outside the file; nothing of the machine that
-exported it is inside; every runtime that runs the scoring graph runs it.
+How: the step with its gradient is traced by `make_fx` under PyTorch's core decompositions, those of
+`edgefl_export.special` and of `edgefl_export.convolutions`, batch axis free, and the traced graph is exported like any
+other. Guarantees: inputs and outputs are those that were asked for, in their order; no tensor lies outside the file;
+nothing of the machine that exported it is inside; every runtime that runs the scoring graph runs it.
 
 Source: docs/design.md, section 9.
 """
@@ -11,27 +11,30 @@ Source: docs/design.md, section 9.
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import onnx
 import onnx_ir as ir
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float
 from onnx_ir.passes import common
 from onnxscript.optimizer import fold_constants
 from torch import Tensor, nn
 from torch._decomp import core_aten_decompositions
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+from edgefl_export import convolutions, special
 from edgefl_export.errors import ExportError
 from edgefl_export.graph import clean
-from edgefl_export.special import DECOMPOSITIONS
-from edgefl_export.training_step import FedEvPromptStep
-from edgefl_protocol.training import MAX_BATCH, TrainingPlan
 
 OPSET = 20
 TRACED_BATCH = 4  # 0 and 1 would be taken for constants
+MAX_FREE = 65_536
+
+Step = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class _Traced(nn.Module):
@@ -41,19 +44,22 @@ class _Traced(nn.Module):
         super().__init__()
         self.step = step
 
-    def forward(
-        self, image: UInt8[Tensor, "B S S 3"], target: Int[Tensor, " B"], tensors: dict[str, Tensor]
-    ) -> tuple[Tensor, ...]:
-        return tuple(self.step(image, target, tensors).values())
+    def forward(self, tensors: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return tuple(self.step(tensors).values())
 
 
-def export_training_graph(step: FedEvPromptStep, plan: TrainingPlan, tensors: Mapping[str, Tensor]) -> bytes:
-    """Trace a training step.
+def export_training_graph(
+    step: Step, tensors: Mapping[str, Tensor], outputs: Sequence[str], free: Mapping[str, str], name: str = "train_step"
+) -> bytes:
+    """Trace a step.
 
     Args:
-        step: what learns; on the CPU, float32.
-        plan: the record that goes beside the graph.
-        tensors: an example of every input but image and target; only names, types and shapes matter.
+        step: named tensors in, named tensors out; on the CPU, float32.
+        tensors: an example of every input, in the graph's order; only types and shapes matter.
+        outputs: names of the outputs, in order.
+        free: inputs whose first axis is free, each with the name of that axis; equal names are equal lengths, and an
+            example's free axis is longer than 1.
+        name: of the graph.
 
     Returns:
         The serialised graph.
@@ -61,38 +67,45 @@ def export_training_graph(step: FedEvPromptStep, plan: TrainingPlan, tensors: Ma
     Raises:
         ExportError: the exporter could not make the graph.
     """
-    side = step.module.vit.spec.image_px
-    image = torch.zeros((TRACED_BATCH, side, side, 3), dtype=torch.uint8)
-    target = torch.zeros(TRACED_BATCH, dtype=torch.int64)
     given = dict(tensors)
     chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
     with warnings.catch_warnings(), contextlib.redirect_stdout(chatter):
         for category in (DeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", category)  # about the exporter's own insides
         try:
-            model = _export(_trace(step, image, target, given), image, target, given, plan.outputs)
+            model = _export(_trace(step, given, free), given, outputs, free)
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             first_line = str(error).strip().partition("\n")[0]
             raise ExportError(
                 f"PyTorch {torch.__version__} could not export the training step: {first_line}"
             ) from error
-    clean(model, "train_step")
-    _check_names(model, ("image", "target", *given), plan.outputs)
+    clean(model, name)
+    _check_names(model, list(given), outputs)
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 
 
-def _trace(
-    step: FedEvPromptStep, image: UInt8[Tensor, "B S S 3"], target: Int[Tensor, " B"], tensors: dict[str, Tensor]
-) -> GraphModule:
-    table = {**core_aten_decompositions(), **DECOMPOSITIONS, torch.ops.aten.split_with_sizes.default: _split}
+def _trace(step: Step, tensors: dict[str, Tensor], free: Mapping[str, str]) -> GraphModule:
+    """Only the free axes are symbols: with every length one, a network's tracing takes many minutes."""
+    table = {
+        **core_aten_decompositions(),
+        **special.DECOMPOSITIONS,
+        **convolutions.DECOMPOSITIONS,
+        torch.ops.aten.split_with_sizes.default: _split,
+    }
 
-    def one_step(image: Tensor, target: Tensor, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return step(image, target, tensors)
+    def one_step(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return step(tensors)
 
-    traced = make_fx(one_step, decomposition_table=table, tracing_mode="symbolic", _allow_non_fake_inputs=True)(
-        image, target, tensors
-    )
+    shapes = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    symbols = {}
+    for name, value in tensors.items():
+        axes = [DimDynamic.STATIC] * value.ndim
+        if name in free:
+            axes[0] = DimDynamic.DYNAMIC
+        symbols[name] = shapes.from_tensor(value, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+    with shapes:
+        traced = make_fx(one_step, decomposition_table=table, _allow_non_fake_inputs=True)(symbols)
     # Assertions on the values of a batch have no operator; the device checks its labels before a step.
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten._assert_async.msg:
@@ -103,24 +116,20 @@ def _trace(
 
 
 def _export(
-    traced: GraphModule,
-    image: UInt8[Tensor, "B S S 3"],
-    target: Int[Tensor, " B"],
-    tensors: dict[str, Tensor],
-    outputs: Sequence[str],
+    traced: GraphModule, tensors: dict[str, Tensor], outputs: Sequence[str], free: Mapping[str, str]
 ) -> onnx.ModelProto:
-    batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
+    axes = {name: torch.export.Dim(name, min=1, max=MAX_FREE) for name in free.values()}
     with torch.no_grad():
         program = torch.onnx.export(
             _Traced(traced).eval(),
-            (image, target),
+            (),
             kwargs={"tensors": tensors},
             dynamo=True,
             external_data=False,
             opset_version=OPSET,
-            input_names=["image", "target", *tensors],
+            input_names=list(tensors),
             output_names=list(outputs),
-            dynamic_shapes={"image": {0: batch}, "target": {0: batch}, "tensors": dict.fromkeys(tensors)},
+            dynamic_shapes={"tensors": {name: {0: axes[free[name]]} if name in free else None for name in tensors}},
             optimize=False,  # its rewriting is quadratic in nodes; the runtime folds constants when it loads
             verbose=False,
         )

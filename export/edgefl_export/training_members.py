@@ -1,7 +1,8 @@
 """What makes a bundle one that a device can learn with: `train_step.onnx` and `training.json` of a finished run.
 
-Guarantees: the graph passed its gate with the values that the bundle carries; rates, annealing and distillation are
-those of the run, so a device learns as the site did. Source: docs/design.md, sections 7 and 9.
+A run of FedEvPrompt gives its own step; a run that scores with a convolutional network gives FedCLF's
+(`contrast_members`). Guarantees: the graph passed its gate with the values that the bundle carries; rates, annealing
+and distillation are those of the run, so a device learns as the site did. Source: docs/design.md, sections 7 and 9.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgefl_export.contrast_members import build_contrast
 from edgefl_export.errors import ExportError
 from edgefl_export.training_gates import StepParity, check_training, rate_inputs
-from edgefl_export.training_graph import export_training_graph
+from edgefl_export.training_graph import TRACED_BATCH, export_training_graph
 from edgefl_export.training_step import FedEvPromptStep
 from edgefl_protocol.training import COUNTS, GRAPH, MEANS, RECORD, SETTINGS, TrainingPlan, constants, fresh_state
 from edgefl_trainer.contract import Predictor
@@ -21,7 +23,7 @@ from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.methods.fedevprompt import FedEvPrompt
-from edgefl_trainer.models.vit import FrozenViT
+from edgefl_trainer.models.cnn import FrozenCNN
 from edgefl_trainer.rollout import bilinear_gram, nearest_gram
 
 
@@ -45,8 +47,8 @@ def training_plan(run: FinishedRun) -> TrainingPlan:
     method = run.settings.build_method()
     if not isinstance(method, FedEvPrompt) or method.recipe.loss != "evidential":
         raise ExportError(
-            f"the run's method is {run.settings.method}; a device can learn fedevprompt with the evidential loss: "
-            "leave --with-training out, or export such a run"
+            f"the run's method is {run.settings.method}; a device can learn fedevprompt with the evidential loss, or "
+            "fedclf on a convolutional network: leave --with-training out, or export such a run"
         )
     recipe, maps = method.recipe, method.maps
     return TrainingPlan(
@@ -95,19 +97,40 @@ def build_training(run: FinishedRun, site: str, weights: Mapping[str, NDArray[np
     Raises:
         ExportError: the method has no such step, or the graph cannot be made or fails its gate.
     """
+    predictor = run.predictor(site)
+    if isinstance(predictor.module.backbone, FrozenCNN):
+        return TrainingMembers(*build_contrast(run, predictor.module.backbone))
     plan = training_plan(run)
     method = run.settings.build_method()
     assert isinstance(method, FedEvPrompt)
-    predictor = run.predictor(site)
-    if not isinstance(predictor.module.backbone, FrozenViT):
-        raise ExportError(
-            f"the run's backbone is {predictor.module.backbone.spec.name}, without rollout maps to learn from: leave "
-            "--with-training out"
-        )
     step = training_step(predictor, plan, method.maps)
-    graph = export_training_graph(step, plan, example_inputs(step, plan, weights))
+    graph = trace_step(step, plan, weights)
     parity = check_training(graph, step, plan, weights)
     return TrainingMembers({GRAPH: graph, RECORD: plan.to_bytes()}, tuple(parity))
+
+
+def trace_step(step: FedEvPromptStep, plan: TrainingPlan, weights: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """`train_step.onnx` of FedEvPrompt.
+
+    Args:
+        step: what learns.
+        plan: its record.
+        weights: the bundle's tensors by name.
+
+    Raises:
+        ExportError: the exporter cannot make it.
+    """
+    side = step.module.vit.spec.image_px
+    given = {
+        "image": torch.zeros((TRACED_BATCH, side, side, 3), dtype=torch.uint8),
+        "target": torch.zeros(TRACED_BATCH, dtype=torch.int64),
+        **example_inputs(step, plan, weights),
+    }
+
+    def one_step(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return step(tensors["image"], tensors["target"], tensors)
+
+    return export_training_graph(one_step, given, plan.outputs, {"image": "batch", "target": "batch"})
 
 
 def example_inputs(

@@ -13,7 +13,7 @@ The checks run in this order and the first that fails decides; nothing of a step
     (8) weights are finite tensors in bounds                          bad_weights
     (9) every graph is self-contained, of allowed operators; the scoring graph takes these weights and gives the
         documented outputs    external_data, bad_graph, forbidden_operator, wrong_inputs, wrong_outputs
-    (10) a training graph has its record, takes these weights and gives them back    wrong_members, bad_training,
+    (10) a training graph has its record, takes what that names and gives it back    wrong_members, bad_training,
                                                                       wrong_inputs, wrong_outputs
 
 A file is identified by its SHA-256, a model by `id` = federation/line/task with its version. Verified bytes, never a
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.archive import Archive, open_archive, read_archive, write_archive
 from edgefl_protocol.bounded_json import parse_json
+from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.keys import PublicSigningKey, SigningKey
@@ -52,10 +53,10 @@ from edgefl_protocol.manifest import (
 )
 from edgefl_protocol.model_card import Card, Labels
 from edgefl_protocol.onnx_rules import check_operators, check_score_graph
-from edgefl_protocol.onnx_training import check_training_graph
+from edgefl_protocol.onnx_training import check_contrast_graphs, check_training_graph
 from edgefl_protocol.onnx_wire import Graph
 from edgefl_protocol.tensors import read_tensors
-from edgefl_protocol.training import GRAPH, RECORD, TrainingPlan
+from edgefl_protocol.training import GRAPH, RECORD, Plan, read_plan
 
 __all__ = [
     "Bundle",
@@ -105,7 +106,7 @@ class Bundle:
     outputs: tuple[str, ...]
     sha256: str
     signers: tuple[str, ...]
-    training: TrainingPlan | None = None
+    training: Plan | None = None
 
     @property
     def id(self) -> str:
@@ -177,14 +178,19 @@ def load_bundle(
 
 def _training(
     members: Mapping[str, bytes], weights: Mapping[str, NDArray[Any]], score: Graph, size_px: int
-) -> TrainingPlan | None:
+) -> Plan | None:
     """Step 10."""
     if (GRAPH in members) != (RECORD in members):
         raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
     if RECORD not in members:
         return None
-    plan = _read("training", TrainingPlan.from_bytes, members[RECORD])
-    check_training_graph(members[GRAPH], plan, weights, score, size_px)
+    plan = _read("training", read_plan, members[RECORD])
+    if isinstance(plan, FedCLFPlan):
+        if ENCODER not in members:
+            raise BundleError(f"{GRAPH} of this kind comes with {ENCODER}; build the bundle again", "wrong_members")
+        check_contrast_graphs(members[GRAPH], members[ENCODER], plan)
+    else:
+        check_training_graph(members[GRAPH], plan, weights, score, size_px)
     return plan
 
 

@@ -1,9 +1,10 @@
-"""The contract of a training graph: it takes the bundle's own tensors and gives back the same ones, changed.
+"""The contract of a training graph: it takes what the record names and gives back the same tensors, changed.
 
 Guarantees of `check_training_graph`: inputs are `image` uint8 (B, S, S, 3), `target` int64 (B,), the state, settings
 and constants that the record and the bundle's tensors name, with their types and shapes, and no others; outputs are the
 figures and exactly the state under `next.`, of the same types and shapes. So what a step learned can be put where it
-came from, no output is larger than what went in, and the memory of the state is known before the graph runs.
+came from, no output is larger than what went in, and the memory of the state is known before the graph runs. Those of
+`check_contrast_graphs` are the same for FedCLF: views, negatives, settings and the network that the record describes.
 
 Source: docs/design.md, sections 7 and 9; docs/security.md, attack list 3, check 30.
 """
@@ -13,6 +14,18 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
+from edgefl_protocol.contrast_training import (
+    ENCODED,
+    ENCODER,
+    FEATURES,
+    FIRST,
+    NEGATIVES,
+    SECOND,
+    SLOW,
+    VIEW,
+    FedCLFPlan,
+)
+from edgefl_protocol.contrast_training import SETTINGS as PACE
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.onnx_rules import check_operators
 from edgefl_protocol.onnx_wire import Graph, TensorType
@@ -68,6 +81,34 @@ def check_training_graph(
     return graph
 
 
+def check_contrast_graphs(step: bytes, encoder: bytes, plan: FedCLFPlan) -> None:
+    """Check that `train_step.onnx` and `encode.onnx` are those of the network that the record describes.
+
+    Args:
+        step: a serialised ModelProto.
+        encoder: another.
+        plan: the record beside them.
+
+    Raises:
+        BundleError: those of `check_operators`, `wrong_inputs` or `wrong_outputs`.
+    """
+    views = TensorType("float32", (None, 3, plan.view_px, plan.view_px))
+    features = TensorType("float32", (None, FEATURES))
+    learned = {name: TensorType("float32", plan.shape(name)) for name in plan.parameters}
+    state = {
+        name: TensorType("int64" if name.removeprefix(SLOW) in plan.counters else "float32", plan.shape(name))
+        for name in plan.state
+    }
+    graph = check_operators(step)
+    given = {FIRST: views, SECOND: views, NEGATIVES: features, **state, **dict.fromkeys(PACE, _NUMBER)}
+    _compare("takes", graph.inputs, given, "wrong_inputs")
+    changed = {NEXT + name: kind for name, kind in state.items()}
+    _compare("gives", graph.outputs, {"loss": _NUMBER, "keys": features, **changed}, "wrong_outputs")
+    graph = check_operators(encoder)
+    _compare("takes", graph.inputs, {VIEW: views, **learned}, "wrong_inputs", ENCODER)
+    _compare("gives", graph.outputs, {ENCODED: features}, "wrong_outputs", ENCODER)
+
+
 def _inputs(
     plan: TrainingPlan, weights: Mapping[str, NDArray[Any]], score: Graph, size_px: int
 ) -> dict[str, TensorType]:
@@ -91,11 +132,13 @@ def _inputs(
     return expected
 
 
-def _compare(verb: str, found: Mapping[str, TensorType], expected: Mapping[str, TensorType], code: str) -> None:
+def _compare(
+    verb: str, found: Mapping[str, TensorType], expected: Mapping[str, TensorType], code: str, graph: str = GRAPH
+) -> None:
     odd = sorted(set(found) ^ set(expected)) or [name for name in expected if found[name] != expected[name]]
     if odd:
         raise BundleError(
-            f"{GRAPH} {verb} other tensors than {len(expected)} that the bundle implies; they differ in "
+            f"{graph} {verb} other tensors than {len(expected)} that the bundle implies; they differ in "
             f"{', '.join(odd)[:300]}: export it again",
             code,
         )

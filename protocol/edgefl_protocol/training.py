@@ -1,5 +1,8 @@
 """What a device needs to know to learn with a bundle: the record beside its training graph, and the names they share.
 
+`kind` of `training.json` names the method: `fedevprompt`, described here, or `fedclf` (`contrast_training`).
+`read_plan` reads either.
+
     training.json  {"kind": "fedevprompt", "trained": [name], "rates": {name: rate}, "weight_decay", "batch", "epochs",
                     "epochs_before", "anneal_epochs", "anneal_clock": "run"|"round", "kd_weight",
                     "kd_peers": "sum"|"mean5", "prior_floor", "balance": "none"|"class",
@@ -21,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
+from edgefl_protocol.contrast_training import FedCLFPlan
 
 GRAPH: Final = "train_step.onnx"
 RECORD: Final = "training.json"
@@ -152,6 +156,23 @@ class TrainingPlan:
         if any(isinstance(record[name], list | dict) for name in wanted - {"trained", "rates"}):
             raise ValueError("a setting must be a number or a word")
         return cls(**{**record, "trained": tuple(record["trained"])})
+
+
+Plan = TrainingPlan | FedCLFPlan
+
+
+def read_plan(data: bytes) -> Plan:
+    """Read `training.json` of any kind.
+
+    Args:
+        data: the member of a bundle.
+
+    Raises:
+        ValueError: not the documented record of its kind.
+    """
+    record = parse_json(data)
+    kind = record.get("kind") if isinstance(record, dict) else None
+    return FedCLFPlan.from_bytes(data) if kind == "fedclf" else TrainingPlan.from_bytes(data)
 
 
 def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -182,6 +182,6 @@ def _state(home: Home, bundle: Bundle, live: LiveRound, learner: RoundLearner) -
     found, start = load_standing(home.learning / _STANDING), learner.start()
     if found is None or (found.bundle_sha256, found.federation) != (bundle.sha256, live.federation):
         return start
-    if not same_form(found.state, start):
+    if start and not same_form(found.state, start):  # nothing to begin with: the learner looks at what it gets
         raise damaged(home.learning / _STANDING)
     return found.state

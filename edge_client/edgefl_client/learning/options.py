@@ -8,7 +8,7 @@ from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.session import plan_of
 from edgefl_client.pictures import DEFAULT_FORMATS
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.training import TrainingPlan
+from edgefl_protocol.training import Plan
 
 Report = Callable[[Mapping[str, float | int | str]], None]
 
@@ -41,7 +41,7 @@ class TrainOptions:
     limits: Limits = field(default_factory=Limits)
     report: Report = lambda facts: None
 
-    def plan(self, bundle: Bundle) -> TrainingPlan:
+    def plan(self, bundle: Bundle) -> Plan:
         """The bundle's plan with the caller's changes.
 
         Raises:

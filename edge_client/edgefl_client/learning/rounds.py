@@ -137,4 +137,8 @@ def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> Ro
         from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 
         return FedEvPromptLearner(bundle, rows, circumstances)
+    if kind == "fedclf":
+        from edgefl_client.learning.fedclf import FedCLFLearner
+
+        return FedCLFLearner(bundle, rows, circumstances)
     raise LearningError(f"this version does not know how to learn {kind}; install a newer edgefl", "unknown_kind")

@@ -84,6 +84,6 @@ def _standing(home: Home, bundle: Bundle, learner: RoundLearner) -> tuple[int, A
     found, start = load_standing(home.learning / STANDING), learner.start()
     if found is None or found.bundle_sha256 != bundle.sha256:
         return 0, start
-    if not same_form(found.state, start):
+    if start and not same_form(found.state, start):  # nothing to begin with: the learner looks at what it gets
         raise damaged(home.learning / STANDING)
     return found.round, found.state

@@ -14,7 +14,7 @@ from edgefl_client.learning.errors import LearningError
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.training import FIGURES, GRAPH, MEANS, NEXT, RATE, TrainingPlan, constants
+from edgefl_protocol.training import FIGURES, GRAPH, MEANS, NEXT, RATE, Plan, TrainingPlan, constants
 
 State = dict[str, NDArray[Any]]
 
@@ -89,7 +89,7 @@ class TrainingSession:
         return {name: found[NEXT + name] for name in self._plan.state}, {name: float(found[name]) for name in FIGURES}
 
 
-def plan_of(bundle: Bundle) -> TrainingPlan:
+def plan_of(bundle: Bundle) -> Plan:
     """How a bundle learns.
 
     Raises:

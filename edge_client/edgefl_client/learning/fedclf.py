@@ -1,0 +1,286 @@
+"""FedCLF on the device: an encoder learns here without labels; its weights and the device's features leave.
+
+    warm     the bank Q_l: features of the device's pictures, one view of each             _warm
+    train    E epochs of momentum contrast against Q_CL; the slow encoder's features
+             enter Q_l, and Q_CL takes B of the others' in each step                       _learn
+    final    with `bn=local`: batch norm, sent once                                        _final
+    reply    the encoder (all of it, or all but batch norm) and Q_l; `n_train` weighs it
+
+The names of what travels are those of the trainer's method, so devices and GPU sites learn in one federation. Orders
+and the others' features that enter are the trainer's draws; views are this device's own (`views`). A device without
+others has its own features as negatives. Guarantees: the same state, broadcast, pictures, site and number of threads
+give the same bits, however often it was killed or paused on the way; features have unit length. Source: arXiv
+2208.11278, section III; docs/methods.md, FedCLF; docs/design.md, sections 7 and 9; docs/decisions/0027.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_client.learning.checkpoint import Point, same_form
+from edgefl_client.learning.contrast_session import ContrastSession
+from edgefl_client.learning.draws import epoch_order, generator
+from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.feature_queue import (
+    BANK,
+    SENT,
+    FeatureQueue,
+    Features,
+    drawn,
+    mean_similarity,
+    received,
+)
+from edgefl_client.learning.rounds import Arrays, Circumstances, Report
+from edgefl_client.learning.rows import Dealt
+from edgefl_client.learning.views import Views, draw, views
+from edgefl_client.runtime import processors
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.contrast_training import FEATURES, SLOW, FedCLFPlan, begun
+from edgefl_protocol.payload import Payload, digest
+
+QUEUE = "negatives"  # Q_CL in a point, beside the state
+ALIKE = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
+NORM_TOLERANCE = 0.01  # of the length of a feature that was kept
+
+
+class FedCLFLearner:
+    """See `RoundLearner`.
+
+    Args:
+        bundle: the verified bundle with its training step.
+        rows: pictures that teach; their labels are not looked at, but by `balance`.
+        around: the rest.
+
+    Raises:
+        LearningError: the bundle learns another method, or there are fewer than two pictures.
+        BundleError: the runtime cannot load a graph.
+    """
+
+    kind: ClassVar[str] = "fedclf"
+
+    def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
+        plan = around.options.plan(bundle)
+        if not isinstance(plan, FedCLFPlan):
+            raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
+        if len(rows.learn) < 2:
+            raise LearningError("batch norm and negatives need two pictures; name at least one more", "few_images")
+        self._bundle, self._plan, self._rows, self._around = bundle, plan, rows.learn, around
+        self._session = ContrastSession(bundle, plan, around.options.threads or processors())
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """See `RoundLearner`."""
+        return ("features", "weights") if self._plan.shares else ("weights",)
+
+    def start(self) -> Arrays:
+        """Nothing: the encoder comes with the broadcast, the bank with the warm phase."""
+        return {}
+
+    def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
+        """Fill the bank, learn, or send what stayed; see `RoundLearner`."""
+        phase = str(broadcast.scalars["phase"])
+        if phase == "warm":
+            return self._warm(state, broadcast)
+        if phase == "final":
+            own = {name: value for name, value in state.items() if name in self._plan.norm}
+            return state, self._reply(state, own)
+        if phase != "train":
+            raise LearningError(f"this method has no phase {phase}", "other_phase")
+        network = self._network(state, broadcast)
+        point = self._learn(self._resumed(state, broadcast, network, report), broadcast, report)
+        return self._divided(point)
+
+    def _warm(self, state: Arrays, broadcast: Payload) -> tuple[Arrays, Payload]:
+        network = self._network(state, broadcast)
+        new = {BANK: self._bank(state, {name: network[name] for name in self._plan.parameters}).rows}
+        return new, self._reply(new, {})
+
+    def _network(self, state: Arrays, broadcast: Payload) -> dict[str, NDArray[Any]]:
+        """The encoder a round begins with and its slow copy, as `begun` lays them out.
+
+        Raises:
+            LearningError: the broadcast's network is not the bundle's (`other_network`).
+        """
+        plan, given = self._plan, broadcast.arrays
+        found: dict[str, NDArray[Any]] = {}
+        for name in plan.network:
+            value = state[name] if plan.bn == "local" and name in plan.norm and name in state else given.get(name)
+            if value is not None:
+                found[name] = np.asarray(value)
+        if plan.momentum_encoder != "reset":
+            theirs = {name: value for name, value in {**given, **state}.items() if name.startswith(SLOW)}
+            found.update({name: np.asarray(value) for name, value in theirs.items()})
+        kinds = {name: np.int64 if name in plan.counters else np.float32 for name in plan.network}
+        for name in (*plan.network, *(name for name in found if name.startswith(SLOW))):
+            own, value = name.removeprefix(SLOW), found.get(name)
+            if value is None or own not in kinds or value.shape != plan.shape(own) or value.dtype != kinds[own]:
+                raise LearningError(
+                    f"the federation's network is not this bundle's: {name[:80]} is "
+                    f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch its bundle with "
+                    "edgefl pull",
+                    "other_network",
+                )
+        return begun(plan, found)
+
+    def _bank(self, state: Arrays, encoder: Mapping[str, NDArray[Any]]) -> FeatureQueue:
+        """Q_l as the device left it; where it has none yet, its pictures' features of today."""
+        plan, empty = self._plan, FeatureQueue.empty(self._plan.queue)
+        if BANK in state:
+            kept = state[BANK]
+            sound = kept.ndim == 2 and kept.shape[1] == FEATURES and kept.dtype == np.float32
+            if not sound or np.abs(np.linalg.norm(kept, axis=1) - 1).max(initial=0) > NORM_TOLERANCE:
+                raise LearningError("the bank of features is damaged; begin again with --restart", "damaged")
+            return empty.pushed(kept)
+        rng = generator(plan.seed, self._around.site, BANK)
+        order = rng.permutation(len(self._rows))[: plan.queue]
+        found = [self._session.features(encoder, self._view(rng, part)) for part in cut(order, plan.batch)]
+        return empty.pushed(np.concatenate(found))
+
+    def _view(self, rng: np.random.Generator, chosen: NDArray[np.int64]) -> Views:
+        images = self._rows.images[chosen]
+        return views(images, draw(rng, len(images), images.shape[1]), self._plan.view_px)
+
+    def _resumed(self, state: Arrays, broadcast: Payload, network: Mapping[str, NDArray[Any]], report: Report) -> Point:
+        """The point to go on from: kept in this very round, or the round's start."""
+        round_ = int(broadcast.scalars["round"])
+        before = digest({**broadcast.arrays, **{f"site.{name}": value for name, value in state.items()}})
+        begun_ = _digest(self._bundle.sha256, self._around.site, str(round_), before)
+        given = _digest(self._rows.digest(), self._plan.to_bytes().decode())
+        kept = self._around.points.load()
+        point = None if kept is None else Point.from_payload(kept)
+        queues = (BANK, QUEUE)
+        if point is not None and point.begun == begun_ and set(queues) <= point.state.keys():
+            tensors = {name: value for name, value in point.state.items() if name not in queues}
+            if same_form(tensors, network):
+                if point.given == given:
+                    return point
+                report({"warning": "pictures or settings have changed since learning stopped: the epoch begins again"})
+                return point.again(given)
+        slow = {name: network[SLOW + name] for name in self._plan.parameters}
+        bank, others = self._bank(state, slow), self._others(broadcast)
+        negatives = bank.rows if others is None or self._plan.negatives == "both" else others
+        return Point(begun=begun_, given=given, round=round_, state={**network, BANK: bank.rows, QUEUE: negatives})
+
+    def _others(self, broadcast: Payload) -> Features | None:
+        return received(broadcast) if self._plan.shares else None
+
+    def _learn(self, point: Point, broadcast: Payload, report: Report) -> Point:
+        """Epochs from a point on.
+
+        Raises:
+            Paused: a limit is reached; the point is kept.
+        """
+        plan, options, points = self._plan, self._around.options, self._around.points
+        rounds, others = int(broadcast.scalars["rounds"]), self._others(broadcast)
+        started = saved = options.limits.clock()
+        for epoch in range(point.epoch, plan.epochs if point.stage == "learning" else point.epoch):
+            order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, plan.balance)
+            parts = cut(order, plan.batch)
+            m, remote = plan.follows(rounds * plan.epochs * len(parts)), self._remote(point, others, len(order))
+            for step in range(point.step, len(parts)):
+                done = (point.round - 1) * plan.epochs + epoch + step / len(parts)
+                rate = plan.lr * cosine_rate(done, rounds * plan.epochs)
+                point = self._step(point, parts[step], rate, m, None if others is None else next(remote))
+                told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": step + 1, "steps": len(parts)}
+                report({**told, "loss": point.sums["loss"] / max(1.0, point.sums["pictures"])})
+                reason = options.limits.reached(started)
+                if reason is not None or options.limits.clock() - saved >= options.checkpoint_seconds:
+                    points.save(point.to_payload())
+                    saved = options.limits.clock()
+                if reason is not None:
+                    raise Paused(reason)
+            self._summarise(point, rounds, report)
+            point = point.next_epoch()
+        if point.stage == "learning":
+            point = replace(point, stage="learned")
+            points.save(point.to_payload())
+        return point
+
+    def _rng(self, *purpose: str | int) -> np.random.Generator:
+        return generator(self._plan.seed, self._around.site, *purpose)
+
+    def _remote(self, point: Point, others: Features | None, count: int) -> Iterator[Features]:
+        """What of the others' features enters Q_CL, a part each step; draws before the point are used up."""
+        if others is None:
+            return
+        rng, plan = self._rng("remote", point.round), self._plan
+        sizes = [len(part) for part in cut(np.arange(count), plan.batch)]
+        for _ in range(point.epoch):
+            for size in sizes:
+                drawn(rng, others, size)
+        for step, size in enumerate(sizes):
+            entering = drawn(rng, others, size)
+            if step >= point.step:
+                yield entering
+
+    def _step(self, point: Point, chosen: NDArray[np.int64], rate: float, m: float, entering: Features | None) -> Point:
+        """One batch: two views of each picture, the graph's step, and the queues."""
+        plan, state = self._plan, point.state
+        rng = self._rng("views", point.round, point.epoch, point.step)
+        pair = (self._view(rng, chosen), self._view(rng, chosen))
+        found = self._session.step(state, pair, state[QUEUE], rate=rate, key_momentum=m)
+        bank = FeatureQueue(plan.queue, state[BANK]).pushed(found.keys)
+        if entering is None:
+            negatives = bank
+        elif plan.negatives == "both":
+            negatives = FeatureQueue(plan.queue, state[QUEUE]).pushed(found.keys).pushed(entering)
+        else:
+            negatives = FeatureQueue(len(state[QUEUE]), state[QUEUE]).pushed(entering)
+        figures = {"loss": found.loss, "similarity": mean_similarity(found.keys), "pictures": 1.0}
+        return point.stepped({**found.state, BANK: bank.rows, QUEUE: negatives.rows}, figures, len(chosen))
+
+    def _summarise(self, point: Point, rounds: int, report: Report) -> None:
+        """Say how an epoch went, and half-way and at the end of a run where features tell little apart."""
+        means = {name: value / point.sums["pictures"] for name, value in point.sums.items() if name != "pictures"}
+        report({"summary": point.epoch + 1, "loss": means["loss"], "key_similarity": means["similarity"]})
+        if means["similarity"] > ALIKE and point.round in (rounds // 2, rounds):
+            report(
+                {
+                    "warning": f"features of different pictures are nearly the same in round {point.round} (mean "
+                    f"similarity {means['similarity']:.2f}): the encoder tells little apart"
+                }
+            )
+
+    def _divided(self, point: Point) -> tuple[Arrays, Payload]:
+        """What stays on the device, and what leaves."""
+        plan, state = self._plan, point.state
+        network = {name: state[name] for name in plan.network}
+        slow = {SLOW + name: state[SLOW + name] for name in plan.network}
+        travelling = {} if plan.momentum_encoder != "averaged" else slow
+        stays = slow if plan.momentum_encoder == "local" else {}
+        sent = {**network, **travelling}
+        if plan.bn == "local":
+            own = {name: value for name, value in sent.items() if name.removeprefix(SLOW) in plan.norm}
+            sent, stays = {name: value for name, value in sent.items() if name not in own}, {**stays, **own}
+        new = {**stays, BANK: state[BANK]}
+        return new, self._reply(new, sent)
+
+    def _reply(self, state: Arrays, sent: Arrays) -> Payload:
+        scalars: dict[str, int | float | str] = {"n_train": len(self._rows), "site_sha256": digest(dict(state))}
+        shared = {SENT: state[BANK].astype(np.float16)} if self._plan.shares and BANK in state else {}
+        return Payload({**sent, **shared}, scalars)
+
+
+def cut(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
+    """Positions in batches; a single picture at the end joins the batch before: batch norm needs two.
+
+    Args:
+        order: at least two positions.
+        batch: B.
+    """
+    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start > 1]
+    return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
+
+
+def cosine_rate(done: float, epochs: int) -> float:
+    """Share of the peak rate after so many epochs of a run."""
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done / epochs)))
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()

@@ -1,0 +1,224 @@
+"""Random views of pictures for contrastive learning, MoCo v2's recipe, with numpy alone.
+
+    crop       20 to 100 % of the area, sides 3:4 to 4:3, resized (bilinear, corners on corners)
+    colours    with probability 0.8: brightness, contrast, saturation x 0.6 to 1.4, hue by up to a tenth of a turn, in
+               an order drawn for the batch
+    grey       with probability 0.2
+    blur       with probability 0.5: Gaussian of 0.1 to 2 px, a kernel of a tenth of the view
+    mirror     with probability 0.5
+
+The steps, ranges and formulas are those of the trainer's views (its `augment`, which takes them from kornia); the draws
+are this device's own. Guarantees: `views` is a function of pictures and draws; values lie in [0, 1]. Sources: MoCo v2
+(arXiv 2003.04297); docs/methods.md, FedCLF.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Pictures = NDArray[np.uint8]  # (B, S, S, 3)
+Views = NDArray[np.float32]  # (B, 3, px, px), in [0, 1]
+
+SMALLEST_CROP = 0.2  # share of the area
+RATIO = (3 / 4, 4 / 3)  # of a crop's sides
+CROP_TRIES = 10
+BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
+STRENGTH = (0.4, 0.4, 0.4)  # of brightness, contrast and saturation, about 1
+HUE_TURN = 0.1  # of a whole turn, either way
+JITTERED, GREYED, BLURRED, MIRRORED = 0.8, 0.2, 0.5, 0.5  # probabilities
+SIGMA = (0.1, 2.0)  # px
+LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draws:
+    """Everything random about one view of each picture of a batch.
+
+    Attributes:
+        boxes: top, left, height and width in pixels, (B, 4).
+        jittered: whether its colours change, (B,).
+        order: of the four changes, for the whole batch.
+        factors: of brightness, contrast and saturation, and the hue's share of a turn, (B, 4).
+        greyed: (B,).
+        blurred: (B,).
+        sigma: of the blur in pixels, (B,).
+        mirrored: (B,).
+    """
+
+    boxes: NDArray[np.int64]
+    jittered: NDArray[np.bool_]
+    order: tuple[int, ...]
+    factors: NDArray[np.float32]
+    greyed: NDArray[np.bool_]
+    blurred: NDArray[np.bool_]
+    sigma: NDArray[np.float64]
+    mirrored: NDArray[np.bool_]
+
+
+def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
+    """Draw what one view of each picture takes.
+
+    Args:
+        rng: source of every draw.
+        count: B.
+        side: of the square pictures, in pixels.
+    """
+    low, high = 1 - np.array(STRENGTH), 1 + np.array(STRENGTH)
+    boxes = crop_boxes(rng, count, side)
+    jittered = rng.random(count) < JITTERED
+    order = tuple(int(change) for change in rng.permutation(4))
+    colours = rng.uniform(low, high, (count, 3))
+    hue = rng.uniform(-HUE_TURN, HUE_TURN, (count, 1))
+    return Draws(
+        boxes=boxes,
+        jittered=jittered,
+        order=order,
+        factors=np.concatenate([colours, hue], axis=1).astype(np.float32),
+        greyed=rng.random(count) < GREYED,
+        blurred=rng.random(count) < BLURRED,
+        sigma=rng.uniform(*SIGMA, count),
+        mirrored=rng.random(count) < MIRRORED,
+    )
+
+
+def crop_boxes(rng: np.random.Generator, count: int, side: int) -> NDArray[np.int64]:
+    """Boxes (count, 4) of top, left, height and width.
+
+    Area uniform, logarithm of the ratio of sides uniform, the first of ten draws that fits, else the whole picture;
+    then the place, uniform.
+
+    Args:
+        rng: source of every draw.
+        count: B.
+        side: of the square pictures, in pixels.
+    """
+    area = rng.uniform(SMALLEST_CROP, 1.0, (count, CROP_TRIES)) * side**2
+    ratio = np.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1]), (count, CROP_TRIES)))
+    sides = np.stack([np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))], axis=-1)  # height, width
+    fits = np.logical_and(sides > 0, sides <= side).all(axis=-1)  # (count, tries)
+    first = sides[np.arange(count), fits.argmax(axis=1)]
+    chosen = np.where(np.logical_or.reduce(fits, axis=1)[:, None], first, side).astype(np.int64)
+    return np.concatenate([rng.integers(0, side - chosen, endpoint=True), chosen], axis=1)
+
+
+def views(images: Pictures, drawn: Draws, view_px: int) -> Views:
+    """One view of each picture.
+
+    Args:
+        images: square pictures, (B, S, S, 3).
+        drawn: what they take.
+        view_px: side of a view in pixels.
+
+    Returns:
+        (B, 3, px, px), in [0, 1], in order.
+    """
+    pairs = zip(images, drawn.boxes, strict=True)
+    found = np.stack([resized_crop(image, box, view_px) for image, box in pairs])  # (B, px, px, 3)
+    changed = np.flatnonzero(drawn.jittered)
+    if len(changed):
+        found[changed] = jittered(found[changed], drawn.factors[changed], drawn.order)
+    found[drawn.greyed] = grey(found[drawn.greyed])[..., None]
+    soft = np.flatnonzero(drawn.blurred)
+    if len(soft):
+        found[soft] = blurred(found[soft], drawn.sigma[soft], blur_kernel(view_px))
+    found[drawn.mirrored] = found[drawn.mirrored][:, :, ::-1]
+    return np.ascontiguousarray(np.clip(found, 0, 1).transpose(0, 3, 1, 2))
+
+
+def resized_crop(image: NDArray[np.uint8], box: NDArray[np.int64], view_px: int) -> NDArray[np.float32]:
+    """Cut a box out and resize it (bilinear, corners on corners).
+
+    Args:
+        image: (S, S, 3).
+        box: top, left, height and width.
+        view_px: side of the result.
+
+    Returns:
+        (px, px, 3), in [0, 1].
+    """
+    top, left, height, width = (int(value) for value in box)
+    cut = image[top : top + height, left : left + width].astype(np.float32) / np.float32(255)
+    for axis, length in enumerate((height, width)):
+        place = np.arange(view_px, dtype=np.float32) * np.float32((length - 1) / max(1, view_px - 1))
+        before = np.minimum(place.astype(np.int64), length - 1)
+        share = (place - before).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        near, far = cut.take(before, axis=axis), cut.take(np.minimum(before + 1, length - 1), axis=axis)
+        cut = near + (far - near) * share
+    return cut
+
+
+def jittered(images: NDArray[np.float32], factors: NDArray[np.float32], order: tuple[int, ...]) -> NDArray[np.float32]:
+    """Change brightness, contrast, saturation and hue in a given order, each result cut to [0, 1].
+
+    Args:
+        images: (B, px, px, 3), in [0, 1].
+        factors: (B, 4), see `Draws`.
+        order: of the four changes.
+    """
+    for change in order:
+        factor = factors[:, change].reshape(-1, 1, 1, 1)
+        if change == HUE:
+            images = _turned(images, factor[..., 0])
+            continue
+        if change == BRIGHTNESS:
+            images = images * factor
+        elif change == CONTRAST:
+            images = images * factor + grey(images).mean(axis=(1, 2))[:, None, None, None] * (1 - factor)
+        else:
+            images = images * factor + grey(images)[..., None] * (1 - factor)
+        images = np.clip(images, 0, 1)
+    return images
+
+
+def grey(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Luminance, (B, px, px)."""
+    luminance: NDArray[np.float32] = images @ LUMINANCE
+    return luminance
+
+
+def _turned(images: NDArray[np.float32], turn: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Turn the hue: each channel is v − v·s·max(0, min(k, 4 − k, 1)), k = (n + 6·hue) mod 6 and n = 5, 3, 1."""
+    largest, spread = images.max(axis=-1), np.ptp(images, axis=-1)
+    red, green, blue = np.moveaxis(images, -1, 0)
+    safe = np.where(spread > 0, spread, 1)
+    sixth = np.where(
+        (red >= green) & (red >= blue),
+        (green - blue) / safe,
+        np.where(green >= blue, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+    )
+    hue = sixth + 6 * turn
+    channels = []
+    for start in (5, 3, 1):
+        k = np.mod(start + hue, 6)
+        channels.append(largest - spread * np.clip(np.minimum(k, 4 - k), 0, 1))
+    return np.stack(channels, axis=-1)
+
+
+def blurred(images: NDArray[np.float32], sigma: NDArray[np.float64], kernel: int) -> NDArray[np.float32]:
+    """Gaussian blur, each picture with its own width; the border is reflected.
+
+    Args:
+        images: (B, px, px, 3).
+        sigma: in pixels, (B,).
+        kernel: number of pixels of the kernel, odd.
+    """
+    reach = kernel // 2
+    away = np.arange(kernel) - reach
+    weights = np.exp(-(away**2) / (2 * sigma[:, None] ** 2))
+    weights = (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32)  # (B, kernel)
+    for axis in (1, 2):
+        edges = [(0, 0)] * 4
+        edges[axis] = (reach, reach)
+        wide, length = np.pad(images, edges, mode="reflect"), images.shape[axis]
+        images = np.zeros_like(images)
+        for place in range(kernel):
+            part = wide[:, place : place + length] if axis == 1 else wide[:, :, place : place + length]
+            images += part * weights[:, place].reshape(-1, 1, 1, 1)
+    return images
+
+
+def blur_kernel(view_px: int) -> int:
+    """Pixels of the blur's kernel: a tenth of the view, odd; 7 at 64 px."""
+    return max(3, 2 * (view_px // 20) + 1)

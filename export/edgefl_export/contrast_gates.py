@@ -1,0 +1,218 @@
+"""The gate of FedCLF's graphs: they must learn what the trainer's PyTorch step learns, or there is no bundle.
+
+Three steps of the trainer lead to a trained state; from it, trainer and graph take ten steps each on the same views and
+negatives, the last batch smaller. Then ‖Δ‖₂/‖reference‖₂ ≤ 1e-4 for each tensor of both encoders and for the loss,
+≤ 1e-3 for each momentum buffer; features of `encode.onnx` ≤ 1e-4. The reference is the trainer's own objective on
+PyTorch's modules, with PyTorch's SGD. Source: docs/design.md, section 9.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from numpy.typing import NDArray
+
+from edgefl_export.errors import GateError
+from edgefl_export.gates import gate_images
+from edgefl_export.training_gates import MOMENTS, STEPS, TENSORS, WARM_STEPS, StepParity, distance, run_step
+from edgefl_protocol.contrast_training import (
+    BUFFER,
+    ENCODED,
+    FEATURES,
+    FIRST,
+    NEGATIVES,
+    NEXT,
+    SECOND,
+    SLOW,
+    VIEW,
+    FedCLFPlan,
+)
+from edgefl_trainer.augment import normalised
+from edgefl_trainer.learning.contrast import FeatureQueue, MomentumContrast, slow_copy, unit
+from edgefl_trainer.learning.self_supervised import Learner
+
+BATCH, HELD = 8, 48  # pictures of a step, negatives
+
+Arrays = dict[str, NDArray[Any]]
+Pixels = NDArray[np.float32]  # (B, 3, px, px), in [0, 1]
+
+
+@dataclass(frozen=True)
+class ContrastBatch:
+    """What one step is given."""
+
+    first: Pixels
+    second: Pixels
+    rate: float
+
+
+def drawn_batches(plan: FedCLFPlan, seed: int = 0) -> list[ContrastBatch]:
+    """Drawn pictures for the gate, two noisy views of each; the last batch is smaller, as in an epoch.
+
+    Args:
+        plan: tells size and rate.
+        seed: of the drawing.
+    """
+    rng = np.random.default_rng(seed)
+    found = []
+    for index in range(WARM_STEPS + STEPS):
+        size = BATCH if index < WARM_STEPS + STEPS - 1 else BATCH // 2 + 1
+        pictures = gate_images(plan.view_px, size, seed + index).transpose(0, 3, 1, 2) / 255
+        first, second = (
+            np.clip(pictures + rng.normal(0, 0.05, pictures.shape), 0, 1).astype(np.float32) for _ in range(2)
+        )
+        found.append(ContrastBatch(first, second, plan.lr * (1 - 0.05 * index)))
+    return found
+
+
+class TrainerSteps:
+    """The trainer's own step, one batch at a time: its objective, PyTorch's modules and SGD."""
+
+    def __init__(
+        self,
+        model: Learner,
+        plan: FedCLFPlan,
+        pixels: tuple[tuple[float, ...], tuple[float, ...]],
+        negatives: NDArray[np.float32],
+    ) -> None:
+        """Take a network.
+
+        Args:
+            model: changed in place.
+            plan: how it learns.
+            pixels: mean and deviation of the channels.
+            negatives: Q_CL, which stays as it is.
+        """
+        self.model, self.slow, self._pixels = model.train(), slow_copy(model, {}), pixels
+        queue = FeatureQueue(len(negatives), torch.device("cpu"))
+        queue.push(torch.from_numpy(negatives))
+        bank = FeatureQueue(plan.queue, torch.device("cpu"))
+        self._plan, m = plan, plan.follows(0)
+        self._objective = MomentumContrast(
+            self.model, self.slow, m, plan.temperature, bank, queue, None, keeps_local=False
+        )
+        self._optimizer = torch.optim.SGD(
+            model.parameters(), lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+        )
+
+    def step(self, batch: ContrastBatch) -> float:
+        """Learn one batch; returns the loss before the step."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = batch.rate
+        views = tuple(normalised(torch.from_numpy(view), *self._pixels) for view in (batch.first, batch.second))
+        loss = self._objective(views)
+        self._optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        return float(loss.detach())
+
+    def features(self, views: Pixels) -> NDArray[np.float32]:
+        """What the slow encoder says of views, with the statistics of their batch; moves its running ones."""
+        with torch.no_grad():
+            found: NDArray[np.float32] = unit(self.slow(normalised(torch.from_numpy(views), *self._pixels))).numpy()
+        return found
+
+    def state(self) -> Arrays:
+        """Everything a step changes, by its names in the graph."""
+        own = {name: value.detach().numpy().copy() for name, value in self.model.state_dict().items()}
+        slow = {SLOW + name: value.detach().numpy().copy() for name, value in self.slow.state_dict().items()}
+        moved = {
+            BUFFER + name: self._optimizer.state[value]["momentum_buffer"].numpy().copy()
+            for name, value in self.model.named_parameters()
+            if value.requires_grad
+        }
+        found = {**own, **slow, **moved}
+        return {name: found[name] for name in self._plan.state}
+
+
+def check_contrast(
+    graph: bytes,
+    encoder: bytes,
+    model: Learner,
+    plan: FedCLFPlan,
+    pixels: tuple[tuple[float, ...], tuple[float, ...]],
+    batches: Sequence[ContrastBatch] = (),
+) -> list[StepParity]:
+    """Run the gate.
+
+    Args:
+        graph: serialised training graph.
+        encoder: serialised graph of features.
+        model: the network, changed in place.
+        plan: the record beside the graphs.
+        pixels: mean and deviation of the channels.
+        batches: three to warm up and ten to compare; drawn ones by default.
+
+    Returns:
+        The worst figure of each kind of tensor, of the loss and of the features.
+
+    Raises:
+        GateError: a figure beyond the gate; the sentence names the worst.
+    """
+    negatives = np.random.default_rng(1).normal(size=(HELD, FEATURES)).astype(np.float32)
+    negatives /= np.linalg.norm(negatives, axis=1, keepdims=True)
+    trainer = TrainerSteps(model, plan, pixels, negatives)
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    state: Arrays = {}
+    losses: list[tuple[float, float]] = []
+    given = list(batches) or drawn_batches(plan)
+    for index, batch in enumerate(given):
+        if index == WARM_STEPS:
+            state = trainer.state()
+        expected = trainer.step(batch)
+        if index >= WARM_STEPS:
+            found = run_step(session, {**state, **step_inputs(plan, batch, negatives)})
+            state = {name: found[NEXT + name] for name in plan.state}
+            losses.append((expected, float(found["loss"])))
+    figures = _compare(plan, trainer.state(), state, np.array(losses))
+    views = onnxruntime.InferenceSession(encoder, providers=["CPUExecutionProvider"])
+    own = {name: trainer.state()[SLOW + name] for name in plan.parameters}
+    said = run_step(views, {VIEW: given[0].second, **own})[ENCODED]
+    figures.append(StepParity("features", distance(trainer.features(given[0].second), said), TENSORS))
+    failed = [figure for figure in figures if not figure.passed]
+    if failed:
+        worst = max(failed, key=lambda figure: figure.worst / figure.allowed)
+        raise GateError(
+            f"after {STEPS} steps {worst.quantity} of the training graph differ from the trainer by {worst.worst:.1e}, "
+            f"allowed is {worst.allowed:.0e}; no bundle is made: try the versions of constraints.txt"
+        )
+    return figures
+
+
+def step_inputs(plan: FedCLFPlan, batch: ContrastBatch, negatives: NDArray[np.float32]) -> Arrays:
+    """Everything that a step takes beside the state.
+
+    Args:
+        plan: settings.
+        batch: two views and a rate.
+        negatives: Q_CL.
+    """
+    numbers = {
+        "rate": batch.rate, "momentum": plan.momentum, "weight_decay": plan.weight_decay,
+        "key_momentum": plan.follows(0),
+    }  # fmt: skip
+    pace = {name: np.asarray(value, np.float32) for name, value in numbers.items()}
+    return {FIRST: batch.first, SECOND: batch.second, NEGATIVES: negatives, **pace}
+
+
+def _compare(plan: FedCLFPlan, expected: Arrays, found: Arrays, losses: NDArray[np.float64]) -> list[StepParity]:
+    """The worst tensor of each kind: the encoder's, the slow encoder's, and the buffers; counters are exact."""
+    kinds = {
+        "parameters": plan.parameters,
+        "statistics": plan.statistics,
+        "slow parameters": [SLOW + name for name in plan.parameters],
+        "slow statistics": [SLOW + name for name in plan.statistics],
+        "momentum buffers": [BUFFER + name for name in plan.parameters],
+    }
+    figures = [StepParity("loss", distance(losses[:, 0], losses[:, 1]), TENSORS)]
+    for kind, names in kinds.items():
+        allowed = MOMENTS if kind == "momentum buffers" else TENSORS
+        worst = max((distance(expected[name], found[name]) for name in names), default=0.0)
+        figures.append(StepParity(kind, worst, allowed))
+    counters = [name for own in plan.counters for name in (own, SLOW + own)]
+    same = all(int(expected[name]) == int(found[name]) for name in counters)
+    figures.append(StepParity("counters", 0.0 if same else float("inf"), 0.0))
+    return figures
