@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
 OUT ?= demo-out
+LIVE ?= live-out
+SIZE ?=
 DATA ?= manifest:$(EDGEFL_DATA)/fed_isic2019_84.zip
 ROUNDS ?= 30
 RUN ?= runs/derm-vit-tiny-84
@@ -14,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help demo backbone test check rules format types pages pins clean
+.PHONY: help demo live backbone test check rules format types pages pins clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +24,10 @@ help: ## Show this list
 demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; about 4 minutes
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
 	$(BIN)/python examples/demo.py --out $(OUT)
+
+live: $(STAMP) ## A live federation of two GPU servers and three devices, shown round by round (SIZE=--tiny is quicker)
+	@if [ "$(LIVE)" = live-out ]; then rm -rf live-out; fi
+	$(BIN)/python examples/live_federation.py $(SIZE) --out $(LIVE)
 
 backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR): hours without a GPU
 	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --run $(RUN)
@@ -49,7 +55,7 @@ pins: $(STAMP) ## Write requirements-device.txt anew from constraints.txt
 	mv requirements-device.new requirements-device.txt
 
 clean: ## Remove the virtual environment, caches and the demo's output
-	rm -rf $(VENV) demo-out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-out live-out build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 # Installed again whenever a requirement changes.
 $(STAMP): pyproject.toml constraints.txt

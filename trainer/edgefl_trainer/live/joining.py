@@ -208,6 +208,8 @@ def _handed_out(seat: Seat, work: Work, told: TaskReply) -> Payload:
     try:
         return _broadcast(seat, told.rounds + 1)
     except Refused as refusal:
+        if refusal.code in COMING:  # it is being prepared
+            raise Unavailable(str(refusal), refusal.code) from refusal
         if refusal.code != "small_cohort" or work.method.travels != ("maps",):
             raise FederationRefused(str(refusal), refusal.code) from refusal
         return stamped(Payload({}, {}), final_phase(work.task), work.task.rounds)

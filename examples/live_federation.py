@@ -1,0 +1,102 @@
+"""A live federation in one command: a coordinator, two GPU servers and three devices, on this machine alone.
+
+    python examples/live_federation.py [--tiny] [--out live-out]
+
+The GPU servers run `edgefl-train join` (PyTorch), the devices `edgefl sync` (no PyTorch); they learn together, three
+rounds, over signed and sealed messages inside HTTPS. Every step is a command that you could type; it is printed before
+it runs. Data are drawn lesions; nothing leaves the loopback interface.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from demo import heading, run, shown
+from live_account import Account
+from live_members import DEVICES, HOSPITALS, Coordinator, Devices, Hospitals, draw_pictures
+
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much there is to learn from.
+
+    Attributes:
+        images: drawn for each of the five sites.
+        pictures: of each class on a device; 20 are held back to judge with.
+        epochs: of a round.
+    """
+
+    images: int
+    pictures: int
+    epochs: int
+
+
+TINY, USUAL = Size(images=120, pictures=40, epochs=1), Size(images=300, pictures=80, epochs=2)
+
+
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("live-out"), show_default=True, metavar="DIR")
+@click.option("--tiny", is_flag=True, help="Few pictures: shows the path, not what the methods can do.")
+def main(out: Path, tiny: bool) -> None:
+    if out.exists() and any(out.iterdir()):
+        raise click.UsageError(f"{out} is not empty: remove it or name another folder with --out.")
+    size, started = TINY if tiny else USUAL, time.monotonic()
+    data = f"lesions:sites=5,images={size.images}"
+    for number, name in enumerate(DEVICES, len(HOSPITALS) + 1):
+        draw_pictures(data, f"site-{number}", size.pictures, out / "pictures" / name)
+    fedevprompt(out / "fedevprompt", data, size, out / "pictures")
+    click.echo(f"\ntook {time.monotonic() - started:.0f} s; everything lies in {shown(out)}")
+
+
+def fedevprompt(out: Path, data: str, size: Size, pictures: Path) -> None:
+    """FedEvPrompt: attention maps travel, prompts and head stay."""
+    heading("FedEvPrompt · a hospital learns alone, and makes the model that devices begin with")
+    pilot, bundle, signer = out / "pilot", out / "begin.edgefl", out / "signer"
+    run(
+        "edgefl-train", "run", "fedevprompt", "--data", f"{data}@site=site-1", "--task", "nevus", "--preset", "bench84",
+        "--backbone", "drawn-lesions-84", "--rounds", "1", "--epochs", size.epochs, "--out", pilot,
+    )  # fmt: skip
+    run("edgefl-export", "keygen", signer)
+    run(
+        "edgefl-export", "bundle", pilot, "--site", "site-1", "--federation", "prompts", "--with-training",
+        "--sign", signer, "-o", bundle,
+    )  # fmt: skip
+    federate(out, "prompts", ("--run", pilot), data, bundle, signer, pictures, kinds=("maps",))
+
+
+def federate(
+    out: Path,
+    name: str,
+    task: tuple[str | Path, ...],
+    data: str,
+    bundle: Path,
+    signer: Path,
+    pictures: Path,
+    kinds: tuple[str, ...],
+) -> None:
+    """Start a coordinator, let everybody in, do three rounds, and account for them."""
+    heading(f"{name} · a coordinator; two GPU servers and three devices join it")
+    coordinator = Coordinator(out / "coordinator", out / "coordinator.log")
+    coordinator.make(name, task, members=len(HOSPITALS) + len(DEVICES), rounds=ROUNDS)
+    account = Account()
+    with coordinator.serving(), Hospitals(coordinator, out, data).joined() as hospitals:
+        devices = Devices(coordinator, out / "devices")
+        coordinator.publish(bundle, signer)
+        for device in DEVICES:
+            devices.join(device, signer, kinds)
+            account.alone(device, devices.learn_alone(device, pictures / device / "labels.csv"))
+        for exchange in coordinator.exchanges():
+            heading(f"{name} · {exchange}")
+            account.sent(devices.answer())
+            hospitals.check()
+        account.ended(devices.answer(), hospitals.results())
+    heading(f"{name} · what it came to")
+    account.show(coordinator.status(), devices)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,268 @@
+"""The members of `live_federation.py`: each function types, on behalf of a person, the commands of one role."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from PIL import Image
+
+from demo import run, shown
+from demo_federation import free_port
+from edgefl_trainer.data import load_federation
+
+HOSPITALS = ("hospital-1", "hospital-2")  # their data are the drawn sites 1 and 2
+DEVICES = ("device-1", "device-2", "device-3")  # and of these the sites 3 to 5
+PHOTO_PX = 128
+PATIENCE_S = 900  # longest wait for one step of somebody else, on a busy machine
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of the federation, as the coordinator tells it."""
+
+    number: int
+    rounds: int
+    phase: str
+
+    def __str__(self) -> str:
+        return f"exchange {self.number} of {self.rounds} ({self.phase})"
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """The operator's machine."""
+
+    home: Path
+    log: Path
+
+    @property
+    def certificate(self) -> Path:
+        """What members are handed beside the invite."""
+        return self.home / "tls" / "ca.pem"
+
+    def make(self, federation: str, task: tuple[str | Path, ...], members: int, rounds: int) -> None:
+        """Make it: a round closes when all have replied."""
+        run(
+            "edgefl-coordinator", "init", self.home, "--federation", federation, *task, "--rounds", rounds,
+            "--port", free_port(), "--quorum-min", members, "--quorum-target", members,
+        )  # fmt: skip
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        """Serve in the background until the end."""
+        with in_background("edgefl-coordinator", "serve", "--home", self.home, log=self.log) as server:
+            wait_for(lambda: self._is_up(server), "the coordinator to start")
+            yield
+
+    def invite(self, name: str, role: str, file: Path) -> None:
+        """Write an invite, to be handed over on a channel that both trust."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        words = ("edgefl-coordinator", "invite", "--home", self.home, "--role", role, name)
+        click.secho(f"$ {' '.join(shown(word) if isinstance(word, Path) else word for word in words)} > {shown(file)}")
+        file.write_text(run(*words, quiet=True))
+        file.chmod(0o600)
+
+    def approve(self, name: str, fingerprint: str) -> None:
+        """Let a member in whose fingerprint was compared."""
+        run("edgefl-coordinator", "approve", name, "--fingerprint", fingerprint, "--home", self.home)
+
+    def publish(self, bundle: Path, signer: Path) -> None:
+        """Make a bundle the one that devices fetch."""
+        run("edgefl-coordinator", "publish", bundle, "--home", self.home, "--trust", signer / "signing.pub")
+
+    def status(self) -> dict[str, Any]:
+        """Its own account."""
+        found: dict[str, Any] = json.loads(
+            run("edgefl-coordinator", "status", "--home", self.home, "--json", quiet=True)
+        )
+        return found
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Each exchange once it is open, until the federation is over."""
+        number = 0
+        while True:
+            found = self._after(number)
+            if found["state"] == "done":
+                return
+            number = found["round"]
+            yield Exchange(number, found["rounds"], found["phase"])
+
+    def _after(self, number: int) -> dict[str, Any]:
+        """The account once an exchange later than `number` is open, or all are over."""
+        found: dict[str, Any] = {}
+
+        def moved() -> bool:
+            found.update(self.status())
+            return found["state"] == "done" or (found["state"] == "open" and found["round"] > number)
+
+        wait_for(moved, f"exchange {number + 1} to open", every_s=2.0)
+        return found
+
+    def _is_up(self, server: "subprocess.Popen[bytes]") -> bool:
+        check(server, self.log)
+        return any(self.home.rglob("*.sock"))
+
+
+@dataclass
+class Hospitals:
+    """Two GPU servers, each with its own data and run directory."""
+
+    coordinator: Coordinator
+    out: Path
+    data: str
+    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+
+    @contextmanager
+    def joined(self) -> Iterator["Hospitals"]:
+        """Both take part in the background, from enrolment to their results."""
+        with ExitStack() as stack:
+            for number, name in enumerate(HOSPITALS, 1):
+                invite = self.out / f"{name}.invite"
+                self.coordinator.invite(name, "site", invite)
+                self.processes[name] = stack.enter_context(
+                    in_background(
+                        "edgefl-train",
+                        "join",
+                        "-",
+                        "--ca",
+                        self.coordinator.certificate,
+                        "--data",
+                        self.data,
+                        "--site",
+                        f"site-{number}",
+                        "--out",
+                        self.out / name,
+                        log=self._log(name),
+                        given=invite,
+                    )
+                )
+            for name in HOSPITALS:
+                wait_for(lambda name=name: self._fingerprint(name) != "", f"{name} to enrol")  # type: ignore[misc]
+                self.coordinator.approve(name, self._fingerprint(name))
+            yield self
+
+    def check(self) -> None:
+        """Both still learn, or have ended well."""
+        for name, process in self.processes.items():
+            check(process, self._log(name))
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """What each was left with: its `summary.json`."""
+        found = {}
+        for name, process in self.processes.items():
+            process.wait(PATIENCE_S)
+            check(process, self._log(name))
+            found[name] = json.loads((self.out / name / "summary.json").read_text())
+            lines = (self.out / name / "metrics.jsonl").read_text().splitlines()
+            found[name]["metrics"] = [json.loads(line) for line in lines]
+        return found
+
+    def _fingerprint(self, name: str) -> str:
+        """What its screen shows."""
+        self.check()
+        _, _, after = self._log(name).read_text().partition("fingerprint ")
+        return after[:20] if len(after) >= 20 else ""
+
+    def _log(self, name: str) -> Path:
+        return self.out / f"{name}.log"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Three devices without PyTorch, each with its own home folder and pictures."""
+
+    coordinator: Coordinator
+    folder: Path
+
+    def join(self, name: str, signer: Path, kinds: tuple[str, ...]) -> None:
+        """Enrol, be approved, allow what may leave, trust the signer, fetch the model."""
+        quiet, home, invite = name != DEVICES[0], self.folder / name, self.folder / f"{name}.invite"
+        self.coordinator.invite(name, "device", invite)
+        told = run(
+            "edgefl", "enrol", invite.read_text().strip(), "--ca", self.coordinator.certificate, "--home", home,
+            "--json", quiet=True,
+        )  # fmt: skip
+        self.coordinator.approve(name, json.loads(told)["fingerprint"])
+        run("edgefl", "policy", "allow", *kinds, "--home", home, quiet=quiet)
+        run("edgefl", "trust", "add", signer / "signing.pub", "--home", home, quiet=quiet)
+        run("edgefl", "pull", "--home", home, quiet=quiet)
+
+    def learn_alone(self, name: str, labels: Path) -> dict[str, Any]:
+        """A first round for itself; from now on `edgefl sync` knows its pictures."""
+        home = self.folder / name
+        words = ("edgefl", "train", "--labels", labels, "--epochs", "1", "--threads", "1", "--home", home)
+        click.secho(f"$ {' '.join(shown(word) if isinstance(word, Path) else word for word in words)}", bold=True)
+        found: dict[str, Any] = json.loads(run(*words, "--json", quiet=True))
+        return found
+
+    def answer(self) -> dict[str, dict[str, Any]]:
+        """Each does what is due, and leaves."""
+        found = {}
+        for name in DEVICES:
+            home = self.folder / name
+            click.secho(f"$ edgefl sync --home {shown(home)}", bold=True)
+            found[name] = json.loads(run("edgefl", "sync", "--threads", "1", "--home", home, "--json", quiet=True))
+        return found
+
+    def what_left(self, name: str) -> dict[str, Any]:
+        """What its owner allows, and what left in the last 24 hours."""
+        found: dict[str, Any] = json.loads(
+            run("edgefl", "policy", "show", "--home", self.folder / name, "--json", quiet=True)
+        )
+        return found
+
+
+def draw_pictures(data: str, site: str, most: int, folder: Path) -> None:
+    """Write drawn lesions of a site as JPEG files with a table `labels.csv`, `most` of each class."""
+    federation = load_federation([f"{data}@site={site}"], image_px=PHOTO_PX, task="nevus")
+    rows = [row for kind in ("train", "tune", "val", "test") for row in federation.sites[site].rows(kind)]
+    folder.mkdir(parents=True)
+    with (folder / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["image", "label", "lesion_id"])
+        for label, name in enumerate(federation.classes):
+            for row in [row for row in rows if federation.labels[row] == label][:most]:
+                picture = f"{federation.names[row].replace('/', '-')}.jpg"
+                Image.fromarray(federation.images[row]).save(folder / picture, quality=95)
+                table.writerow([picture, name, federation.lesions[row]])
+
+
+@contextmanager
+def in_background(*command: str | Path, log: Path, given: Path | None = None) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start a command that goes on while others run, and end it at the end."""
+    words = " ".join(shown(word) if isinstance(word, Path) else word for word in command)
+    click.secho(f"$ {words}{f' < {shown(given)}' if given else ''} &", bold=True)
+    program = [str(Path(sys.executable).parent / command[0]), *(str(word) for word in command[1:])]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as sink, (given or Path(os.devnull)).open() as source:
+        process = subprocess.Popen(program, stdin=source, stdout=sink, stderr=sink)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def check(process: "subprocess.Popen[bytes]", log: Path) -> None:
+    """Give up with a sentence where a command in the background failed."""
+    if process.poll():
+        said = log.read_text().strip().splitlines() or ["no message"]
+        raise click.ClickException(f"a command ended with status {process.returncode}: {said[-1]} (see {shown(log)})")
+
+
+def wait_for(done: Callable[[], bool], what: str, every_s: float = 0.5) -> None:
+    """Look again and again; give up with a sentence."""
+    end = time.monotonic() + PATIENCE_S
+    while not done():
+        if time.monotonic() > end:
+            raise click.ClickException(f"gave up waiting for {what}; see the .log files")
+        time.sleep(every_s)

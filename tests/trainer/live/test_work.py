@@ -1,0 +1,111 @@
+"""What the signed task and a site's data make together, and the sentence for each way in which they do not fit.
+
+Source: docs/design.md 4 (same method, same settings at every site) and 5 (a known failure is one sentence).
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from edgefl_protocol.messages import TaskReply
+from edgefl_trainer.data.lesions import draw_lesion
+from edgefl_trainer.errors import FederationRefused, SettingError
+from edgefl_trainer.live.work import SiteOptions, prepare
+from edgefl_trainer.models.backbones import load_backbone
+
+DATA = "lesions:sites=2,images=40,px=36"
+CLASSES = ("BCC", "BKL", "MEL", "NV")
+
+
+def facts(name: str = "tiny", seed: int = 0) -> dict[str, Any]:
+    """What the coordinator tells of a backbone."""
+    spec = load_backbone(name, image_px=36, seed=seed).spec
+    return dict(vars(spec))
+
+
+def told(**changes: Any) -> TaskReply:
+    """A task that fits the drawn data."""
+    plain: dict[str, Any] = {
+        "method": "fedevprompt", "task": "nevus", "line": "main", "classes": ("nevus", "other"), "rounds": 2,
+        "round": 1, "phase": "train", "state": "open", "deadline_ms": 0, "tokens": 9, "maps_per_class": 5,
+        "quorum_min": 1, "quorum_target": 2, "max_reply_bytes": 2**20, "replied": False, "settings": {"kd_weight": 0.5},
+        "train_rounds": 2, "epochs": 3, "seed": 7, "travels": ("maps",), "backbone": facts(seed=7),
+    }  # fmt: skip
+    return TaskReply(**{**plain, **changes})
+
+
+OPTIONS = SiteOptions(data=(DATA,), site="site-2", device="cpu")
+
+
+def test_method_and_numbers_are_the_coordinators_and_rows_the_sites() -> None:
+    work = prepare(told(), OPTIONS)
+    assert (work.method.maps.kd_weight, work.task.rounds, work.task.epochs, work.task.seed) == (0.5, 2, 3, 7)
+    assert work.task.classes == ("nevus", "other") and work.site.name == "site-2"
+    assert list(work.federation.sites) == ["site-2"]
+    assert work.site.noise == "secret"  # docs/methods.md, noise: whatever sends replies asks for it
+    assert work.task.backbone.sha256 == facts(seed=7)["sha256"]
+
+
+def folder(root: Path, labels: dict[str, int]) -> str:
+    """A data folder of one site with this many pictures of each class."""
+    for label, count in labels.items():
+        (root / "own" / label).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(draw_lesion("NV", site=0, number=number, px=36)[0]).save(root / f"own/{label}/{number}.png")
+    return f"folder:{root}"
+
+
+def test_a_site_that_lacks_a_class_counts_in_the_federations_indices(tmp_path: Path) -> None:
+    """`maps.<k>` is the class at index k of the task, wherever the class stands in the site's own data."""
+    options = replace(OPTIONS, data=(folder(tmp_path, {"melanoma": 8, "nevus": 8}),), site="")
+    classes = ("keratosis", "melanoma", "nevus")
+    work = prepare(told(task="all", classes=classes), options)
+    known = work.site.train.targets
+    assert work.site.seen == (False, True, True) and set(known) == {1, 2}
+    assert np.array_equal(work.site.train.counts(3), np.bincount(known, minlength=3))
+
+
+WRONG = [
+    ({"method": "fedmagic"}, {}, "fedmagic, which this version does not know: update"),
+    ({"settings": {"lamda": 1}}, {}, "cannot run fedevprompt with the federation's settings .*lamda.*: update"),
+    ({"settings": {"kd_weight": "much"}}, {}, "kd_weight is 'much'"),
+    ({"travels": ("weights",)}, {}, "says that weights leave a site, fedevprompt of this version sends maps"),
+    ({"train_rounds": 0}, {}, "does not tell rounds, epochs and backbone"),
+    ({"backbone": {}}, {}, "does not tell rounds, epochs and backbone"),
+    ({"backbone": {"name": "tiny", "legs": 4}}, {}, "describes no backbone that this version knows"),
+    ({"backbone": facts(seed=8)}, {}, "has the SHA-256 .* here, the federation's tiny has"),
+    ({"backbone": facts()}, {"backbone": "vit:64x2/12"}, "backbone vit:64x2/12 has the SHA-256"),
+    ({"method": "random-init", "settings": {}, "travels": ()}, {}, "random-init exchanges nothing"),
+]
+
+
+@pytest.mark.parametrize(("task", "options", "sentence"), WRONG)
+def test_what_the_federation_asks_and_cannot_be_done_is_refused(task: Any, options: Any, sentence: str) -> None:
+    with pytest.raises(FederationRefused, match=sentence) as caught:
+        prepare(told(**task), replace(OPTIONS, **options))
+    assert "\n" not in str(caught.value)
+
+
+ASKED = [
+    ({}, {"site": ""}, "has the sites site-1, site-2: say which one this is with --site"),
+    ({"task": "all", "classes": ("MEL", "NV")}, {}, "has the class 'A?[A-Z]+', the federation knows MEL, NV"),
+    ({"backbone": {**facts(seed=7), "name": "run:first"}}, {}, "name your copy with --backbone"),
+    ({"method": "fedclf", "settings": {}, "travels": ()}, {"balance": "class"}, "uses no labels"),
+]
+
+
+@pytest.mark.parametrize(("task", "options", "sentence"), ASKED)
+def test_what_the_site_has_to_say_is_asked_for(task: Any, options: Any, sentence: str) -> None:
+    with pytest.raises(SettingError, match=sentence):
+        prepare(told(**task), replace(OPTIONS, **options))
+
+
+def test_a_network_that_is_learned_needs_no_copy_of_it() -> None:
+    """The server sends the weights: only the architecture has to be known, also where its name is a place elsewhere."""
+    task = {"method": "fedmae", "settings": {"decoder_width": 32, "decoder_depth": 1}, "travels": ("weights",)}
+    work = prepare(told(**task, backbone={**facts(seed=1), "name": "run:first"}), OPTIONS)
+    assert work.task.backbone.width == 64 and not work.task.initial
