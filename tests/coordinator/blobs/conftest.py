@@ -1,6 +1,8 @@
 """A federation of a small network whose payloads are above the cap of an envelope, which is lowered here to 1 MiB."""
 
+import gc
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +12,26 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from edgefl_client.exchange import Answer, Member, Outbox, Request, delivering, enrol
+from edgefl_client.exchange import (
+    Answer,
+    Member,
+    Outbox,
+    Request,
+    ca_file,
+    delivering,
+    enrol,
+    read_ca,
+    trust_certificate,
+)
+from edgefl_client.exchange.https import HttpsTransport
 from edgefl_coordinator import routes
 from edgefl_coordinator.aggregation import step
+from edgefl_coordinator.coordinator import open_coordinator, wall_clock_ms
 from edgefl_coordinator.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.service import serve
+from edgefl_coordinator.settings import Home
+from edgefl_coordinator.setup import make_home
 from edgefl_protocol import Payload
 from edgefl_protocol.blob import BlobReference, new_blob_id, new_file_key, seal_chunks
 from edgefl_protocol.blob_messages import BlobPut, BlobPutReply
@@ -30,11 +47,11 @@ SMALL = 2**20  # in place of 32 MiB, so that a test of every fault takes seconds
 KEY = bytes(32)
 
 
-def weights(seed: int, size: int = 300_000) -> dict[str, np.ndarray]:
+def weights(seed: int, size: int = 350_000) -> dict[str, np.ndarray]:
     return {"backbone.conv": np.random.default_rng(seed).normal(size=size).astype(np.float32)}
 
 
-def reply_of(seed: int, size: int = 300_000) -> Payload:
+def reply_of(seed: int, size: int = 350_000) -> Payload:
     digest = hashlib.sha256(str(seed).encode()).hexdigest()
     return Payload(weights(seed, size), {"site_sha256": digest, "n_train": 10})
 
@@ -187,8 +204,68 @@ def pair(federation, tools) -> list[Any]:
 
 
 @pytest.fixture
+def collected() -> Iterator[None]:
+    """What cut connections leave is collected when all of a test is gone, and not in a later one."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def served(collected, folder, tools, monkeypatch) -> Iterator[Any]:
+    """A coordinator on a port of 127.0.0.1, on the real clock, in the first round."""
+    monkeypatch.setattr(routes, "MAX_INLINE_BYTES", 2**20)
+    home, ready = Home(folder / "served"), threading.Event()
+    table = tools.settings_table(
+        task={"method": "fedclf", "shares_maps": False, "backbone": CNN}, limits={"reply_bytes": 8 * 2**20}, port=0,
+        rounds={"deadline_s": 3600},
+    )  # fmt: skip
+    make_home(home, table)
+    coordinator = open_coordinator(home, clock=wall_clock_ms)
+    port: list[int] = []
+    stop: list[Any] = []
+
+    def opened(number: int) -> None:
+        port.append(number)
+        ready.set()
+
+    monkeypatch.setattr("edgefl_coordinator.service._Server", remembering(stop))
+    thread = threading.Thread(target=serve, args=(coordinator, opened, averaging_worker), daemon=True)
+    thread.start()
+    assert ready.wait(60)
+    yield coordinator, port[0]
+    stop[0].should_exit = stop[0].force_exit = True  # connections that a test cut are not waited for
+    thread.join(30)
+    coordinator.store.close()
+
+
+def remembering(made: list[Any]) -> Any:
+    """Keep the server that is made, to stop it."""
+    from edgefl_coordinator.service import _Server
+
+    def make(*arguments: Any) -> Any:
+        made.append(_Server(*arguments))
+        return made[0]
+
+    return make
+
+
+def join(coordinator: Any, port: int, folder: Path) -> Path:
+    """The folder of an approved member, enrolled over TLS."""
+    folder.mkdir(mode=0o700)
+    told = OPERATIONS["invite"](coordinator, {"name": "clinic-a", "role": "site", "hours": 1})
+    invite = decode_invite(told["invite"], wall_clock_ms())
+    url = f"https://127.0.0.1:{port}"
+    own_ca = trust_certificate(folder, invite, read_ca(coordinator.store.home.tls / "ca.pem"))
+    at_port = type(invite)(**{**vars(invite), "url": url})
+    found = enrol(folder, at_port, HttpsTransport(url, folder / "ca.pem"), own_ca=own_ca)
+    OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": found.fingerprint})
+    assert ca_file(folder, found) is not None
+    return folder
+
+
+@pytest.fixture
 def lab() -> SimpleNamespace:
     return SimpleNamespace(
         Blob=Blob, Wire=Wire, Site=Site, CNN=CNN, KEY=KEY, weights=weights, reply_of=reply_of, files=files, rows=rows,
-        averaging_worker=averaging_worker, joined=joined,
+        averaging_worker=averaging_worker, joined=joined, join=join,
     )  # fmt: skip
