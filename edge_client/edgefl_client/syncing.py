@@ -177,7 +177,8 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
     """Code and sentence of what makes learning needless now; None where the round is due."""
     task, got = before.task, before.broadcast
     if task.state != "open":
-        return "not_open", f"no round is open, round {task.round} is {task.state}"
+        now = f"round {task.round} is {task.state}" if task.round else "the first has not begun"
+        return "not_open", f"no round is open, {now}"
     if before.replied:
         return "replied", f"round {task.round} has this device's reply"
     if before.queued:

@@ -79,7 +79,7 @@ class Reader:
             text=True,
             check=False,
             stdin=subprocess.DEVNULL,
-            timeout=600,
+            timeout=1200,
         )
         said = f"{command}\n{done.stdout}{done.stderr}"
         assert (done.returncode != 0) is bool(wanted), said
@@ -120,7 +120,7 @@ def _free_port() -> int:
 
 
 def _own_files(folder: Path) -> None:
-    """What the pages call yours: a 4:3 photo, and a table of labelled pictures."""
+    """What the pages call yours: a 4:3 photo, a table of labelled pictures, and one long enough to learn from."""
     drawn = Image.fromarray(draw_lesion("MEL", site=0, number=7, px=256)[0])
     drawn.resize((640, 480)).save(folder / "photo.jpg", quality=90)
     with (folder / "labels.csv").open("w", newline="") as file:
@@ -129,6 +129,16 @@ def _own_files(folder: Path) -> None:
         for number, label in enumerate(("NV", "MEL", "BKL", "BCC")):
             Image.fromarray(draw_lesion(label, site=1, number=number, px=128)[0]).save(folder / f"own-{label}.png")
             rows.writerow([f"own-{label}.png", label])
+    (folder / "own").mkdir()
+    with (folder / "own/labels.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["image", "label", "lesion_id"])
+        for label in ("MEL", "NV"):
+            for number in range(27):
+                Image.fromarray(draw_lesion(label, site=1, number=number, px=64)[0]).save(
+                    folder / f"own/{label}{number}.png"
+                )
+                rows.writerow([f"{label}{number}.png", label, f"{label}-{number}"])
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +166,7 @@ def test_page(page: str, readme: Path, root: Path, environment) -> None:
     """A page works for whoever has followed the README."""
     folder = readme.parent / Path(page).stem
     folder.mkdir()
-    for name in ("runs/first", "signer"):
+    for name in ("runs/first", "signer", "own"):
         shutil.copytree(readme / name, folder / name)
     for file in [readme / "first.edgefl", *readme.glob("*.png"), readme / "photo.jpg", readme / "labels.csv"]:
         shutil.copy(file, folder)
