@@ -81,7 +81,8 @@ class Notes:
         self._before = str(folder / "x")[:-1]  # how the names of its files begin
         root = home.prepare()
         digest = hashlib.sha256(self._folder).hexdigest()[:16]
-        self._lock = (root / f"watch-{digest}.lock").open("ab")
+        self._lock = os.fdopen(_own(root / f"watch-{digest}.lock"), "ab")
+        os.close(_own(root / "watched.sqlite3"))
         self._watched = sqlite3.connect(root / "watched.sqlite3", timeout=10, isolation_level=None)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -164,6 +165,11 @@ class Notes:
             return self._watched.execute(statement, values).fetchall()
         except sqlite3.Error as error:
             raise _storage_error(error) from error
+
+
+def _own(path: Path) -> int:
+    """Open a file of the home, made where it is missing, for its owner alone."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 @contextmanager

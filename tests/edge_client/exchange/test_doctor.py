@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,19 @@ def test_the_disk(run, monkeypatch, free_mib, state):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: real._replace(free=free_mib * 2**20))
     code, found = diagnosed(run)
     assert found["disk"]["state"] == state and code == (1 if state == "fail" else 0)
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_no_command_leaves_a_file_open_to_others(run, device):
+    """docs/security.md 2.6.7: whatever the umask, all that lies in the home is its owner's alone."""
+    before = os.umask(0)
+    try:
+        for words in (("pull",), ("contribute", "--labels", device / "labels.csv"), ("sync",), ("outbox",),
+                      ("policy", "deny", "maps"), ("watch", device, "--once", "--interval", "0.1")):  # fmt: skip
+            assert run(*words)[0] == 0
+    finally:
+        os.umask(before)
+    assert diagnosed(run)[1]["home"]["state"] == "ok"
 
 
 @pytest.mark.usefixtures("unprobed")
