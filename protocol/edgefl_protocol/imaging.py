@@ -20,6 +20,7 @@ as in the training sets. Of a multi-picture JPEG (phones add depth and gain maps
 Source: docs/security.md, attack list 6 and 7, checks 34 and 35; docs/methods.md 7.3 (colour constancy, shades of grey).
 """
 
+import logging
 import math
 import struct
 import threading
@@ -44,6 +45,7 @@ PREPROCESSING = 1  # number of this image path: one more whenever the same file 
 MAX_FILE_BYTES = 20_000_000
 MAX_PIXELS = 40_000_000
 MAX_SCAN_PIXELS = 16 * MAX_PIXELS  # decoded pixels summed over the scans of a progressive JPEG
+STRIP_PIXELS = 1 << 18  # turned into an array at a time
 MAX_PNG_CHUNKS = 65_536
 MAX_PNG_SIDE_CHUNK_BYTES = 4 * 1024 * 1024  # a chunk that is not image data
 MAX_SIZE_PX = 4_096  # of the network's input
@@ -55,6 +57,9 @@ _JPEG_START = b"\xff\xd8\xff"
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 _WHITE = (255, 255, 255)
 _MINKOWSKI_POWER = 6
+
+# Pillow's finest log level tells what stands in EXIF: a person's name would enter the log of whoever switches it on.
+logging.getLogger("PIL").setLevel(logging.INFO)
 
 # Everything Pillow's two readers were seen to raise on damaged files (docs/security.md, attack list 7).
 _PILLOW_ERRORS = (
@@ -364,7 +369,17 @@ def _to_rgb(image: Image.Image) -> Pixels:
         return np.asarray(flat)
     if image.mode not in ("1", "L", "P", "RGB", "CMYK", "YCbCr", "RGBX"):
         raise ImageError(f"the pixel mode is {image.mode}; convert the image to RGB", code="unsupported_format")
-    return np.asarray(image.convert("RGB"))
+    return _in_strips(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _in_strips(image: Image.Image) -> Pixels:
+    """As `np.asarray`, without its two further copies of the whole picture: 72 MB for 12 megapixels."""
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        pixels[top:bottom] = np.asarray(image.crop((0, top, image.width, bottom)))
+    return pixels
 
 
 def _too_large(sentence: str) -> ImageError:
