@@ -78,6 +78,8 @@ def open_scorer(
     threads: int | None,
     refer_above: float | None,
     weights: str | None = None,
+    *,
+    keep_graphs: bool = False,
 ) -> "tuple[Scorer, Bundle]":
     """The scorer and its verified bundle.
 
@@ -88,6 +90,7 @@ def open_scorer(
         threads: processor threads; None for all that are allowed.
         refer_above: threshold of uncertainty; None for the card's.
         weights: `bundle` or `personal`; None for the personal ones where there are some.
+        keep_graphs: whether the bundle keeps the bytes of its graphs; the scorer needs them no more.
 
     Raises:
         click.UsageError: no picture could exceed the threshold.
@@ -98,7 +101,9 @@ def open_scorer(
     from concurrent.futures import ThreadPoolExecutor
 
     from edgefl_client import models
+    from edgefl_client.memory import map_large_blocks_apart
 
+    map_large_blocks_apart()
     # numpy's linear algebra is not used here, yet its threads would start with it and spin on the other processors.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Reading and hashing the bundle and loading the libraries take about as long, and the first needs the interpreter
@@ -106,7 +111,7 @@ def open_scorer(
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(models.read_file, home, model)
         from edgefl_client import trust as signers
-        from edgefl_client.scorer import Scorer, largest_uncertainty
+        from edgefl_client.scorer import Scorer, largest_uncertainty, without_graphs
 
         extra = [signers.read_public_key(pub).public for pub in trusted]
         archive = reading.result()
@@ -115,7 +120,8 @@ def open_scorer(
     if refer_above is not None and refer_above > most:
         raise click.UsageError(f"--refer-above is {refer_above}; for this model, allowed are 0 to {most:g}")
     personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
-    return Scorer(bundle, threads, refer_above, personal=personal), bundle
+    scorer = Scorer(bundle, threads, refer_above, personal=personal)
+    return scorer, bundle if keep_graphs else without_graphs(bundle)
 
 
 def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":

@@ -1,12 +1,17 @@
 """onnxruntime as this package uses it: graphs from verified bytes only, a fixed number of threads that do not spin.
 
 The graph is loaded with an empty folder as the only place external data could come from (docs/security.md, attack
-list 1 and 2), and every way in which the runtime can fail becomes one sentence.
+list 1 and 2), and every way in which the runtime can fail becomes one sentence. An 8-bit graph runs in whole numbers
+only where the processor multiplies and adds bytes exactly: x86 without VNNI adds pairs in 16 bits and saturates, so
+there the same graph runs in float, slower and with the same scores (docs/decisions/0026).
 """
 
 import os
+import platform
 import re
 import tempfile
+from functools import cache
+from pathlib import Path
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
@@ -47,6 +52,26 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
+def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether an x86 processor says that it multiplies and adds bytes in 32 bits (VNNI).
+
+    Args:
+        cpuinfo: where the system lists the processor's flags; where it lists none, the answer is no.
+    """
+    try:
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return "avx512_vnni" in flags or "avx_vnni" in flags
+
+
+def multiplies_bytes() -> bool:
+    """Whether 8-bit products are exact here: with VNNI, and on every processor but x86."""
+    return platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686", "x86") or has_vnni()
+
+
 def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     """Load a verified graph.
 
@@ -64,6 +89,8 @@ def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     options.log_severity_level = 3  # errors only
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
+    if not multiplies_bytes():
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     with tempfile.TemporaryDirectory(prefix="edgefl-empty-") as empty:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
         try:
