@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from edgefl_client.scorer import Scorer
-    from edgefl_protocol.bundle import Bundle
 
 MOST_SECONDS: Final = 240
 CAMERA_PX: Final = (3000, 4000)  # 12 megapixels
@@ -117,11 +116,12 @@ def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> Non
     try:
         _say(step, _runtime())
         step = "model"
-        scorer, bundle, facts = _model(Path(home), model, trusted)
+        scorer, size_px, facts = _model(Path(home), model, trusted)
         _say(step, facts)
         step = "speed"
         if speed:
-            _say(step, _speed(scorer, bundle))
+            one, _, _ = _model(Path(home), model, trusted, threads=1)
+            _say(step, _speed(scorer, one, size_px))
     except EdgeflError as error:
         _say(step, {"error": {"code": error.code, "message": str(error)}})
 
@@ -146,12 +146,15 @@ def _runtime() -> dict[str, Any]:
     }
 
 
-def _model(home: Path, model: str | None, trusted: list[str]) -> "tuple[Scorer, Bundle, dict[str, Any]]":
-    """Open the model as `edgefl score` does, and score the drawn picture with it."""
+def _model(
+    home: Path, model: str | None, trusted: list[str], threads: int | None = None
+) -> "tuple[Scorer, int, dict[str, Any]]":
+    """Open the model as `edgefl score` does, and score the drawn picture with it; scorer, picture's side and facts."""
     from edgefl_client.command_options import open_scorer
     from edgefl_client.home import Home
 
-    scorer, bundle = open_scorer(Home(home), None if model is None else Path(model), tuple(trusted), None, None)
+    file = None if model is None else Path(model)
+    scorer, bundle = open_scorer(Home(home), file, tuple(trusted), threads, None)
     side = max(bundle.preprocess.size, 84)
     score = scorer.score(drawn_picture(side, side))
     facts = {
@@ -164,18 +167,14 @@ def _model(home: Path, model: str | None, trusted: list[str]) -> "tuple[Scorer, 
         "probabilities": dict(score.probabilities),
         "vacuity": score.vacuity,
     }
-    return scorer, bundle, facts
+    return scorer, side, facts
 
 
-def _speed(scorer: "Scorer", bundle: "Bundle") -> dict[str, Any]:
+def _speed(scorer: "Scorer", one: "Scorer", size_px: int) -> dict[str, Any]:
     """Median times of what a score is made of, with all processors and with one, and the most memory it all took."""
     from PIL import Image
 
-    from edgefl_client.scorer import Scorer
-
-    side = max(bundle.preprocess.size, 84)
-    small = scorer.prepare(drawn_picture(side, side))
-    one = Scorer(bundle, threads=1)
+    small = scorer.prepare(drawn_picture(size_px, size_px))
     rows = [
         _row("network, one picture", scorer.threads, lambda: scorer.score_batch([small])),
         _row("network, one picture", 1, lambda: one.score_batch([small])),
