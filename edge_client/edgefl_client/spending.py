@@ -17,7 +17,6 @@ from edgefl_client.exchange.outbox import WorkItem
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.policy import Policy, PolicyError, Spent, travels_of
 from edgefl_protocol.errors import StorageError
-from edgefl_protocol.payload import Payload
 
 DAY_MS = 86_400_000
 
@@ -98,11 +97,11 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
     """
 
     def ask(item: WorkItem, round_number: int) -> PolicyError | None:
-        now_ms, size = clock_ms(), len(item.payload)
+        now_ms, size = clock_ms(), item.size
         entries = _entries(home)
         if any(one.at_ms > now_ms for one in entries):  # by a clock that was ahead: from now on they age
             _write(home, entries, now_ms)
-        travels = travels_of(Payload.from_bytes(item.payload, size).arrays)
+        travels = travels_of(item.names)
         spent = read_spent(home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem)
         try:
             policy.check(travels, size, spent)

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -166,6 +166,21 @@ def read_tensors(
     if position != len(data) - start:
         raise PayloadError(f"{len(data) - start - position} bytes belong to no tensor", "bad_offsets")
     return {name: arrays[name] for name in sorted(arrays)}, metadata
+
+
+def tensor_names(pieces: Iterable[bytes]) -> list[str]:
+    """Return the names of the arrays of a file that comes in pieces, of which no more is taken than its header.
+
+    Raises:
+        PayloadError: it does not begin with a header.
+    """
+    data = bytearray()
+    for piece in pieces:
+        data += piece
+        if len(data) >= 8 and len(data) - 8 >= min(struct.unpack_from("<Q", data)[0], MAX_HEADER_BYTES):
+            break
+    header, _ = _read_header(bytes(data), MAX_HEADER_BYTES)
+    return [check_name(name) for name in sorted(header) if name != METADATA]
 
 
 def _read_header(data: bytes, max_header: int) -> tuple[dict[str, Any], int]:

@@ -10,6 +10,7 @@
 Source: docs/security.md 2.2, and the reliability table (resumable upload).
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ FIRST_PIECE_BYTES = 256 * 2**10
 LEAST_PIECE_BYTES = 64 * 2**10
 INSTANT_S, QUICK_S, SLOW_S = 0.5, 2.0, 10.0
 MAX_SETBACKS = 3  # times that the coordinator may hold no more after a piece than before it
+PART_AGE_S = 7 * 86_400.0  # after which a partial file that nobody went on with is deleted
 _PART = ".part"
 
 
@@ -115,13 +117,20 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
         return payload
 
 
-def sweep_parts(folder: Path, keep: Path | None = None) -> None:
-    """Delete partial files of blobs that nobody asks for any more."""
+def sweep_parts(folder: Path, keep: Path | None = None, rested_s: float = 0.0) -> None:
+    """Delete partial files of blobs that nobody asks for any more.
+
+    Args:
+        folder: where they lie; it may be missing.
+        keep: the one that is asked for.
+        rested_s: leave those that grew within so many seconds.
+    """
     if not folder.is_dir():
         return
     for path in folder.glob(f"*{_PART}"):
-        if path != keep:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the next sweep finds it again
+            if path != keep and time.time() - path.stat().st_mtime >= rested_s:
+                path.unlink()
 
 
 def _begun(folder: Path, part: Path, size: int) -> bool:

@@ -13,10 +13,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from edgefl_protocol.blob import BlobReference, new_blob_id, new_file_key, open_blob, seal_chunks, sealed_size
+from edgefl_protocol.blob import (
+    BlobReference,
+    new_blob_id,
+    new_file_key,
+    open_blob,
+    open_chunks,
+    seal_chunks,
+    sealed_size,
+)
 from edgefl_protocol.durable import read_pieces, write_pieces
 from edgefl_protocol.errors import StorageError
 
+FIRST_BYTES = 128 * 2**10  # read at a time
 _STALE_S = 3600.0  # age of a temporary file that nobody is writing any more
 
 
@@ -63,6 +72,15 @@ class ItemFiles:
         """
         pieces = read_pieces(self.path(reference.blob), reference.size)
         return open_blob(pieces, reference, max(1, reference.plain_bytes))
+
+    def chunks(self, reference: BlobReference) -> Iterator[bytes]:
+        """Give the payload of a file a chunk at a time, each verified, the whole only at the end.
+
+        Raises:
+            StorageError: it is missing.
+            BlobError: it is damaged.
+        """
+        return open_chunks(read_pieces(self.path(reference.blob), reference.size, FIRST_BYTES), reference.key)
 
     def drop(self, *blobs: str) -> None:
         """Delete files that no row names any more; one that cannot be deleted now is left to the sweep."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from edgefl_client.exchange import upkeep
-from edgefl_client.exchange.blobs import Pace, fetch_blob, send_blob, sweep_parts
+from edgefl_client.exchange.blobs import PART_AGE_S, Pace, fetch_blob, send_blob, sweep_parts
 from edgefl_client.exchange.caller import Caller, Speaker
 from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
 from edgefl_client.exchange.delivering import Courier, Delivery, Permit, Settled
@@ -72,6 +72,8 @@ class Member:
     ) -> None:
         self._folder = folder
         self._parts, self._bundle_parts = folder / "parts", folder / "bundle-parts"
+        for parts in (self._parts, self._bundle_parts):
+            sweep_parts(parts, rested_s=PART_AGE_S)
         self.membership = load_membership(folder)
         if self.membership.state == "joining":
             raise NotEnrolled("the enrolment is not finished; run edgefl enrol again with the same invite")

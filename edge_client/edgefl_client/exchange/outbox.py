@@ -15,8 +15,8 @@ import hashlib
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -25,11 +25,13 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from edgefl_client.exchange.errors import OutboxError
 from edgefl_client.exchange.item_files import ItemFiles
+from edgefl_client.exchange.work_item import LEARNED as LEARNED
+from edgefl_client.exchange.work_item import WorkItem as WorkItem
+from edgefl_client.exchange.work_item import WorkItemKey
 from edgefl_protocol.blob import MAX_BLOB_BYTES, BlobReference
 from edgefl_protocol.errors import BlobError, PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 
-LEARNED = "learned"  # kind of the reply that was learned in a round, and belongs to it
 _DAY_MS = 86_400_000
 _NONCE_BYTES = 12
 FILE_ABOVE_BYTES = 2**20  # a larger content lies in a file of its own
@@ -47,48 +49,6 @@ CREATE TABLE IF NOT EXISTS item (
     file TEXT
 ) STRICT
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkItem:
-    """Something to send, in the clear only in memory.
-
-    Attributes:
-        idem: stable key that makes a repeated send count once.
-        federation: whom it is for.
-        kind: `reply` for a contribution, which any round may take; `LEARNED` for the reply of one round.
-        round: the round it has been promised to; None until a contribution is first sent.
-        created_ms: when it was put, Unix milliseconds.
-        attempts: how often it was sent without a signed answer.
-        size: bytes of its payload.
-        blob: what names its file, where the payload lies in one.
-        content: reads the payload.
-    """
-
-    idem: str
-    federation: str
-    kind: str
-    round: int | None
-    created_ms: int
-    attempts: int
-    size: int
-    blob: BlobReference | None = None
-    content: Callable[[], bytes] = field(repr=False, compare=False)
-
-    @property
-    def payload(self) -> bytes:
-        """Bytes of its payload; of a large item they are read and decrypted each time this is asked."""
-        return self.content()
-
-
-@dataclass(frozen=True)
-class WorkItemKey:
-    """What an item is filed under; see `WorkItem`."""
-
-    idem: str
-    federation: str
-    kind: str
-    round: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,7 +189,13 @@ class Outbox:
         if file is None:
             return replace(row, size=len(content), content=lambda: content)
         blob = self._reference(content, file)
-        return replace(row, size=blob.plain_bytes, blob=blob, content=lambda: self._read(blob))
+        return replace(
+            row,
+            size=blob.plain_bytes,
+            blob=blob,
+            content=lambda: self._read(blob),
+            chunks=lambda: self._chunks(blob),
+        )
 
     def file_of(self, blob: BlobReference) -> Path:
         """File that holds a large item, encrypted as it travels."""
@@ -298,6 +264,12 @@ class Outbox:
     def _read(self, blob: BlobReference) -> bytes:
         try:
             return self._files.read(blob)
+        except (BlobError, StorageError) as error:
+            raise self._damaged() from error
+
+    def _chunks(self, blob: BlobReference) -> Iterator[bytes]:
+        try:
+            yield from self._files.chunks(blob)
         except (BlobError, StorageError) as error:
             raise self._damaged() from error
 

@@ -161,6 +161,18 @@ def test_fetching_goes_on_after_a_restart(sites, lab) -> None:
     assert not list((site.folder / "parts").iterdir())
 
 
+def test_a_partial_file_that_nobody_goes_on_with(sites) -> None:
+    """Swept: a week after it last grew, when the member is opened."""
+    folder = sites[0].folder / "parts"
+    folder.mkdir()
+    old, young = folder / f"{'0' * 32}.part", folder / f"{'1' * 32}.part"
+    for path in (old, young):
+        path.write_bytes(b"x")
+    os.utime(old, (1, 1))
+    sites[0].open()
+    assert not old.exists() and young.exists()
+
+
 @pytest.mark.parametrize("damage", ["flip", "longer", "empty", "cut"])
 def test_a_partial_file_that_was_damaged(sites, lab, damage) -> None:
     """Check 60: what lies here is no proof of itself; it is thrown away and fetched anew."""

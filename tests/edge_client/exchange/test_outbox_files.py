@@ -12,7 +12,8 @@ from edgefl_client.exchange import Bounds, Outbox, OutboxError
 from edgefl_client.exchange.outbox import FILE_ABOVE_BYTES
 from edgefl_protocol.blob import open_blob
 from edgefl_protocol.durable import read_pieces
-from edgefl_protocol.errors import StorageError
+from edgefl_protocol.errors import PayloadError, StorageError
+from edgefl_protocol.payload import Payload
 
 KEY = bytes(range(32))
 LARGE = b"CANARY" * 300_000  # 1.8 MB
@@ -170,6 +171,28 @@ def test_an_outbox_of_an_older_version_goes_on(path):
         outbox.put("skin", "other", LARGE, 1)
     with Outbox(path, KEY) as outbox:
         assert [item.size for item in outbox.items("skin")] == [5, len(LARGE)]
+
+
+def test_names_are_read_without_the_rest(path):
+    """The owner's policy asks what an item holds: of a large one the header is read, not 20 MB."""
+    payload = Payload({"weights": np.zeros(5_000_000, np.float32), "features": np.zeros(3)}, {"n_train": 5})
+    with Outbox(path, KEY) as outbox:
+        outbox.put("skin", "reply", payload.to_bytes(), 0)
+        outbox.put("skin", "other", Payload({"maps.0": np.ones(2)}, {}).to_bytes(), 1)
+        large, small = outbox.items("skin")
+        tracemalloc.start()
+        assert large.names == ["features", "weights"]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < 2 * 2**20
+        assert small.names == ["maps.0"]
+        (file,) = files(path)
+        file.write_bytes(b"\0" + file.read_bytes()[1:])
+        with pytest.raises(OutboxError):
+            _ = large.names
+        outbox.put("skin", "odd", b"no payload", 2)
+        with pytest.raises(PayloadError):
+            _ = outbox.items("skin")[-1].names
 
 
 def test_listing_and_keeping_take_no_memory_of_their_own(path):
