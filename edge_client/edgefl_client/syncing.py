@@ -40,7 +40,7 @@ from edgefl_protocol.payload import Payload
 KEPT_BROADCASTS = 3
 _MAX_BROADCAST_BYTES = 2**30
 # Reasons to leave the round alone that are no failure.
-_SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "paused"}) | PASSES
+_SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +224,7 @@ def _live_round(home: Home, before: _Exchanged) -> LiveRound:
         epochs=task.epochs,
         seed=task.seed,
         maps_per_class=min(MAX_MAPS, task.maps_per_class),
+        travels=task.travels,
         broadcast=Payload.from_bytes(data, _MAX_BROADCAST_BYTES),
         permitted=lambda travels: policy.check(travels, 0, spent),
     )

@@ -28,7 +28,7 @@ from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.gate import BATCH, judge
 from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.personal import PersonalState
-from edgefl_client.learning.rounds import Arrays, Circumstances, Report
+from edgefl_client.learning.rounds import Arrays, Circumstances, Report, phase_and_round
 from edgefl_client.learning.rows import Dealt, skewed_prior
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
@@ -76,7 +76,7 @@ class FedEvPromptLearner:
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Learn, judge, reply; see `RoundLearner`."""
         started = self._around.options.limits.clock()
-        phase, round_ = str(broadcast.scalars["phase"]), int(broadcast.scalars["round"])
+        phase, round_ = phase_and_round(broadcast)
         if phase != "train":
             raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
         peers = peer_targets(broadcast, self._plan, self._classes, self._session.tokens)

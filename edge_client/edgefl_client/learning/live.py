@@ -44,6 +44,7 @@ class LiveRound:
         epochs: E; 0 where the bundle's hold.
         seed: of every draw that server and sites share.
         maps_per_class: most rollout maps of a class.
+        travels: what replies hold, as the task says; empty where it does not.
         broadcast: as it came.
         permitted: asked with what a reply would hold, before the work; raises where the owner does not allow it.
     """
@@ -56,6 +57,7 @@ class LiveRound:
     epochs: int
     seed: int
     maps_per_class: int
+    travels: tuple[str, ...]
     broadcast: Payload
     permitted: Callable[[Sequence[str]], None]
 
@@ -82,7 +84,13 @@ def learn_live(
     agreed = replace(
         options, formats=table.formats, batch=table.batch, seed=live.seed, epochs=live.epochs or options.epochs
     )
-    told = Told(agreed)
+    told, kind = Told(agreed), agreed.plan(bundle).kind  # before the work of reading pictures
+    if kind != live.method:
+        raise LearningError(
+            f"the federation learns {live.method}, this bundle {kind}: fetch the federation's with edgefl pull",
+            "other_method",
+        )
+    live.permitted(live.travels)
     with only_one(home):
         dealt = read_dealt(home, bundle, table, options.limits, told.report)
         around = Circumstances(
@@ -90,12 +98,6 @@ def learn_live(
             maps_per_class=live.maps_per_class, judged=told.hear,
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
-        if learner.kind != live.method:
-            raise LearningError(
-                f"the federation learns {live.method}, this bundle {learner.kind}: fetch the federation's with edgefl "
-                "pull",
-                "other_method",
-            )
         live.permitted(learner.travels)
         broadcast = renumbered(live.broadcast, live.classes, bundle.labels.classes)
         try:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.session import plan_of
 from edgefl_client.pictures import DEFAULT_FORMATS
@@ -45,13 +46,16 @@ class TrainOptions:
         """The bundle's plan with the caller's changes.
 
         Raises:
-            LearningError: the bundle brings no training step.
+            LearningError: the bundle brings no training step (`no_training`), or cannot learn so (`bad_settings`).
         """
         plan = plan_of(bundle)
-        return replace(
-            plan,
-            epochs=self.epochs or plan.epochs,
-            batch=self.batch or plan.batch,
-            balance=self.balance or plan.balance,
-            seed=plan.seed if self.seed is None else self.seed,
-        )
+        try:
+            return replace(
+                plan,
+                epochs=self.epochs or plan.epochs,
+                batch=self.batch or plan.batch,
+                balance=self.balance or plan.balance,
+                seed=plan.seed if self.seed is None else self.seed,
+            )
+        except ValueError as error:
+            raise LearningError(f"this device cannot learn so: {error}; tell the operator", "bad_settings") from error

@@ -142,3 +142,18 @@ def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> Ro
 
         return FedCLFLearner(bundle, rows, circumstances)
     raise LearningError(f"this version does not know how to learn {kind}; install a newer edgefl", "unknown_kind")
+
+
+def phase_and_round(broadcast: Payload) -> tuple[str, int]:
+    """Phase and train round of a broadcast.
+
+    Args:
+        broadcast: as it came.
+
+    Raises:
+        LearningError: it does not tell them (`other_broadcast`).
+    """
+    phase, round_ = (broadcast.scalars.get(name) for name in ("phase", "round"))
+    if not isinstance(phase, str) or not isinstance(round_, int) or round_ < 0:
+        raise LearningError("the broadcast names no phase and round; tell the operator", "other_broadcast")
+    return phase, round_

@@ -15,7 +15,7 @@ from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Standing, damaged, load_standing, only_one, same_form, save_standing
-from edgefl_client.learning.errors import Paused
+from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.live import forget_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt, remember_table
@@ -48,11 +48,17 @@ def run_train(
             not finite.
         EdgeflError: a picture or a file cannot be used.
     """
-    options.plan(bundle)  # before the work of reading
+    plan = options.plan(bundle)  # before the work of reading
     named, told = Table(file=table.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
     with only_one(home):
         dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
         remember_table(home, named)
+        if plan.kind == "fedclf":
+            raise LearningError(
+                "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
+                "take part with edgefl sync, the table is remembered for it",
+                "alone",
+            )
         if options.restart:
             for name in (STANDING, POINT):
                 (home.learning / name).unlink(missing_ok=True)

@@ -143,7 +143,7 @@ def resized_crop(image: NDArray[np.uint8], box: NDArray[np.int64], view_px: int)
     for axis, length in enumerate((height, width)):
         place = np.arange(view_px, dtype=np.float32) * np.float32((length - 1) / max(1, view_px - 1))
         before = np.minimum(place.astype(np.int64), length - 1)
-        share = (place - before).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
+        share = (place - before.astype(np.float32)).reshape((-1, 1, 1) if axis == 0 else (1, -1, 1))
         near, far = cut.take(before, axis=axis), cut.take(np.minimum(before + 1, length - 1), axis=axis)
         cut = near + (far - near) * share
     return cut

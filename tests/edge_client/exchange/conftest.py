@@ -64,6 +64,8 @@ class FakeCoordinator:
     round: int = 1
     state: str = "open"
     line: str = "main"
+    method: str = "fedevprompt"
+    epochs: int = 0
     effects: list[tuple[str, int, bytes]] = field(default_factory=list)
     bundles: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     refuse: dict[str, Refusal] = field(default_factory=dict)
@@ -175,10 +177,10 @@ class FakeCoordinator:
 
     def _task(self, skid: str, *_: Any) -> Payload:
         return TaskReply(
-            method="fedevprompt", task="all", line=self.line, classes=self.classes, rounds=5, round=self.round,
+            method=self.method, task="all", line=self.line, classes=self.classes, rounds=5, round=self.round,
             phase="train" if self.round else "", state=self.state, deadline_ms=self.now_ms + HOUR_MS,
             tokens=self.tokens, maps_per_class=5, quorum_min=1, quorum_target=4, max_reply_bytes=2**20,
-            replied=(skid, self.round) in self.replied, settings={},
+            replied=(skid, self.round) in self.replied, settings={}, epochs=self.epochs,
         ).to_payload()  # fmt: skip
 
     def _broadcast(self, skid: str, opened: Opened, payload: Payload) -> Payload | Refusal:

@@ -65,8 +65,10 @@ class Learner:
         shutil.copytree(self.home.root, root)
         one = self.coordinator
         one.effects, one.answers, one.replied, one.window, one.round = [], {}, set(), ReplayWindow(), 1
-        one.state, one.refuse = "open", {}
-        return replace(self, home=Home(root), wire=type(self.wire)(one))
+        one.state, one.refuse, one.line, one.method = "open", {}, "main", "fedevprompt"
+        made = replace(self, home=Home(root), wire=type(self.wire)(one))
+        made.open_round(1)
+        return made
 
     def open_round(self, number: int) -> None:
         """The next round, with two others' maps."""
@@ -269,12 +271,41 @@ def test_reasons_to_leave_a_round_alone(device: Learner, school: SimpleNamespace
         assert device.report()["learning"]["code"] == "busy"
     device.coordinator.line = "other"
     assert device.report()["learning"]["code"] == "other_line"
-    device.coordinator.line, device.coordinator.state = "main", "closed"
+    device.coordinator.line, device.coordinator.method = "main", "fedavg"
+    found = device.report()["learning"]
+    assert (found["state"], found["code"]) == ("skipped", "other_method")
+    device.coordinator.method, device.coordinator.state = "fedevprompt", "closed"
     assert device.report()["learning"]["code"] == "not_open"
     device.coordinator.state = "open"
     assert device.report(None)["learning"] is None
     (device.home.learning / "table.json").unlink()
     assert device.report()["learning"] is None
+
+
+@pytest.mark.parametrize(
+    ("told", "code"),
+    [
+        ({}, "other_broadcast"),
+        ({"phase": "train", "round": -1}, "other_broadcast"),
+        ({"phase": "warm", "round": 0}, "other_phase"),
+    ],
+)
+def test_a_broadcast_that_means_nothing_is_one_sentence(device: Learner, told: dict[str, Any], code: str) -> None:
+    """A coordinator that errs, or lies, ends a round with a code: no traceback, no step."""
+    device.coordinator.broadcasts[1] = Payload({}, told)
+    done = device.sync()
+    assert done.problem is not None and done.problem.code == code
+    assert device.coordinator.effects == [] and device.standing is None
+
+
+def test_settings_that_cannot_be_learned_with_are_one_sentence(device: Learner) -> None:
+    """More epochs than a bundle may name: refused before any picture is read."""
+    device.coordinator.epochs = 2**31 - 1
+    try:
+        done = device.sync()
+    finally:
+        device.coordinator.epochs = 0
+    assert done.problem is not None and done.problem.code == "bad_settings" and "epochs" in str(done.problem)
 
 
 def test_what_the_gate_refers_teaches_and_gives_no_map(
