@@ -99,7 +99,9 @@ def learn_live(
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
         live.permitted(learner.travels)
-        broadcast = renumbered(live.broadcast, live.classes, bundle.labels.classes)
+        theirs, ours = live.classes, bundle.labels.classes
+        by_class = "maps" in learner.travels  # other methods send nothing that classes number
+        broadcast = renumbered(live.broadcast, theirs, ours) if by_class else live.broadcast
         try:
             after, reply = learner.local_round(_state(home, bundle, live, learner), broadcast, told.report)
         except Paused as stop:
@@ -109,7 +111,7 @@ def learn_live(
         next_ = Standing(bundle_sha256=bundle.sha256, federation=live.federation, round=live.number, state=after)
         save_standing(home.learning / _NEXT, next_)
         facts = round_facts(home, bundle, dealt, broadcast, told, after, None)
-        return {"round": live.number, **facts}, numbered_as(reply, bundle.labels.classes, live.classes)
+        return {"round": live.number, **facts}, numbered_as(reply, ours, theirs) if by_class else reply
 
 
 def count_reply(home: Home, federation: str, number: int) -> None:

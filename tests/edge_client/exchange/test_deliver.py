@@ -56,3 +56,35 @@ def test_nothing_is_sent_while_no_round_is_open(member, coordinator, tmp_path, n
         outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
         assert member.deliver(outbox, member.task()) == []
         assert len(outbox.items("skin")) == 1
+
+
+def test_what_was_learned_in_a_round_waits_for_no_other(member, coordinator, tmp_path, net):
+    """docs/security.md, order of checks: late → typed, never mixed into a later round; told before it is forgotten."""
+    told = []
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        key = outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        assert outbox.put_learned("skin", 1, net.reply_of(2).to_bytes(), 0) == key  # after a crash: the first one stays
+
+        def settled(item, delivery):
+            told.append((item.payload, delivery.outcome, delivery.code, outbox.count()))
+
+        task = member.task()
+        coordinator.round = 2  # closes between the answer to `task` and the reply
+        (late,) = member.deliver(outbox, task, settled=settled)
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_closed", 0)
+        outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        (late,) = member.deliver(outbox, member.task(), settled=settled)  # is known to be over: not even sent
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_over", 0)
+    assert told == [(net.reply_of(1).to_bytes(), "late", code, 1) for code in ("round_closed", "round_over")]
+    assert coordinator.effects == []
+
+
+def test_what_was_learned_waits_while_its_round_is_closed(member, coordinator, tmp_path, net):
+    """A round that cannot be aggregated opens again, and takes the reply then."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        coordinator.state = "closed"
+        assert member.deliver(outbox, member.task()) == [] and outbox.count() == 1
+        coordinator.state = "open"
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round, outbox.count()) == ("accepted", 1, 0)
