@@ -1,0 +1,273 @@
+"""FedCLF's round on the device (docs/methods.md, FedCLF; docs/design.md 9), small enough to follow by hand.
+
+The oracle is a second round in numpy: queues are deques, the network is one matrix.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
+from math import cos, pi
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.edge_client.learning.contrast_lab import VIEW_PX, contrast_plan, encoder_graph, step_graph
+
+from edgefl_client.home import Home
+from edgefl_client.learning.draws import generator
+from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.fedclf import FedCLFLearner, cut
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.rounds import Circumstances, PointFile, learner_for
+from edgefl_client.learning.rows import Dealt, Rows
+from edgefl_client.learning.running import run_train
+from edgefl_client.learning.views import draw, views
+from edgefl_protocol.archive import read_archive
+from edgefl_protocol.bundle import Bundle, BundleFields, build_bundle, load_bundle
+from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
+from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.training import GRAPH, RECORD
+
+SITE, ROWS, ROUNDS = "ward-3", 9, 4  # batches of four and five: a single picture joins the last
+LIMITS = Limits(battery=lambda: None)
+REMOTE = np.random.default_rng(2).normal(size=(7, 128))
+REMOTE = (REMOTE / np.linalg.norm(REMOTE, axis=1, keepdims=True)).astype(np.float16)
+
+
+def make(lab: SimpleNamespace, plan: FedCLFPlan) -> Bundle:
+    data = lab.bundle_bytes()
+    members = {
+        name: content for name, content in read_archive(data).items() if not name.startswith(("manifest", "signatures"))
+    }
+    members |= {GRAPH: step_graph(plan), ENCODER: encoder_graph(plan), RECORD: plan.to_bytes()}
+    fields = BundleFields(federation="skin", line="main", task="all", version=1, created_ms=lab.NOW_MS)
+    return load_bundle(build_bundle(members, fields, [lab.SIGNER]), [lab.SIGNER.public], lab.NOW_MS)
+
+
+@pytest.fixture(scope="module")
+def bundle(lab: SimpleNamespace) -> Bundle:
+    return make(lab, contrast_plan())
+
+
+def rows(n: int = ROWS) -> Rows:
+    images = np.random.default_rng(3).integers(0, 256, (n, 24, 24, 3)).astype(np.uint8)
+    return Rows(images, np.zeros(n, np.int64), tuple(f"{index:064x}" for index in range(n)))
+
+
+def network() -> dict[str, np.ndarray]:
+    weight = np.random.default_rng(4).normal(size=(128, 3)).astype(np.float32)
+    return {
+        "head.weight": weight, "backbone.mean": np.full(3, 0.5, np.float32), "backbone.seen": np.asarray(3, np.int64)
+    }  # fmt: skip
+
+
+def broadcast(phase: str = "train", number: int = 1, **arrays: np.ndarray) -> Payload:
+    return Payload({**network(), **arrays}, {"phase": phase, "round": number, "rounds": ROUNDS})
+
+
+def learner(bundle: Bundle, folder: Path, **changes: Any) -> FedCLFLearner:
+    options = TrainOptions(**{"threads": 1, "limits": LIMITS, **changes})
+    none = rows().take(np.zeros(ROWS, np.bool_))
+    around = Circumstances(points=PointFile(folder / "point.payload"), site=SITE, options=options)
+    found = learner_for(bundle, Dealt(learn=rows(), held=none), around)
+    assert isinstance(found, FedCLFLearner)
+    return found
+
+
+def quiet(facts: Any) -> None:
+    return None
+
+
+def by_hand(plan: FedCLFPlan, bank: np.ndarray, remote: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The first train round: MoCo's order of steps (arXiv 1911.05722, Algorithm 1) with FedCLF's queues."""
+    own = {name: value.astype(np.float64) for name, value in network().items()}
+    slow, buffer = dict(own), np.zeros((128, 3))
+    q_local, others = deque(bank, maxlen=plan.queue), None if remote is None else remote.astype(np.float64)
+    if others is not None:
+        others = others / np.linalg.norm(others, axis=1, keepdims=True)
+    shares = {"remote": (others, len(REMOTE)), "both": (bank, plan.queue)}
+    q_cl = None if others is None else deque(shares[plan.negatives][0], maxlen=shares[plan.negatives][1])
+    entering, images = generator(plan.seed, SITE, "remote", 1), rows().images
+    for epoch in range(plan.epochs):
+        order = generator(plan.seed, SITE, "order", 1, epoch).permutation(ROWS)
+        for step, chosen in enumerate((order[:4], order[4:])):
+            rate = plan.lr * 0.5 * (1 + cos(pi * (epoch + step / 2) / (ROUNDS * plan.epochs)))
+            rng = generator(plan.seed, SITE, "views", 1, epoch, step)
+            x1, x2 = (
+                views(images[chosen], draw(rng, len(chosen), 24), VIEW_PX).astype(np.float64).mean(axis=(2, 3))
+                for _ in range(2)
+            )
+            slow["head.weight"] = 0.9 * slow["head.weight"] + 0.1 * own["head.weight"]
+            keys = x2 @ slow["head.weight"].T
+            keys /= np.linalg.norm(keys, axis=1, keepdims=True)
+            negatives = np.array(q_local if q_cl is None else q_cl)
+            gradient = np.outer(negatives.mean(axis=0), x1.mean(axis=0))
+            buffer = 0.9 * buffer + gradient + plan.weight_decay * own["head.weight"]
+            own["head.weight"] = own["head.weight"] - rate * buffer
+            own["backbone.mean"] = 0.9 * own["backbone.mean"] + 0.1 * x1.mean(axis=0)
+            own["backbone.seen"] = own["backbone.seen"] + 1
+            q_local.extend(keys)
+            if q_cl is not None and others is not None:
+                q_cl.extend(keys if plan.negatives == "both" else [])
+                q_cl.extend(others[entering.choice(len(others), size=len(keys), replace=len(others) < len(keys))])
+    return {**own, "bank": np.array(q_local)}
+
+
+@pytest.mark.parametrize("negatives", ["remote", "both", "local"])
+def test_a_round_is_the_one_by_hand(lab, tmp_path, negatives):
+    """docs/methods.md, FedCLF: order of a step, both queues, what enters them, rates and pace over a whole round."""
+    plan = contrast_plan(negatives=negatives)
+    ours = learner(make(lab, plan), tmp_path)
+    state, warm = ours.local_round(ours.start(), broadcast("warm", 0), quiet)
+    assert set(warm.arrays) == ({"features"} if plan.shares else set()) and warm.scalars["n_train"] == ROWS
+    bank = state["bank"]
+    assert bank.shape == (ROWS, 128) and bank.dtype == np.float32  # nothing but features of its pictures
+    remote = REMOTE if plan.shares else None
+    after, reply = ours.local_round(state, broadcast(**({"remote": REMOTE} if plan.shares else {})), quiet)
+    expected = by_hand(plan, bank, remote)
+    np.testing.assert_allclose(after["bank"], expected.pop("bank"), atol=2e-5)
+    for name, value in expected.items():
+        np.testing.assert_allclose(reply.arrays[name], value, rtol=2e-4, atol=2e-5)
+    assert set(reply.arrays) == {*network(), *(["features"] if plan.shares else [])}
+    assert reply.arrays["backbone.seen"].dtype == np.int64 and int(reply.arrays["backbone.seen"]) == 7
+    assert set(after) == {"bank"} and reply.scalars["site_sha256"] == digest(dict(after))
+    assert ours.travels == (("features", "weights") if plan.shares else ("weights",))
+
+
+def test_a_device_that_is_alone_contrasts_with_its_own(bundle, tmp_path):
+    """docs/methods.md, FedCLF 2.5: without others, local features are the negatives."""
+    ours = learner(bundle, tmp_path)
+    state, _ = ours.local_round({}, broadcast("warm", 0), quiet)
+    _, reply = ours.local_round(state, broadcast(), quiet)
+    expected = by_hand(contrast_plan(negatives="local"), state["bank"], None)
+    np.testing.assert_allclose(reply.arrays["head.weight"], expected["head.weight"], rtol=2e-4, atol=2e-5)
+
+
+def test_features_that_leave_are_of_unit_length(bundle, tmp_path):
+    """docs/methods.md, feature exchange: float16 rows of length 1, at most K."""
+    ours = learner(bundle, tmp_path)
+    state, warm = ours.local_round({}, broadcast("warm", 0), quiet)
+    _, reply = ours.local_round(state, broadcast(remote=REMOTE), quiet)
+    for sent, most in ((warm, ROWS), (reply, 10)):
+        features = sent.arrays["features"]
+        assert features.dtype == np.float16 and features.shape == (most, 128)
+        np.testing.assert_allclose(np.linalg.norm(features.astype(np.float64), axis=1), 1, atol=1e-3)
+
+
+@pytest.mark.parametrize("stopped_after", range(1, 5))
+def test_a_round_that_was_stopped_ends_with_the_same_bits(bundle, tmp_path, stopped_after):
+    """docs/design.md 10: a limit after any step, another process, the same result; a state that came is left as it
+    was."""
+    whole, cut_ = learner(bundle, tmp_path / "a"), tmp_path / "b"
+    for folder in (tmp_path / "a", cut_):
+        folder.mkdir()
+    state, _ = whole.local_round({}, broadcast("warm", 0), quiet)
+    given = {name: value.copy() for name, value in state.items()}
+    expected, sent = whole.local_round(state, broadcast(remote=REMOTE), quiet)
+    steps = count(1)
+
+    def reached(started: float) -> str | None:
+        return "enough" if next(steps) == stopped_after else None
+
+    limits = SimpleNamespace(reached=reached, clock=LIMITS.clock, memory_mib=None)
+    with pytest.raises(Paused, match="enough"):
+        learner(bundle, cut_, limits=limits).local_round(state, broadcast(remote=REMOTE), quiet)
+    told: list[Any] = []
+    found, again = learner(bundle, cut_).local_round(state, broadcast(remote=REMOTE), told.append)
+    assert sum("step" in facts for facts in told) == 4 - stopped_after
+    assert digest(dict(found)) == digest(dict(expected)) and again == sent
+    assert all((state[name] == given[name]).all() for name in given)
+    repeated = learner(bundle, cut_).local_round(state, broadcast(remote=REMOTE), quiet)  # killed before it was counted
+    assert repeated[1] == sent
+
+
+def test_a_point_of_another_round_is_not_gone_on_from(bundle, tmp_path):
+    """Another broadcast is another round, also under the same number."""
+    ours = learner(bundle, tmp_path)
+    state, _ = ours.local_round({}, broadcast("warm", 0), quiet)
+    _, first = ours.local_round(state, broadcast(remote=REMOTE), quiet)
+    moved = {"head.weight": network()["head.weight"] + 1}
+    _, second = ours.local_round(state, broadcast(remote=REMOTE, **moved), quiet)
+    (tmp_path / "fresh").mkdir()
+    _, fresh = learner(bundle, tmp_path / "fresh").local_round(state, broadcast(remote=REMOTE, **moved), quiet)
+    assert second == fresh != first
+
+
+def test_batch_norm_stays_where_it_is_told_to(lab, tmp_path):
+    """FedBN (arXiv 2102.07623): with bn=local its tensors neither leave nor come in, and are sent once at the end."""
+    ours = learner(make(lab, contrast_plan(bn="local", momentum_encoder="averaged")), tmp_path)
+    state, _ = ours.local_round({}, broadcast("warm", 0), quiet)
+    state, reply = ours.local_round(state, broadcast(remote=REMOTE), quiet)
+    kept = {"backbone.mean", "backbone.seen"}
+    assert set(reply.arrays) == {"head.weight", "momentum.head.weight", "features"}
+    assert set(state) == {"bank", *kept, *(f"momentum.{name}" for name in kept)}
+    other = broadcast("train", 2, remote=REMOTE, **{"backbone.mean": np.full(3, 77, np.float32)})
+    state, _ = ours.local_round(state, other, quiet)
+    assert abs(state["backbone.mean"]).max() < 1 and int(state["backbone.seen"]) == 11
+    unchanged, last = ours.local_round(state, Payload({}, {"phase": "final", "round": 5, "rounds": ROUNDS}), quiet)
+    assert set(last.arrays) == {*kept, "features"} and unchanged is state
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head.weight": np.zeros((128, 4), np.float32)}, r"head\.weight is of float32 \(128, 4\)"),
+        ({"head.weight": np.zeros((128, 3), np.float64)}, "head.weight is of float64"),
+        ({"backbone.seen": np.asarray(3, np.int32)}, "backbone.seen is of int32"),
+        ({"remote": np.zeros((4, 64), np.float16)}, r"the others' features have shape \(4, 64\)"),
+    ],
+)
+def test_another_network_is_refused_in_a_sentence(bundle, tmp_path, change, message):
+    """A broadcast of another federation or version: nothing is learned, and the sentence says what to do."""
+    with pytest.raises(LearningError, match=message):
+        learner(bundle, tmp_path).local_round({}, broadcast(**change), quiet)
+
+
+def test_what_cannot_be_learned_is_refused(bundle, tmp_path):
+    """A missing tensor, a phase that the method has not, a single picture, a loss that is not finite."""
+    ours = learner(bundle, tmp_path)
+    short = Payload({"head.weight": network()["head.weight"]}, broadcast().scalars)
+    with pytest.raises(LearningError, match=r"backbone\.mean is missing"):
+        ours.local_round({}, short, quiet)
+    with pytest.raises(LearningError, match="no phase probe"):
+        ours.local_round({}, broadcast("probe"), quiet)
+    with pytest.raises(LearningError, match="not a finite number"):
+        ours.local_round({}, broadcast(**{"head.weight": np.full((128, 3), 3e38, np.float32)}), quiet)
+    one = Dealt(learn=rows(1), held=rows(1).take(np.zeros(1, np.bool_)))
+    with pytest.raises(LearningError, match="need two pictures"):
+        learner_for(bundle, one, Circumstances(points=PointFile(tmp_path / "point")))
+
+
+def test_a_collapse_is_told(bundle, tmp_path):
+    """Half-way and at the end, keys of different pictures that are nearly the same are worth a warning."""
+    ours, told = learner(bundle, tmp_path), list[Any]()
+    flat = np.ones((128, 3), np.float32)  # every picture points the same way
+    ours.local_round({}, broadcast("train", 2, remote=REMOTE, **{"head.weight": flat}), told.append)
+    assert any("nearly the same in round 2" in str(facts.get("warning")) for facts in told)
+    assert all(facts["key_similarity"] > 0.99 for facts in told if "summary" in facts)
+
+
+def test_learning_alone_says_what_to_do(bundle, home: Home, labels: Path):
+    """What a device alone would learn is an encoder that no score reads: one sentence, and the table is remembered."""
+    with pytest.raises(LearningError, match="edgefl sync"):
+        run_train(home, bundle, labels, TrainOptions(threads=1, limits=LIMITS))
+    assert (home.learning / "table.json").exists()
+
+
+@pytest.mark.parametrize(("n", "batch", "sizes"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (2, 4, [2]), (10, 4, [4, 4, 2])])
+def test_a_single_picture_joins_the_batch_before(n: int, batch: int, sizes: list[int]):
+    """Batch norm of one picture divides by its zero spread."""
+    parts = cut(np.arange(n), batch)
+    assert [len(part) for part in parts] == sizes and np.concatenate(parts).tolist() == list(range(n))
+
+
+def test_the_owners_batch_is_checked(bundle, tmp_path):
+    """One picture a batch has no spread to normalise by."""
+    maker: Callable[[], FedCLFLearner] = lambda: learner(bundle, tmp_path, batch=1)  # noqa: E731
+    with pytest.raises(LearningError, match="batch must be a whole number from 2"):
+        maker()
+    assert replace(contrast_plan(), batch=2).batch == 2
