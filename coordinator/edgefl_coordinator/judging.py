@@ -5,7 +5,7 @@ that the method takes. The rules, in order:
     (1) an array that the broadcast of the round holds too has the broadcast's type and shape
     (2) replies have one form: names, types and shapes of their arrays, names and kinds of their scalars; that of more
         than half is right. Names that end in a class index (`prototypes.<k>`) may be there or not, and have as many
-        rows as the site has; a reply without arrays is for the method to judge
+        rows as the site has, as `features` do; a reply without arrays is for the method to judge
     (3) of three replies or more that change what the broadcast holds (weights, prompts, heads), one whose change is
         more than eight times the median one is refused; a site with more images than the median may go farther, in
         proportion. A reply times a million, times −10, or far from everything does not enter the mean
@@ -29,6 +29,7 @@ Result = TypeVar("Result")
 Replies = Mapping[str, Payload]
 Form = tuple[tuple[str, str], ...]
 
+_ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
 _CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 
 # What a missing name, or arithmetic on arrays that do not fit, raises; never a failure of the machine.
@@ -116,7 +117,7 @@ def _parts(reply: Payload) -> dict[str, Form]:
     for name, array in reply.arrays.items():
         by_class = _CLASS.fullmatch(name)
         extents: list[object] = list(array.shape)
-        if by_class and array.ndim > 1:
+        if (by_class or name in _ROWS_OF_A_SITE) and array.ndim > 1:
             extents[0] = "any"
         shown = f"array {by_class.group(1)}.<k>" if by_class else f"array {name}"
         described = f"{array.dtype} with shape ({', '.join(map(str, extents))})"

@@ -126,6 +126,16 @@ def test_what_is_there_by_class_has_one_form_too(odd) -> None:
     assert set(verdict.refused) == {"c"} and ".<k> is " in verdict.refused["c"] and verdict.result == 2
 
 
+def test_a_site_with_few_images_has_few_features() -> None:
+    """docs/methods.md, FedCLF: a bank holds fewer than K features where a site has fewer images; all have one width."""
+    banks = {name: np.full((rows, 4), 0.5, np.float16) for name, rows in (("a", 3), ("b", 8), ("c", 5))}
+    offered = {name: weights({"features": bank}) for name, bank in banks.items()}
+    verdict = judged(offered)
+    assert not verdict.refused and not verdict.problem
+    wide = judged({**offered, "c": weights({"features": np.full((5, 6), 0.5, np.float16)})})
+    assert list(wide.refused) == ["c"] and "features" in wide.refused["c"]
+
+
 def test_what_the_method_cannot_use_is_refused_alone() -> None:
     """Check 46: a field that only the method reads is found by aggregating each reply alone."""
 
