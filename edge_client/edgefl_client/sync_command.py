@@ -26,7 +26,13 @@ from edgefl_client.stopping import pausing, stop_on_signal
     "--learn/--no-learn",
     default=True,
     show_default=True,
-    help="Learn the open round from the pictures that edgefl train --labels named last, or only exchange.",
+    help="Learn the open round from the pictures that --labels named last, or only exchange.",
+)
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Learn from this table of labelled pictures, now and at every later sync; as in edgefl train.",
 )
 @limits_options
 @threads_option
@@ -39,6 +45,7 @@ def sync(
     context: click.Context,
     /,
     learn: bool,
+    labels: Path | None,
     passphrase_file: Path | None,
     as_json: bool,
     home_dir: str | None,
@@ -51,10 +58,14 @@ def sync(
     from edgefl_client import trust as signers
     from edgefl_client.failures import REFUSED, exit_code
     from edgefl_client.learning.options import TrainOptions
+    from edgefl_client.learning.owned import Table, remember_table
     from edgefl_client.policy import PASSES
     from edgefl_client.syncing import run_sync
 
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
+    device = device_of(context, home_dir, passphrase_file)
+    if labels is not None:
+        remember_table(device.home, Table(file=labels.absolute()))
     with stop_on_signal() as stop:
         options = TrainOptions(
             threads=given["threads"],
@@ -62,7 +73,7 @@ def sync(
             limits=limits_of(given, stop),
             report=pausing(progress(), stop),
         )
-        done = run_sync(device_of(context, home_dir, passphrase_file), options if learn else None, extra)
+        done = run_sync(device, options if learn else None, extra)
     clear_line()
     report(done.report, as_json, _text(done.report))
     held = [one for one in done.report["sent"] if one["outcome"] == "held"]
