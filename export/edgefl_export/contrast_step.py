@@ -93,7 +93,7 @@ class FedCLFStep:
         """`encode.onnx`: features of unit length.
 
         Args:
-            tensors: `view` and the parameters.
+            tensors: `views` and the parameters.
         """
         statistics = {name: torch.zeros(self.plan.shape(name)) for name in (*self.plan.statistics, *self.plan.counters)}
         return {ENCODED: unit(self.features(tensors[VIEW], {**statistics, **tensors})[0])}

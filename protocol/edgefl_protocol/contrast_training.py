@@ -9,7 +9,7 @@ The graph `train_step.onnx` takes two views of each picture, `first` and `second
 `negatives` (Q, 128), the settings that may change from step to step, and the state: each parameter and its momentum
 buffer, the running statistics and counters of batch norm, and under `momentum.` the same of the slow encoder. It gives
 `loss`, `keys` (B, 128), the features of the second views, and everything that the step changed as `next.NAME`. The
-graph `encode.onnx` takes one `view` and the parameters, and gives `features` (B, 128): what the slow encoder says with
+graph `encode.onnx` takes `views` and the parameters, and gives `features` (B, 128): what the slow encoder says with
 the statistics of the batch. Values are in neither: they come with the federation's broadcast. The temperature stands in
 the graph. Guarantees: a `FedCLFPlan` that exists satisfies the forms below. Source: FedCLF (arXiv 2208.11278) section
 III; docs/design.md, sections 7 and 9.
@@ -29,7 +29,7 @@ from edgefl_protocol.bounded_json import parse_json, write_json
 ENCODER: Final = "encode.onnx"
 FEATURES: Final = 128  # width of a feature
 FIRST, SECOND, NEGATIVES = "first", "second", "negatives"
-VIEW, ENCODED = "view", "features"
+VIEW, ENCODED = "views", "features"
 BUFFER: Final = "optimizer.momentum_buffer."
 SLOW: Final = "momentum."
 NEXT: Final = "next."

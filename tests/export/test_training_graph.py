@@ -24,8 +24,7 @@ from edgefl_client.learning.session import TrainingSession
 from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.training_gates import check_training
-from edgefl_export.training_graph import export_training_graph
-from edgefl_export.training_members import _rates, example_inputs, training_plan, training_step
+from edgefl_export.training_members import _rates, trace_step, training_plan, training_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.onnx_wire import read_graph
@@ -157,7 +156,7 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
         balance="none", augment="dihedral", seed=0,
     )  # fmt: skip
     step = training_step(predictor, plan, sharing)
-    graph = export_training_graph(step, plan, example_inputs(step, plan, predictor.tensors))
+    graph = trace_step(step, plan, predictor.tensors)
     assert_parity(ten_steps_apart(predictor, graph, plan, recipe, sharing))
     wrong = replace(plan, rates={**plan.rates, "prompts.b": 2e-3})
     figures = check_training(graph, step, plan, predictor.tensors)

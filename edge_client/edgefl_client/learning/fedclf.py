@@ -37,6 +37,7 @@ from edgefl_client.learning.feature_queue import (
 )
 from edgefl_client.learning.rounds import Arrays, Circumstances, Report
 from edgefl_client.learning.rows import Dealt
+from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
 from edgefl_protocol.bundle import Bundle
@@ -45,6 +46,7 @@ from edgefl_protocol.payload import Payload, digest
 
 QUEUE = "negatives"  # Q_CL in a point, beside the state
 ALIKE = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
+PROBES = (2, 6)  # pictures of the two steps that show how memory grows
 NORM_TOLERANCE = 0.01  # of the length of a feature that was kept
 
 
@@ -92,7 +94,10 @@ class FedCLFLearner:
         if phase != "train":
             raise LearningError(f"this method has no phase {phase}", "other_phase")
         network = self._network(state, broadcast)
-        point = self._learn(self._resumed(state, broadcast, network, report), broadcast, report)
+        point = self._resumed(state, broadcast, network, report)
+        if point.stage == "learning":
+            self._check_memory(point)
+            point = self._learn(point, broadcast, report)
         return self._divided(point)
 
     def _warm(self, state: Arrays, broadcast: Payload) -> tuple[Arrays, Payload]:
@@ -178,7 +183,7 @@ class FedCLFLearner:
         plan, options, points = self._plan, self._around.options, self._around.points
         rounds, others = int(broadcast.scalars["rounds"]), self._others(broadcast)
         started = saved = options.limits.clock()
-        for epoch in range(point.epoch, plan.epochs if point.stage == "learning" else point.epoch):
+        for epoch in range(point.epoch, plan.epochs):
             order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, plan.balance)
             parts = cut(order, plan.batch)
             m, remote = plan.follows(rounds * plan.epochs * len(parts)), self._remote(point, others, len(order))
@@ -196,10 +201,18 @@ class FedCLFLearner:
                     raise Paused(reason)
             self._summarise(point, rounds, report)
             point = point.next_epoch()
-        if point.stage == "learning":
-            point = replace(point, stage="learned")
-            points.save(point.to_payload())
+        point = replace(point, stage="learned")
+        points.save(point.to_payload())
         return point
+
+    def _check_memory(self, point: Point) -> None:
+        plan, state = self._plan, point.state
+
+        def take(size: int) -> None:
+            view = self._view(np.random.default_rng(0), np.arange(size) % len(self._rows))
+            self._session.step(state, (view, view), state[QUEUE], rate=0.0, key_momentum=1.0)
+
+        check_step_memory(self._around.options.limits, min(plan.batch, len(self._rows)), take, PROBES)
 
     def _rng(self, *purpose: str | int) -> np.random.Generator:
         return generator(self._plan.seed, self._around.site, *purpose)

@@ -31,6 +31,7 @@ from edgefl_client.learning.personal import PersonalState
 from edgefl_client.learning.rounds import Arrays, Circumstances, Report, phase_and_round
 from edgefl_client.learning.rows import Dealt, skewed_prior
 from edgefl_client.learning.session import TrainingSession
+from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
@@ -107,30 +108,13 @@ class FedEvPromptLearner:
         return point.again(given)
 
     def _check_memory(self, state: Arrays, peers: Mapping[str, NDArray[np.float32]]) -> None:
-        """Refuse before the work what would take too much memory; the memory of a step grows with its batch.
+        rows = self._learn_rows
 
-        Raises:
-            LearningError: a batch would take more than is allowed (`memory`); the sentence names one that fits.
-        """
-        rows, limits = self._learn_rows, self._around.options.limits
-        batch = min(self._plan.batch, len(rows))
-        if limits.memory_mib is None:
-            return
-        used = []
-        for size in PROBES:  # results are thrown away
+        def take(size: int) -> None:
             some = np.arange(size) % len(rows)
             self._session.step(state, rows.images[some], rows.labels[some], 0.0, peers)
-            used.append(limits.memory())
-        each = (used[1] - used[0]) / (PROBES[1] - PROBES[0])
-        needed = used[1] + each * (batch - PROBES[1])
-        if max(used[0], needed) <= limits.memory_mib:
-            return
-        fits = PROBES[0] + int((limits.memory_mib - used[0]) / each) if each > 0 else 0
-        raise LearningError(
-            f"a step of {batch} pictures needs about {needed:.0f} MiB of memory, allowed are {limits.memory_mib}: "
-            + (f"use --batch {fits}" if fits >= 1 else "allow more, one picture does not fit either"),
-            "memory",
-        )
+
+        check_step_memory(self._around.options.limits, min(self._plan.batch, len(rows)), take, PROBES)
 
     def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report, started: float) -> Point:
         """Epochs from a point on.

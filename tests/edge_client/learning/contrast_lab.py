@@ -78,7 +78,7 @@ def step_graph(plan: FedCLFPlan) -> bytes:
 
 
 def encoder_graph(plan: FedCLFPlan) -> bytes:
-    return _model("encode", _encode("view", "head.weight", "features"), ["view", "head.weight"], ["features"], plan)
+    return _model("encode", _encode("views", "head.weight", "features"), ["views", "head.weight"], ["features"], plan)
 
 
 def _model(name: str, nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str], plan: FedCLFPlan) -> bytes:

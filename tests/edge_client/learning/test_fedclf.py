@@ -271,3 +271,15 @@ def test_the_owners_batch_is_checked(bundle, tmp_path):
     with pytest.raises(LearningError, match="batch must be a whole number from 2"):
         maker()
     assert replace(contrast_plan(), batch=2).batch == 2
+
+
+def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tmp_path):
+    """The memory of a step grows with its batch: two small ones tell which fits."""
+    used = iter([100.0, 140.0, 100.0, 140.0])
+    limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
+    with pytest.raises(LearningError, match=r"a step of 4 pictures needs about 120 MiB .* use --batch 3"):
+        learner(bundle, tmp_path, limits=limits).local_round({}, broadcast(remote=REMOTE), quiet)
+    with pytest.raises(LearningError, match="2 pictures do not fit either"):
+        tight = replace(limits, memory_mib=90)
+        learner(bundle, tmp_path, limits=tight).local_round({}, broadcast(remote=REMOTE), quiet)
+    assert not (tmp_path / "point.payload").exists()
