@@ -67,7 +67,7 @@ def enrol(
     if not home.policy_file.exists():
         save_policy(home, Policy())
     if not load_policy(home).allowed:
-        click.echo("Nothing leaves this device until its owner allows it: edgefl policy allow KIND, such as maps", err=True)
+        click.echo("Nothing leaves this device until its owner allows it, such as: edgefl policy allow maps", err=True)
 
 
 @click.command()
