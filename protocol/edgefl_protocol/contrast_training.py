@@ -116,8 +116,8 @@ class FedCLFPlan:
             value = getattr(self, name)
             if type(value) not in (int, float) or not least <= value <= most:
                 raise ValueError(f"{name} must be a number from {least:g} to {most:g}")
-        for name in ("parameters", "statistics"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
+        for name in ("parameters", "statistics"):  # in one order, however they came
+            object.__setattr__(self, name, MappingProxyType(dict(sorted(getattr(self, name).items()))))
 
     @property
     def network(self) -> tuple[str, ...]:

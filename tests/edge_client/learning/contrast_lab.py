@@ -83,7 +83,7 @@ def encoder_graph(plan: FedCLFPlan) -> bytes:
 
 def _model(name: str, nodes: list[onnx.NodeProto], inputs: list[str], outputs: list[str], plan: FedCLFPlan) -> bytes:
     views = (FLOAT, ["B", 3, plan.view_px, plan.view_px])
-    kinds: dict[str, tuple[int, list[Any]]] = dict.fromkeys(("first", "second", "view"), views)
+    kinds: dict[str, tuple[int, list[Any]]] = dict.fromkeys(("first", "second", "views"), views)
     kinds |= {"negatives": (FLOAT, ["Q", 128]), "keys": (FLOAT, ["B", 128]), "features": (FLOAT, ["B", 128])}
     for tensor in plan.state:
         whole = tensor.removeprefix("momentum.") in plan.counters
