@@ -113,7 +113,12 @@ def _probe(
                 found.append(Finding(check=step, state=state, found=told["error"]["message"]))
             elif step == "runtime":
                 names = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
-                found.append(Finding(check=step, state="ok", found=f"{names}; processors: {told['processors']}"))
+                eight = (
+                    "runs 8-bit models in whole numbers" if told["multiplies_bytes"] else "runs 8-bit models in float"
+                )
+                found.append(
+                    Finding(check=step, state="ok", found=f"{names}; processors: {told['processors']}; {eight}")
+                )
             elif step == "model":
                 found.append(_model(told, now_ms))
             else:

@@ -3,7 +3,7 @@
 A runtime built for another processor ends with a signal, and a driver may hang: the process that asks (`doctor`) only
 sees that the answers stop. Each step is one JSON object on one line:
 
-    {"step": "runtime", "versions": {…}, "processors": n}
+    {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
     {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity"}
     {"step": "speed", "rows": [{"what", "threads", "milliseconds"}], "peak_memory_mib"}
 
@@ -132,7 +132,7 @@ def _runtime() -> dict[str, Any]:
     import onnxruntime
     import PIL
 
-    from edgefl_client.runtime import processors
+    from edgefl_client.runtime import multiplies_bytes, processors
 
     return {
         "versions": {
@@ -143,6 +143,7 @@ def _runtime() -> dict[str, Any]:
             "cryptography": cryptography.__version__,
         },
         "processors": processors(),
+        "multiplies_bytes": multiplies_bytes(),
     }
 
 

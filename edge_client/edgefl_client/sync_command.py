@@ -34,6 +34,7 @@ from edgefl_client.stopping import pausing, stop_on_signal
     metavar="CSV",
     help="Learn from this table of labelled pictures, now and at every later sync; as in edgefl train.",
 )
+@click.option("--hold", is_flag=True, help="Learn, but send nothing: look at it with edgefl outbox show first.")
 @limits_options
 @threads_option
 @trust_option
@@ -46,6 +47,7 @@ def sync(
     /,
     learn: bool,
     labels: Path | None,
+    hold: bool,
     passphrase_file: Path | None,
     as_json: bool,
     home_dir: str | None,
@@ -60,7 +62,7 @@ def sync(
     from edgefl_client.learning.options import TrainOptions
     from edgefl_client.learning.owned import Table, remember_table
     from edgefl_client.policy import PASSES
-    from edgefl_client.syncing import run_sync
+    from edgefl_client.syncing import HELD_BACK, run_sync
 
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
     device = device_of(context, home_dir, passphrase_file)
@@ -73,7 +75,7 @@ def sync(
             limits=limits_of(given, stop),
             report=pausing(progress(), stop),
         )
-        done = run_sync(device, options if learn else None, extra)
+        done = run_sync(device, options if learn else None, extra, hold=hold)
     clear_line()
     report(done.report, as_json, _text(done.report))
     held = [one for one in done.report["sent"] if one["outcome"] == "held"]
@@ -82,7 +84,7 @@ def sync(
     if done.problem is not None:
         click.echo(f"edgefl: {done.problem}", err=True)
         context.exit(exit_code(done.problem))
-    if any(one["code"] not in PASSES for one in held):
+    if any(one["code"] not in PASSES | {HELD_BACK} for one in held):
         context.exit(REFUSED)
 
 

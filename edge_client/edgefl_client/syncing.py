@@ -28,7 +28,7 @@ from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, learn_live, refused_reply
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import remembered_table
-from edgefl_client.policy import PASSES, load_policy, travels_of
+from edgefl_client.policy import PASSES, PolicyError, load_policy, travels_of
 from edgefl_client.rotation_command import rotate_if_due
 from edgefl_client.spending import permit, read_spent
 from edgefl_protocol.bundle import Bundle
@@ -39,6 +39,7 @@ from edgefl_protocol.payload import Payload
 
 KEPT_BROADCASTS = 3
 _MAX_BROADCAST_BYTES = 2**30
+HELD_BACK = "held_back"
 # Reasons to leave the round alone that are no failure.
 _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
 
@@ -87,20 +88,23 @@ class _Learned:
     problem: EdgeflError | None = None
 
 
-def run_sync(device: Device, options: TrainOptions | None = None, trusted: Sequence[bytes] = ()) -> Synced:
+def run_sync(
+    device: Device, options: TrainOptions | None = None, trusted: Sequence[bytes] = (), *, hold: bool = False
+) -> Synced:
     """Do what is due, then leave.
 
     Args:
         device: this device.
         options: limits, threads and report of learning; None to learn nothing.
         trusted: keys of bundle signers trusted for this call beside the list.
+        hold: send nothing that lies in the outbox, nor what is learned: its owner wants to look at it first.
 
     Raises:
         EdgeflError: no answer or a refusal; what was not answered stays in the outbox.
     """
-    first = _exchange(device)
+    first = _exchange(device, hold=hold)
     learned = _Learned() if options is None else _learn(device, first, options, trusted)
-    last = first if learned.reply is None else _exchange(device, learned.reply, first.task.round)
+    last = first if learned.reply is None else _exchange(device, learned.reply, first.task.round, hold=hold)
     both = [first] if last is first else [first, last]
     task = last.task
     report = {
@@ -115,7 +119,7 @@ def run_sync(device: Device, options: TrainOptions | None = None, trusted: Seque
     return Synced(report=report, problem=learned.problem)
 
 
-def _exchange(device: Device, reply: Payload | None = None, number: int = 0) -> _Exchanged:
+def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, hold: bool) -> _Exchanged:
     """One meeting with the coordinator; first of all, a reply that was learned enters the outbox."""
     home = device.home
     with device.member() as member, device.outbox(member.identity) as outbox:
@@ -123,7 +127,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0) -> 
         if reply is not None:
             outbox.put_learned(federation, number, reply.to_bytes(), member.now_ms())
         task = member.task()
-        allowed = permit(home, load_policy(home), member.now_ms)
+        allowed = _held_back if hold else permit(home, load_policy(home), member.now_ms)
         sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
         # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
         expired = outbox.expire(member.now_ms())
@@ -140,6 +144,10 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0) -> 
             queued=any(item.idem == key for item in outbox.items(federation)),
             keys_changed=rotate_if_due(member),
         )
+
+
+def _held_back(_item: WorkItem, _round: int) -> PolicyError:
+    return PolicyError("held back as --hold asks: edgefl outbox shows it, the next edgefl sync sends it", HELD_BACK)
 
 
 def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:

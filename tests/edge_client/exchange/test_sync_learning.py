@@ -1,6 +1,7 @@
 """`edgefl sync` on a device that learns: a round once, whatever is cut, killed, late, refused or not allowed."""
 
 import datetime
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -28,6 +29,7 @@ from edgefl_client.policy import Policy, save_policy
 from edgefl_client.status import run_status, status_text
 from edgefl_client.syncing import Synced, run_sync
 from edgefl_client.trust import add_trusted
+from edgefl_client.waiting import drop_waiting, list_waiting, show_waiting
 from edgefl_protocol import Payload, ReplayWindow
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.messages import Refusal
@@ -331,3 +333,31 @@ def test_a_picture_that_is_gone_is_named_and_nothing_is_lost(device: Learner, tm
     done = device.sync()
     assert done.problem is not None and "gone.png" in str(done.problem)
     assert done.report["learning"]["state"] == "failed" and done.report["broadcast"]["maps"] == 8
+
+
+def test_what_was_learned_can_be_looked_at_before_it_leaves(device: Learner) -> None:
+    """docs/device.md, what may leave: held, shown by its numbers, and then these very bytes leave."""
+    holder = Device(home=device.home, connect=lambda *_: device.wire, clock_ms=lambda: device.coordinator.now_ms)
+    (held,) = run_sync(holder, OPTIONS, hold=True).report["sent"]
+    assert (held["outcome"], held["code"]) == ("held", "held_back") and not device.coordinator.effects
+    (item,) = list_waiting(device.home, device.coordinator.now_ms)
+    assert (item.state, item.kind, item.round) == ("waiting", "learned", 1)
+    shown = show_waiting(holder, item.id)
+    assert shown["travels"] == ["maps"] and shown["bytes"] == held["bytes"]
+    assert device.report()["waiting"] == 0
+    ((_, _, data),) = device.coordinator.effects
+    assert hashlib.sha256(data).hexdigest() == shown["sha256"]
+
+
+def test_a_dropped_reply_is_not_learned_again(device: Learner) -> None:
+    """docs/device.md, the outbox: what its owner drops never leaves, and the next sync leaves the round alone."""
+    holder = Device(home=device.home, connect=lambda *_: device.wire, clock_ms=lambda: device.coordinator.now_ms)
+    run_sync(holder, OPTIONS, hold=True)
+    (item,) = list_waiting(device.home, device.coordinator.now_ms)
+    drop_waiting(holder, item.id)
+    report = device.report()
+    assert (report["learning"]["state"], report["learning"]["code"]) == ("skipped", "refused")
+    assert "its owner dropped it" in report["learning"]["message"]
+    assert report["waiting"] == 0 and not device.coordinator.effects
+    device.open_round(2)
+    assert device.report()["sent"][0]["outcome"] == "accepted"
