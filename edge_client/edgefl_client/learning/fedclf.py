@@ -182,7 +182,7 @@ class FedCLFLearner:
         """
         plan, options, points = self._plan, self._around.options, self._around.points
         rounds, others = int(broadcast.scalars["rounds"]), self._others(broadcast)
-        started = saved = options.limits.clock()
+        started, saved = self._around.since(), options.limits.clock()
         for epoch in range(point.epoch, plan.epochs):
             order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, plan.balance)
             parts = cut(order, plan.batch)

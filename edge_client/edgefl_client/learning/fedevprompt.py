@@ -76,7 +76,7 @@ class FedEvPromptLearner:
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Learn, judge, reply; see `RoundLearner`."""
-        started = self._around.options.limits.clock()
+        started = self._around.since()
         phase, round_ = phase_and_round(broadcast)
         if phase != "train":
             raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")

@@ -91,11 +91,12 @@ def learn_live(
             "other_method",
         )
     live.permitted(live.travels)
+    started = options.limits.clock()
     with only_one(home):
         dealt = read_dealt(home, bundle, table, options.limits, told.report)
         around = Circumstances(
             points=PointFile(home.learning / _POINT), site=live.site, options=agreed,
-            maps_per_class=live.maps_per_class, judged=told.hear,
+            maps_per_class=live.maps_per_class, judged=told.hear, started=started,
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
         live.permitted(learner.travels)

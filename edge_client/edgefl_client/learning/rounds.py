@@ -111,6 +111,8 @@ class Circumstances:
         points: where the points of a round are kept.
         maps_per_class: most rollout maps M of a reply; 0 for a device that shares none.
         judged: told what the gate found of values that a round learned, before the reply is made.
+        started: when the work began, reading the pictures included, by the clock of the limits; None for the call of
+            `local_round`.
     """
 
     points: Points
@@ -118,6 +120,11 @@ class Circumstances:
     options: TrainOptions = field(default_factory=TrainOptions)
     maps_per_class: int = 5
     judged: Callable[[PersonalState], None] = lambda found: None
+    started: float | None = None
+
+    def since(self) -> float:
+        """When the minutes that the owner allows began, by the clock of the limits."""
+        return self.options.limits.clock() if self.started is None else self.started
 
 
 def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> RoundLearner:

@@ -48,7 +48,7 @@ def run_train(
             not finite.
         EdgeflError: a picture or a file cannot be used.
     """
-    plan = options.plan(bundle)  # before the work of reading
+    plan, started = options.plan(bundle), options.limits.clock()  # before the work of reading
     named, told = Table(file=table.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
     with only_one(home):
         dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
@@ -64,8 +64,9 @@ def run_train(
                 (home.learning / name).unlink(missing_ok=True)
             forget_live(home)
         around = Circumstances(
-            points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear
-        )
+            points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear,
+            started=started,
+        )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
         round_, state = _standing(home, bundle, learner)
         broadcast = Payload(

@@ -18,8 +18,8 @@ from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.personal import load_personal
 from edgefl_client.learning.rounds import PointFile
 from edgefl_client.learning.running import POINT, STANDING, run_train
-from edgefl_client.scorer import Scorer
 from edgefl_client.learning_lines import learned_text
+from edgefl_client.scorer import Scorer
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import digest
 
@@ -116,6 +116,19 @@ def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels
     assert stops == 8  # 2 epochs of 14 pictures in batches of 4
     assert found["state_sha256"] == whole["state_sha256"]
     assert found["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_the_minutes_count_from_the_reading_of_the_pictures(bundle, labels, home):
+    """`--minutes` bounds the whole command: a clock that jumps while pictures are read leaves one step, no more."""
+    now = [0.0]
+
+    def report(facts):
+        if "reading" in facts:
+            now[0] += 2.0  # 54 pictures: 108 s
+
+    limits = Limits(minutes=1.5, clock=lambda: now[0])
+    found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits, report=report))
+    assert (found["state"], found["step"], found["reason"]) == ("paused", 1, "1.5 minutes are over")
 
 
 def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_path):
