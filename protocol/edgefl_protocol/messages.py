@@ -12,9 +12,10 @@ route's name. Source: docs/security.md, envelope and enrolment.
     broadcast    /v1/broadcast      BroadcastRequest    the method's broadcast, a bare `Payload`, or a `BlobReference`
     reply        /v1/reply          ReplyRequest        ReplyReply
     blob         /v1/blob           BlobPut or BlobGet  BlobPutReply or BlobGetReply (`blob_messages`)
-    index        /v1/index          EmptyRequest        RecordReply: the signed index
+    index        /v1/index          EmptyRequest        `key_messages.IndexReply`: index and revoked keys
     bundle       /v1/bundle         BundleRequest       BundleReply, or a `BlobReference` to the file
     keys         /v1/keys           EmptyRequest        RecordReply: the signed key record
+    rotate       /v1/rotate         `key_messages.RotateRequest`    RotateReply
 
 Any reply may be a `Refusal` instead: ask `Refusal.from_payload` first. Before its first envelope a newcomer knows no
 sealing key, so the signed key record is also served plainly: `GET /v1/keys` answers the record's bytes, which the
@@ -267,7 +268,7 @@ class ReplyReply:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordReply:
-    """A signed record, byte for byte: the reader verifies it itself. `index` and `keys` answer with one."""
+    """A signed record, byte for byte: the reader verifies it itself. `keys` answers with one."""
 
     record: bytes
 
