@@ -262,6 +262,8 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
         f"{counted(facts['replies'], 'reply', 'replies')} "
         f"(needs {facts['quorum_min']}, closes at {facts['quorum_target']}){deadline}"
     )
+    if facts["state_sha256"]:
+        click.echo(f"  server and sites after the last round: {facts['state_sha256']}")
     for member in facts["members"]:
         replied = ", replied" if member["replied"] else ""
         click.echo(f"  {member['role']:6} {member['name']}  {member['state']}{replied}  {member['fingerprint']}")
