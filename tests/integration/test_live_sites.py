@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +21,28 @@ import torch
 import uvicorn
 from sqlalchemy import select
 
-from edgefl_client.exchange import Member, Outbox
+from edgefl_client.exchange import Member, Outbox, Unavailable
 from edgefl_coordinator import service
 from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.schema import replies
+from edgefl_coordinator.schema import rounds as rounds_table
 from edgefl_coordinator.settings import Home
 from edgefl_coordinator.setup import make_home, task_of_method, task_of_run
+from edgefl_coordinator.tls import make_development_certificate
 from edgefl_coordinator.worker import main as work
+from edgefl_protocol.errors import InviteError
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.evaluation import evaluate
 from edgefl_trainer.engine.federation import InProcessSite
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import resolve
+from edgefl_trainer.errors import FederationRefused, RunError
 from edgefl_trainer.live import Join, SiteOptions, join
 from edgefl_trainer.live.exchanges import Exchanges
+from edgefl_trainer.live.seat import Seat
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of the server in a thread, when it is stopped
@@ -64,20 +71,24 @@ class Live:
         make_home(self.home, table)
         self.coordinator: Coordinator = open_coordinator(self.home)
 
+    def stop(self) -> None:
+        """Answer no more."""
+        self.server.should_exit = self.server.force_exit = True  # connections that are kept alive are not waited for
+        self.thread.join(30)
+        self.listening.close()
+
     @contextmanager
     def serving(self) -> Iterator["Live"]:
         """Answer on the port until the end."""
-        server = uvicorn.Server(service._config(self.coordinator))
-        thread = threading.Thread(target=server.run, args=([self.listening],), daemon=True)
-        thread.start()
-        while not server.started:
+        self.server = uvicorn.Server(service._config(self.coordinator))
+        self.thread = threading.Thread(target=self.server.run, args=([self.listening],), daemon=True)
+        self.thread.start()
+        while not self.server.started:
             time.sleep(0.02)
         try:
             yield self
         finally:
-            server.should_exit = True
-            thread.join(30)
-            self.listening.close()
+            self.stop()
 
     def move_on(self) -> None:
         """Do every job that is due, in this process."""
@@ -166,8 +177,20 @@ def test_a_live_federation_ends_with_the_digest_of_the_local_engine(method: str,
     assert judged["sites"]["site-1"]["balanced_accuracy"] == local["sites"]["site-1"]["balanced_accuracy"]
 
 
+def fedevprompt() -> dict[str, Any]:
+    """A small task of FedEvPrompt."""
+    given = {"preset": "tiny", "assignments": ["maps_per_class=2"], "image_px": 36, "seed": 0}
+    return {
+        "name": "nevus",
+        "classes": ["nevus", "other"],
+        "seed": 0,
+        **task_of_method("fedevprompt", "tiny", **given)[0],
+    }
+
+
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    path = folder / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 class Killed(BaseException):
@@ -198,10 +221,7 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
     """docs/security.md checks 56 and 57: killed after any durable step of a round, the same command goes on; the round
     is learned once, the coordinator counts one reply, and the state is the one of an undisturbed site."""
     torch.set_num_threads(1)
-    task, _ = task_of_method(
-        "fedevprompt", "tiny", preset="tiny", assignments=["maps_per_class=2"], image_px=36, seed=0
-    )
-    there = live({"name": "nevus", "classes": ["nevus", "other"], "seed": 0, **task}, 1, quorum_min=1, quorum_target=1)
+    there = live(fedevprompt(), 1, quorum_min=1, quorum_target=1)
     enrol(there, tmp_path, "site-1")
     there.move_on()
     learned: list[int] = []
@@ -224,3 +244,97 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
     with there.coordinator.store.transaction() as connection:
         stored = connection.execute(select(replies.c.number, replies.c.site_sha256)).all()
     assert [tuple(row) for row in stored] == [(1, found["summary"]["site_sha256"])]
+
+
+def enrolled(live: Any, folder: Path) -> tuple[Live, str]:
+    """A federation of one site, waiting for its operator; and the invite."""
+    there = live(fedevprompt(), 1, quorum_min=1, quorum_target=1)
+    invite = there.operate("invite", name="site-1", role="site", hours=1)["invite"]
+    assert join(call(folder / "site-1", "site-1", invite, there.ca))["state"] == "pending"
+    return there, invite
+
+
+def test_a_coordinator_that_is_gone_is_waited_for(live, tmp_path: Path) -> None:
+    """docs/security.md, order of checks: no answer only ever means "try again later"; one line says so, waits double."""
+    there, _ = enrolled(live, tmp_path)
+    there.stop()
+    waits: list[float] = []
+    said: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        join(replace(call(tmp_path / "site-1", "site-1"), once=False, say=said.append, sleep=sleep))
+    assert 0.75 <= waits[0] <= 1 and 1.5 <= waits[1] <= 2 and 3 <= waits[2] <= 4
+    assert [line for line in said if "trying again" in line] == said[1:] and len(said) == 2
+    with pytest.raises(Unavailable, match="cannot reach"):
+        join(call(tmp_path / "site-1", "site-1"))
+
+
+def test_bad_invites_end_with_a_sentence(live, tmp_path: Path) -> None:
+    """Damaged, another certificate, used, a second one, or none at all: nothing is enrolled (docs/security.md 2.6)."""
+    there, invite = enrolled(live, tmp_path)
+    assert join(call(tmp_path / "site-1", "site-1", invite))["state"] == "pending"  # the same one again
+    second = there.operate("invite", name="site-2", role="site", hours=1)["invite"]
+    with pytest.raises(RunError, match="made by another invite: name another --out"):
+        join(call(tmp_path / "site-1", "site-1", second, there.ca))
+    with pytest.raises(InviteError, match=r"damaged|characters|cut"):
+        join(call(tmp_path / "new", "site-1", second[:-3] + "AAA", there.ca))
+    with pytest.raises(FederationRefused, match="--ca FILE"):
+        join(call(tmp_path / "new", "site-1", second))
+    strange = tmp_path / "strange.pem"
+    strange.write_bytes(make_development_certificate(["127.0.0.1"], datetime.now(UTC)).ca)
+    with pytest.raises(FederationRefused, match="pins the certificate"):
+        join(call(tmp_path / "new", "site-1", second, strange))
+    with pytest.raises(FederationRefused, match="used"):
+        join(call(tmp_path / "new", "site-1", invite, there.ca))
+    with pytest.raises(RunError, match="no finished enrolment: give the INVITE"):
+        join(call(tmp_path / "nothing", "site-1"))
+
+
+def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None:
+    """What a site agreed to at its first round holds to the end: a coordinator cannot ask for something else later."""
+    there, _ = enrolled(live, tmp_path)
+    there.operate("approve", name="site-1", fingerprint=there.operate("status")["members"][0]["fingerprint"])
+    there.move_on()
+    meant = Seat.meet
+
+    def changed(self: Any, *arguments: Any) -> Any:
+        told, sent = meant(self, *arguments)
+        return replace(told, epochs=9), sent
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Seat, "meet", changed)
+        with pytest.raises(FederationRefused, match="changed epochs of its task"):
+            join(call(tmp_path / "site-1", "site-1"))
+
+
+def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: Path) -> None:
+    """docs/design.md 4: a site whose reply did not count is after the round as before it; the next round goes on."""
+    torch.set_num_threads(1)
+    there = live(fedevprompt(), 2, quorum_min=1, quorum_target=2)
+    for name in SITES:
+        enrol(there, tmp_path, name)
+    there.move_on()
+    assert [one["outcome"] for one in join(call(tmp_path / "site-1", "site-1"))["sent"]] == ["accepted"]
+    learned = Seat.meet
+
+    def closes(self: Any, reply: Any, settled: Any) -> Any:
+        if reply is not None and reply.round == 1:  # the deadline passes while this site learns
+            with there.coordinator.store.transaction() as connection:
+                connection.execute(rounds_table.update().values(deadline_ms=0))
+            there.move_on()
+        return learned(self, reply, settled)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Seat, "meet", closes)
+        late = join(call(tmp_path / "site-2", "site-2"))
+    assert [one["outcome"] for one in late["sent"]] == ["late", "accepted"]  # and on with the next round
+    found = to_the_end(there, tmp_path)
+    assert [line["phase_index"] for line in lines_of(tmp_path / "site-2")] == [1]
+    assert [line["phase_index"] for line in lines_of(tmp_path / "site-1")] == [0, 1]
+    status = there.operate("status")["state_sha256"]
+    assert {found[name]["summary"]["state_sha256"] for name in SITES} == {status}
