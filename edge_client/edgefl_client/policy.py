@@ -1,17 +1,18 @@
 """What may leave this device, how often, how much and until when, as its owner decided: `policy.toml` in the home.
 
     format = 1
-    [allowed]                  # what may leave, each with the last day (UTC) of the owner's consent, or "always"
-    maps = 2027-11-21
     [limits]                   # 0 stops what it limits; a limit that is not named has its default
     rounds_per_day = 48
     bytes_per_day = 536870912
     bytes_per_round = 67108864
+    [allowed]                  # what may leave, each with the last day (UTC) of the owner's consent, or "always"
+    maps = 2027-11-21
 
 Guarantees:
 
 * Without a file, or with one that names nothing, nothing leaves. A file that is damaged, or holds a word that is not
-  known here, is refused: a misspelt limit must never mean "no limit".
+  known here, is refused: a misspelt limit must never mean "no limit". What may leave stands last, so that a file that
+  was cut off allows less, never more.
 * What leaves is judged by the names of its arrays (`travels_of`), not by what a method says of itself; whatever has no
   name of its own counts as `weights`, which tell most.
 * A day is the last 24 hours, in bytes of payloads as `spending` noted them.
@@ -161,12 +162,12 @@ class Policy:
 
     def to_toml(self) -> str:
         """The content of `policy.toml`."""
-        lines = [_HEAD + "format = 1", "", "[allowed]"]
+        lines = [_HEAD + "format = 1", "", "[limits]"]
+        lines += [f"{one.name} = {getattr(self.limits, one.name)}" for one in fields(self.limits)]
+        lines += ["", "[allowed]"]
         lines += [
             f"{kind} = " + (f'"{ALWAYS}"' if last is None else last.isoformat()) for kind, last in self._ordered()
         ]
-        lines += ["", "[limits]"]
-        lines += [f"{one.name} = {getattr(self.limits, one.name)}" for one in fields(self.limits)]
         return "\n".join(lines) + "\n"
 
     def _ordered(self) -> list[tuple[str, datetime.date | None]]:

@@ -9,6 +9,7 @@ from edgefl_client.exchange.membership import load_membership
 from edgefl_client.federate import Device
 from edgefl_client.findings import DAY_MS
 from edgefl_client.home import Home
+from edgefl_client.policy import load_policy
 from edgefl_client.trust import list_trusted
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
@@ -36,6 +37,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
         "round": None,
         "waiting": 0,
         "coordinator": None,
+        "policy": load_policy(home).to_json(),
     }
     if home.current_file.exists():
         report["model"] = _model(home, device.clock_ms())
@@ -137,6 +139,7 @@ def status_text(report: dict[str, Any]) -> str:
         f"weights: {weights_text(report['personal'])}",
         *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
         f"trusted signers: {report['trusted_signers']}",
+        f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",
     ]
     if member is None:
         return "\n".join([*lines, "member of no federation"])

@@ -109,6 +109,25 @@ def test_what_is_written_is_read(tmp_path_factory, allowed, a_round, a_day, roun
     assert home.policy_file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_policy_that_was_cut_off_allows_less_and_never_more(tmp_path):
+    """docs/security.md, check 60: cut at every byte, it is refused, or allows what it allowed under the same limits."""
+    home = Home(tmp_path / "home")
+    whole = Policy(allowed={"maps": TODAY, "features": None, "weights": TODAY + 30 * DAY},
+                   limits=Limits(rounds_per_day=1, bytes_per_day=2_000_000, bytes_per_round=1_000_000))  # fmt: skip
+    save_policy(home, whole)
+    content, read = home.policy_file.read_bytes(), 0
+    for keep in range(len(content)):
+        home.policy_file.write_bytes(content[:keep])
+        try:
+            found = load_policy(home)
+        except PolicyError:
+            continue
+        assert found.allowed.items() <= whole.allowed.items()
+        assert found.limits == whole.limits or not found.allowed
+        read += 1
+    assert read > 3
+
+
 BROKEN = {
     "no toml": "allowed = [",
     "no text": b"\xff\xfe",
