@@ -10,7 +10,7 @@ reliability.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -55,6 +55,22 @@ class Job:
     replies: Mapping[str, str]
     quorum: int
     order_key: str
+
+
+class Encoded(Mapping[str, bytes]):
+    """Payloads by name that become bytes one at a time, each when it is asked for: a network may go to many sites."""
+
+    def __init__(self, payloads: Mapping[str, Payload]) -> None:
+        self._payloads = payloads
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._payloads[name].to_bytes()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._payloads)
+
+    def __len__(self) -> int:
+        return len(self._payloads)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Job, JobResult, read_job, write_result
+from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Encoded, Job, JobResult, read_job, write_result
 from edgefl_coordinator.judging import judge
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
@@ -76,15 +76,16 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
     return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem)
 
 
-def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> dict[str, bytes]:
+def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> Mapping[str, bytes]:
     """Make the broadcasts of exchange `number`; after the last exchange they are what the method hands out."""
     if not job.sites:
         return {}
+    state = State(Payload(state.arrays).arrays, state.values)  # read-only: all broadcasts share one copy
     phases, sites = method.phases(task.rounds), sorted(job.sites)
     over = number > len(phases)
     phase = final_phase(task) if over else phases[number - 1]
     made = handed_out(method, task, state, sites) if over else method.broadcast(state, phase, sites)
-    return {name: _stamped(made[name], phase, task, number, name, job).to_bytes() for name in sorted(job.sites)}
+    return Encoded({name: _stamped(made[name], phase, task, number, name, job) for name in sites})
 
 
 def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:
