@@ -57,7 +57,7 @@ class Account:
             click.echo(_row(name, len(lines), *sizes, _hospital_words(found)))
         for name in self.up:
             words = ""
-            if name in self.after:
+            if name in self.before and name in self.after:
                 words = f"{self.before[name]:.3f} alone, {self.after[name]:.3f} with the others (pictures held back)"
             click.echo(_row(name, len(self.up[name]), sum(self.up[name]), sum(self.down[name]), words))
         for name in self.up:

@@ -3,10 +3,11 @@
 import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +18,11 @@ from PIL import Image
 
 from demo import run, shown
 from demo_federation import free_port
-from edgefl_trainer.data import load_federation
+from edgefl_trainer.data.lesions import draw_lesion
 
-HOSPITALS = ("hospital-1", "hospital-2")  # their data are the drawn sites 1 and 2
-DEVICES = ("device-1", "device-2", "device-3")  # and of these the sites 3 to 5
-PHOTO_PX = 128
+HOSPITALS = ("hospital-1", "hospital-2")  # each with its own drawn lesions, in the style of its camera
+DEVICES = ("device-1", "device-2", "device-3")
+PHOTO_PX, OTHERS = 128, ("MEL", "BKL", "BCC")
 PATIENCE_S = 900  # longest wait for one step of somebody else, on a busy machine
 
 
@@ -67,7 +68,7 @@ class Coordinator:
         """Write an invite, to be handed over on a channel that both trust."""
         file.parent.mkdir(parents=True, exist_ok=True)
         words = ("edgefl-coordinator", "invite", "--home", self.home, "--role", role, name)
-        click.secho(f"$ {' '.join(shown(word) if isinstance(word, Path) else word for word in words)} > {shown(file)}")
+        click.secho(f"$ {line_of(words)} > {shown(file)}", bold=True)
         file.write_text(run(*words, quiet=True))
         file.chmod(0o600)
 
@@ -197,20 +198,20 @@ class Devices:
         run("edgefl", "pull", "--home", home, quiet=quiet)
 
     def learn_alone(self, name: str, labels: Path) -> dict[str, Any]:
-        """A first round for itself; from now on `edgefl sync` knows its pictures."""
-        home = self.folder / name
-        words = ("edgefl", "train", "--labels", labels, "--epochs", "1", "--threads", "1", "--home", home)
-        click.secho(f"$ {' '.join(shown(word) if isinstance(word, Path) else word for word in words)}", bold=True)
+        """A round for itself: nothing leaves."""
+        words = ("edgefl", "train", "--labels", labels, "--epochs", "1", "--threads", "1", "--home", self.folder / name)
+        click.secho(f"$ {line_of(words)}", bold=True)
         found: dict[str, Any] = json.loads(run(*words, "--json", quiet=True))
         return found
 
-    def answer(self) -> dict[str, dict[str, Any]]:
-        """Each does what is due, and leaves."""
+    def answer(self, pictures: Path | None = None) -> dict[str, dict[str, Any]]:
+        """Each does what is due, and leaves; with `pictures`, it learns from its table there from now on."""
         found = {}
         for name in DEVICES:
-            home = self.folder / name
-            click.secho(f"$ edgefl sync --home {shown(home)}", bold=True)
-            found[name] = json.loads(run("edgefl", "sync", "--threads", "1", "--home", home, "--json", quiet=True))
+            labels = () if pictures is None else ("--labels", pictures / name / "labels.csv")
+            words = ("edgefl", "sync", *labels, "--threads", "1", "--home", self.folder / name)
+            click.secho(f"$ {line_of(words)}", bold=True)
+            found[name] = json.loads(run(*words, "--json", quiet=True))
         return found
 
     def what_left(self, name: str) -> dict[str, Any]:
@@ -221,26 +222,24 @@ class Devices:
         return found
 
 
-def draw_pictures(data: str, site: str, most: int, folder: Path) -> None:
-    """Write drawn lesions of a site as JPEG files with a table `labels.csv`, `most` of each class."""
-    federation = load_federation([f"{data}@site={site}"], image_px=PHOTO_PX, task="nevus")
-    rows = [row for kind in ("train", "tune", "val", "test") for row in federation.sites[site].rows(kind)]
+def draw_pictures(site: int, each: int, folder: Path) -> None:
+    """Write drawn lesions as JPEG files with a table `labels.csv`: `each` nevi, and as many others."""
     folder.mkdir(parents=True)
     with (folder / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["image", "label", "lesion_id"])
-        for label, name in enumerate(federation.classes):
-            for row in [row for row in rows if federation.labels[row] == label][:most]:
-                picture = f"{federation.names[row].replace('/', '-')}.jpg"
-                Image.fromarray(federation.images[row]).save(folder / picture, quality=95)
-                table.writerow([picture, name, federation.lesions[row]])
+        for number in range(2 * each):
+            label = "NV" if number < each else OTHERS[number % len(OTHERS)]
+            photo, _ = draw_lesion(label, site=site, number=number, px=PHOTO_PX)
+            name = f"{label}-{number}"
+            Image.fromarray(photo).save(folder / f"{name}.jpg", quality=95)
+            table.writerow([f"{name}.jpg", "nevus" if label == "NV" else "other", name])
 
 
 @contextmanager
 def in_background(*command: str | Path, log: Path, given: Path | None = None) -> Iterator["subprocess.Popen[bytes]"]:
     """Start a command that goes on while others run, and end it at the end."""
-    words = " ".join(shown(word) if isinstance(word, Path) else word for word in command)
-    click.secho(f"$ {words}{f' < {shown(given)}' if given else ''} &", bold=True)
+    click.secho(f"$ {line_of(command)}{f' < {shown(given)}' if given else ''} &", bold=True)
     program = [str(Path(sys.executable).parent / command[0]), *(str(word) for word in command[1:])]
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as sink, (given or Path(os.devnull)).open() as source:
@@ -250,6 +249,11 @@ def in_background(*command: str | Path, log: Path, given: Path | None = None) ->
         finally:
             process.terminate()
             process.wait(timeout=60)
+
+
+def line_of(command: Sequence[str | Path]) -> str:
+    """A command as a person types it."""
+    return shlex.join(shown(word) if isinstance(word, Path) else word for word in command)
 
 
 def check(process: "subprocess.Popen[bytes]", log: Path) -> None:

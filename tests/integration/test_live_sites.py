@@ -255,7 +255,7 @@ def enrolled(live: Any, folder: Path) -> tuple[Live, str]:
 
 
 def test_a_coordinator_that_is_gone_is_waited_for(live, tmp_path: Path) -> None:
-    """docs/security.md, order of checks: no answer only ever means "try again later"; one line says so, waits double."""
+    """docs/security.md, order of checks: no answer means "try again later"; one line says so, and waits double."""
     there, _ = enrolled(live, tmp_path)
     there.stop()
     waits: list[float] = []
