@@ -1,0 +1,40 @@
+"""`examples/live_federation.py --tiny` as a person runs it: eight processes, TLS, two methods, three rounds each.
+
+Source: docs/design.md 1 (devices and GPU servers in one federation), STYLE 3 (every example runs in the tests).
+"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+METHODS = {"fedevprompt": ("fedevprompt", 3), "fedclf": ("fedclf", 4)}  # folder → method, exchanges (a warm one)
+
+
+def test_servers_and_devices_learn_both_methods_together(tmp_path: Path) -> None:
+    """Everybody answers every exchange; hospitals end with the digest that the coordinator shows; results are runs."""
+    out = tmp_path / "out"
+    script = [sys.executable, str(ROOT / "examples/live_federation.py"), "--tiny", "--out", str(out)]
+    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path, timeout=1800, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    shown = re.findall(r"^digest of the whole federation: ([0-9a-f]{64})$", done.stdout, re.M)
+    assert len(shown) == len(METHODS)
+    for digest, (folder, (method, exchanges)) in zip(shown, METHODS.items(), strict=True):
+        for name in ("hospital-1", "hospital-2"):
+            summary = json.loads((out / folder / name / "summary.json").read_text())
+            assert (summary["method"], summary["state_sha256"]) == (method, digest)
+            lines = (out / folder / name / "metrics.jsonl").read_text().splitlines()
+            assert len(lines) == exchanges
+    rows = re.findall(r"^(hospital-\d|device-\d) +(\d+) +([\d,]+) +([\d,]+)  ", done.stdout, re.M)
+    assert sorted((name, int(count)) for name, count, *_ in rows) == sorted(
+        (name, exchanges)
+        for _, exchanges in METHODS.values()
+        for name in ("hospital-1", "hospital-2", "device-1", "device-2", "device-3")
+    )
+    assert all(sent != "0" and received != "0" for *_, sent, received in rows)
