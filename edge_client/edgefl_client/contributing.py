@@ -13,7 +13,6 @@ from typing import Any
 from edgefl_client.contribution import (
     MAX_MAPS,
     Candidate,
-    LabelledImage,
     LabelsError,
     read_labels,
     reply_payload,
@@ -44,7 +43,7 @@ class _Work:
     scorer: Scorer
     reader: PictureReader
     classes: Sequence[str]
-    rows: Sequence[LabelledImage]
+    labels: Path
 
 
 @dataclass(frozen=True)
@@ -93,13 +92,7 @@ def run_contribute(
     )  # a day's limits are judged when it leaves
     if not dry_run:
         policy.check(("maps",), 0, spent)  # before the work
-    classes = bundle.labels.classes if task is None else task.classes
-    if set(classes) != set(bundle.labels.classes):
-        raise LabelsError(
-            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
-            code="other_classes",
-        )
-    work = _Work(scorer, reader, classes, read_labels(labels, classes))
+    work = _Work(scorer, reader, _classes(bundle, task), labels)
     found = _choose(work, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
     payload = reply_payload(found.candidates, found.chosen, scorer.model.state_sha256)
     _check_fits(payload, task)
@@ -108,7 +101,7 @@ def run_contribute(
     refused = _refused(policy, described, spent)
     if refused is not None and not dry_run:
         raise refused
-    report = {
+    return {
         "dry_run": dry_run,
         "policy": {
             "allowed": refused is None,
@@ -117,15 +110,23 @@ def run_contribute(
         },
         "images": len(found.candidates),
         "left_out": found.left_out,
-        "maps": {classes[label]: len(positions) for label, positions in found.chosen.items()},
+        "maps": {work.classes[label]: len(positions) for label, positions in found.chosen.items()},
         **described,
-        "made_of": _made_of(found, classes),
+        "made_of": _made_of(found, work.classes),
         "sheets": None if sheets is None else _draw(work, found, payload, described, sheets),
-        "idem": None,
+        "idem": None if dry_run else _keep(device, content),
     }
-    if not dry_run:
-        report["idem"] = _keep(device, content)
-    return report
+
+
+def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
+    """Names of the classes, in the order in which the reply numbers them."""
+    classes = bundle.labels.classes if task is None else task.classes
+    if set(classes) != set(bundle.labels.classes):
+        raise LabelsError(
+            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
+            code="other_classes",
+        )
+    return classes
 
 
 def _keep(device: Device, content: bytes) -> str:
@@ -160,7 +161,8 @@ def _choose(work: _Work, most: int) -> _Found:
     candidates: list[Candidate] = []
     paths: list[Path] = []
     reasons: Counter[str] = Counter()
-    for row in work.rows:
+    rows = read_labels(work.labels, work.classes)
+    for row in rows:
         try:
             prepared = work.scorer.prepare(work.reader.read(read_bounded(row.path, MAX_FILE_BYTES)))
             reasons.update(prepared.gate)
@@ -174,10 +176,8 @@ def _choose(work: _Work, most: int) -> _Found:
     told = {name: reasons[name] for name in sorted(reasons)}
     if not candidates:
         said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
-        raise LabelsError(
-            f"none of the {len(work.rows)} pictures passes the gate ({said}), so no map can travel", "gate"
-        )
-    left_out = {"images": len(work.rows) - len(candidates), "reasons": told}
+        raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
+    left_out = {"images": len(rows) - len(candidates), "reasons": told}
     return _Found(candidates, paths, select_maps(candidates, most), left_out)
 
 

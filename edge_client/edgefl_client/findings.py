@@ -1,4 +1,7 @@
-"""What a check of `edgefl doctor` found."""
+"""What a check of `edgefl doctor` found: a value, so that a check can be tested without the command.
+
+A finding never holds a secret or the name of a picture.
+"""
 
 from dataclasses import dataclass
 
