@@ -27,6 +27,7 @@ from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt
 from edgefl_client.learning.peers import numbered_as, renumbered
 from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_coordinator import cli as coordinator_cli
 from edgefl_coordinator.admin import run_operation
 from edgefl_coordinator.settings import Home
 from edgefl_coordinator.setup import make_home
@@ -196,7 +197,9 @@ def test_a_live_federation_of_devices_ends_with_the_digest_of_the_local_engine(
                 again = edgefl(device, "sync", "--threads", 1)
                 assert again["learning"]["state"] == "skipped" and not again["sent"]
         status = wait_for(home, ROUNDS, "done")
+        told = CliRunner().invoke(coordinator_cli.main, ["status", "--home", str(home.root)]).stdout
         finals = {name: edgefl(device, "sync")["broadcast"] for name, device in devices.items()}
     bundle = load_bundle(bundle_file.read_bytes(), [lab.SIGNER.public], lab.NOW_MS)
-    assert status["state_sha256"] == local_digest(tmp_path / "local", bundle, tables)
+    expected = local_digest(tmp_path / "local", bundle, tables)
+    assert status["state_sha256"] == expected and expected in told
     assert all(final["error"] is None and final["maps"] > 0 for final in finals.values())
