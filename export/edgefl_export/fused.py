@@ -3,7 +3,7 @@
 Guarantees: the outputs are those of the `ScoreModule` it is made from (the export gates compare them); every trainable
 tensor stays an argument; the weights are the module's own. What differs is the shape of the work:
 
-    linear layers   on (B·T, ·) matrices, so each is one Gemm with its bias; query, key and value apart, none is split
+    linear layers   of attention on (B·T, ·) matrices, so each is one Gemm; query, key and value apart, none is split
     attention       the standard operator `Attention`; prefix prompts are further rows of keys and values, in the layout
                     the tensors already have
     rollout         the probabilities that attention returns, read once by a vector-matrix product: the rescaling of a
@@ -34,25 +34,41 @@ def can_fuse(module: ScoreModule) -> bool:
     return isinstance(module.backbone, FrozenViT) and module.options.insert is None
 
 
-class _Projections(nn.Module):
-    """The query, key and value layers of one block, apart."""
+class _Attention(nn.Module):
+    """The linear layers of one block's attention, query, key and value apart; keys and values without their bias.
 
-    def __init__(self, qkv: nn.Linear) -> None:
+    A constant added to every key changes each logit of a row alike, and the softmax not at all; one added to every
+    value is added to their mean. So the biases are taken from the prefix rows instead, and that of the values goes
+    through the projection: two additions over all tokens less. Networks that norm between keep their biases.
+    """
+
+    shift: Tensor
+
+    def __init__(self, attention: Any) -> None:
         super().__init__()
-        width = qkv.in_features
-        has_bias = qkv.bias is not None
-        parts = [nn.Linear(width, width, bias=has_bias) for _ in range(3)]
-        for index, part in enumerate(parts):
-            rows = slice(index * width, (index + 1) * width)
-            part.weight = nn.Parameter(qkv.weight.detach()[rows].clone(), requires_grad=False)
-            if has_bias:
-                part.bias = nn.Parameter(qkv.bias.detach()[rows].clone(), requires_grad=False)
-        self.query, self.key, self.value = parts
+        width = attention.qkv.in_features
+        weights: tuple[Tensor, ...] = torch.split(attention.qkv.weight.detach(), width)
+        bias = attention.qkv.bias
+        parts = torch.split(torch.zeros(3 * width) if bias is None else bias.detach(), width)
+        plain = all(isinstance(norm, nn.Identity) for norm in (attention.k_norm, attention.norm))
+        moved = plain and bias is not None
+        shift = torch.stack([parts[1], parts[2]]) if moved else torch.zeros((2, width))
+        self.register_buffer("shift", shift[:, None])  # (2, 1, D), keys and values
+        self.query = _linear(weights[0], None if bias is None else parts[0])
+        self.key = _linear(weights[1], None if moved or bias is None else parts[1])
+        self.value = _linear(weights[2], None if moved or bias is None else parts[2])
+        weight, own = attention.proj.weight.detach(), attention.proj.bias
+        base = torch.zeros(width) if own is None else own.detach()
+        self.proj = _linear(weight, base + weight @ shift[1])
 
-    def forward(
-        self, of_query: Float[Tensor, "R D"], of_rest: Float[Tensor, "M D"]
-    ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "M D"], Float[Tensor, "M D"]]:
-        return self.query(of_query), self.key(of_rest), self.value(of_rest)
+
+def _linear(weight: Float[Tensor, "D D"], bias: Float[Tensor, " D"] | None) -> nn.Linear:
+    """A frozen layer."""
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.clone(), requires_grad=False)
+    return layer
 
 
 class FusedScore(nn.Module):
@@ -72,13 +88,13 @@ class FusedScore(nn.Module):
             raise ValueError(f"{module.backbone.spec.name} with these prompts has no fused form")
         self.module = module
         self.options = module.options
-        self.projections = nn.ModuleList(_Projections(block.attn.qkv) for block in module.vit.vit.blocks)
+        self.attentions: Any = nn.ModuleList(_Attention(block.attn) for block in module.vit.vit.blocks)
 
     def forward(self, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor]) -> ScoreOutput:
         """Score a batch; see `ScoreModule.forward`."""
         vit, spec = self.module.vit, self.module.vit.spec
         names = self.options.prompts
-        prompts = torch.cat([tensors[name] for name in names]) if names else None  # (L, 2, P, h, d_h)
+        prefixes = self._prefixes([tensors[name] for name in names]) if names else ()
         network, length = vit.vit, 1 + spec.tokens
         tokens = network.norm_pre(network._pos_embed(network.patch_embed(vit.normalise(image))))  # (B, T, D)
         batch, rows = tokens.shape[0], length
@@ -89,17 +105,26 @@ class FusedScore(nn.Module):
             asked = whole
             if index == spec.depth - 1 and self.options.readout == "cls":
                 asked, tokens, rows = _first(whole, batch, length), _first(tokens, batch, length), 1
-            prefix = None if prompts is None else prompts[index]
-            mixed, attention = self._attend(index, block.attn, asked, whole, prefix, batch)
+            pair = prefixes[2 * index : 2 * index + 2]
+            mixed, attention = self._attend(index, block.attn, asked, whole, pair, batch)
             probabilities.append(attention)
             tokens = tokens + block.ls1(mixed)
-            tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
+            grouped = block.norm2(tokens).reshape(batch, rows, spec.width)
+            tokens = tokens + block.ls2(block.mlp(grouped)).reshape(-1, spec.width)
         tokens = network.norm(tokens).reshape(batch, rows, spec.width)
         mean = tokens[:, 1:].mean(dim=1) if rows > 1 else tokens[:, 0]  # not read where the class token is
         found = ViTOutput(network.fc_norm(tokens[:, 0]), network.fc_norm(mean), tokens[:, :0], ())
-        prefix_length = 0 if prompts is None else prompts.shape[2]
+        prefix_length = prefixes[0].shape[1] if prefixes else 0
         maps = max_normalise(_rollout(probabilities, prefix_length, self.options.prefix_mode))
         return self.module.judge(self.module.features(found, tensors), tensors, maps)
+
+    def _prefixes(self, prompts: Sequence[Float[Tensor, "L two P H dh"]]) -> tuple[Float[Tensor, "1 P D"], ...]:
+        """Rows before the keys and before the values of each block in turn, without what `_Attention` moved."""
+        width = self.module.vit.spec.width
+        joined = torch.cat(list(prompts))
+        shifts = torch.cat([attention.shift for attention in self.attentions])  # (2·L, 1, D)
+        rows = joined.reshape(2 * joined.shape[0], joined.shape[2], width) - shifts
+        return torch.split(rows, 1)
 
     def _attend(
         self,
@@ -107,23 +132,23 @@ class FusedScore(nn.Module):
         attention: Any,
         asked: Float[Tensor, "R D"],
         whole: Float[Tensor, "M D"],
-        prefix: Float[Tensor, "two P H dh"] | None,
+        prefix: Sequence[Float[Tensor, "1 P D"]],
         batch: int,
     ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "B H Q C"]]:
         """Attention of one block after its norm, with the probabilities of each head over prefix and sequence."""
-        width, heads = whole.shape[1], attention.num_heads
+        width, heads, layers = whole.shape[1], attention.num_heads, self.attentions[index]
         query, key, value = (
             part.reshape(batch, -1, width)  # (B, T, D)
-            for part in self.projections[index](asked, whole)
+            for part in (layers.query(asked), layers.key(whole), layers.value(whole))
         )
         query, key = _normed(attention.q_norm, query, heads), _normed(attention.k_norm, key, heads)
-        if prefix is not None:
-            rows = prefix.reshape(2, 1, -1, width).expand(-1, batch, -1, -1)  # (2, B, P, D)
-            key, value = torch.cat([rows[0], key], dim=1), torch.cat([rows[1], value], dim=1)
+        if prefix:
+            before = [rows.expand(batch, -1, -1) for rows in prefix]  # (B, P, D)
+            key, value = torch.cat([before[0], key], dim=1), torch.cat([before[1], value], dim=1)
         mixed, _, _, probabilities = ops.attention(
             query, key, value, q_num_heads=heads, kv_num_heads=heads, qk_matmul_output_mode=AFTER_SOFTMAX
         )
-        return attention.proj(attention.norm(mixed.reshape(-1, width))), probabilities
+        return layers.proj(attention.norm(mixed.reshape(-1, width))), probabilities
 
 
 def _first(tokens: Float[Tensor, "M D"], batch: int, length: int) -> Float[Tensor, "B D"]:

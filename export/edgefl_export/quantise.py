@@ -35,7 +35,7 @@ from edgefl_export.graph import clean
 MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
 OPERATORS = ["Gemm", "MatMul"]
 CALIBRATION_BATCH = 8
-_PLACE = re.compile(r"(?:blocks|projections)\.(\d+)\.(?:.*\.)?(\w+)\.weight$")
+_PLACE = re.compile(r"(?:blocks|attentions)\.(\d+)\.(?:.*\.)?(\w+)\.weight$")
 _SETTINGS = {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": OPERATORS}
 
 

@@ -1,0 +1,73 @@
+"""Agreement of int8 bundles with PyTorch on real pictures: each site's own model on `val` pictures of that site.
+
+Each bundle is made as `edgefl-export bundle --precision int8` makes it, from `tune` and, for its gate, `val` rows of
+the run; the pictures here are drawn anew. Targets: the same class for 99 %, mean change of vacuity 0.01 at most; status
+1 where one is missed.
+
+    python benchmarks/int8_agreement.py RUN --write docs/results/device.md
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+from device_scoring import Target, replace_section
+
+MARKS = ("<!-- int8 agreement -->", "<!-- end of int8 agreement -->")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path, exists=True))
+@click.option("--site", "sites", multiple=True, metavar="NAME", help="A site of the run; repeatable.  [default: all]")
+@click.option("--images", default=500, show_default=True, metavar="N", help="At most, of each site.")
+@click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Put the table into this page as well.")
+def main(run: Path, sites: tuple[str, ...], images: int, write: Path | None) -> None:
+    """Measure, print, and end with 1 where a target is missed."""
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.engine.run import load_data
+
+    finished = open_run(run)
+    data = load_data(finished.settings, finished.backbone.spec.image_px)
+    lines = ["| site | val pictures | same class | mean change of vacuity | of the map | layers in float |"]
+    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    missed = False
+    for site in sites or finished.sites:
+        rows = np.random.default_rng(1).permutation(data.sites[site].val.astype(np.int64))[:images]
+        line, targets = one_site(finished, site, np.array(data.images[rows]))
+        print(line, file=sys.stderr, flush=True)
+        lines.append(line)
+        missed = missed or any(target.missed for target in targets)
+    text = "\n".join(lines)
+    print(text)
+    if write is not None:
+        replace_section(write, text, MARKS)
+    sys.exit(missed)
+
+
+def one_site(finished: object, site: str, pictures: np.ndarray) -> tuple[str, list[Target]]:
+    """The row of a site, and what of it is judged."""
+    from edgefl_client.runtime import load_graph, processors
+    from edgefl_export.assemble import build_members, site_model
+    from edgefl_export.calibration import calibration_of
+    from edgefl_export.gates import graph_scores
+    from edgefl_export.precision import agreement
+    from edgefl_protocol.tensors import read_tensors
+    from edgefl_trainer.engine.models import predict
+
+    model = site_model(finished, site)
+    made = build_members(model, int8=calibration_of(finished, site))
+    weights = read_tensors(made.files["weights.safetensors"], max_bytes=1 << 30)[0]
+    said = predict(model.predictor, pictures)
+    expected = {"probabilities": said.probabilities, "vacuity": said.vacuity, "map": said.maps}
+    expected = {name: value for name, value in expected.items() if value is not None}
+    found = agreement(expected, graph_scores(load_graph(made.files["score.onnx"], processors()), weights, pictures, 8))
+    kept = json.loads(made.files["card.json"])["metrics"]["int8"]["kept_in_float"]
+    figures = f"{found.same_class:.2%} | {found.change:.4f} | {found.map_change:.4f}"
+    line = f"| {site} | {len(pictures)} | {figures} | {len(kept)} |"
+    return line, [Target("another class", 1 - found.same_class, 0.01), Target("change", found.change, 0.01)]
+
+
+if __name__ == "__main__":
+    main()
