@@ -161,9 +161,7 @@ def reset(_):
     raise Unavailable("the answer of coordinator.example was cut off; try again later", "cut_off")
 
 
-@pytest.mark.parametrize(
-    "fault", [cut_short(0), cut_short(0.3), cut_short(0.99), reset], ids=["0", "0.3", "0.99", "rst"]
-)
+@pytest.mark.parametrize("fault", [cut_short(0.6), reset], ids=["cut", "reset"])
 def test_a_coordinator_that_dies_in_the_middle_of_its_answer(run, live, lab, labelled, fault):
     """docs/security.md, check 63: at every request of every command; one sentence, and the next call finishes it."""
     live.bundles["main", "all", 1] = lab.bundle_bytes()
