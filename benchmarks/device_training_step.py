@@ -1,85 +1,150 @@
-"""Time of one FedEvPrompt training step: the bundle's graph on onnxruntime against the trainer's step in PyTorch eager.
+"""Time of one training step on a device: the bundle's graph on onnxruntime against the trainer's step in PyTorch eager.
 
 Both learn the same batches on the same number of threads in one process, in alternating blocks of warm repeats; printed
 are medians of block medians, as ratios, of wall time and of processor time (on a busy machine the second is the one to
-read). PyTorch is timed with the others' maps, where every block's probabilities are needed, and without, where its
-attention is fused; the graph always computes the maps. onnxruntime's threads do not spin, as on a device.
+read). FedEvPrompt: PyTorch is timed with the others' maps, where every block's probabilities are needed, and without,
+where its attention is fused; the graph always computes the maps. FedCLF: views are given, augmentation is not timed.
+onnxruntime's threads do not spin, as on a device.
 
-    python benchmarks/device_training_step.py --backbone vit:192x12/12 --image-px 84 --batch 32
+    python benchmarks/device_training_step.py fedevprompt --backbone vit:192x12/12 --image-px 84 --batch 32
+    python benchmarks/device_training_step.py fedclf --backbone cnn:resnet18 --image-px 72 --batch 64
 """
 
 import argparse
 import os
+import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
 
-from edgefl_export.training_gates import Batches, TrainerSteps, drawn_batches, rate_inputs
-from edgefl_export.training_graph import export_training_graph
-from edgefl_export.training_members import example_inputs, training_step
+from edgefl_export import contrast_gates
+from edgefl_export.contrast_members import contrast_graphs, contrast_plan, network
+from edgefl_export.training_gates import TrainerSteps, drawn_batches, rate_inputs
+from edgefl_export.training_members import trace_step, training_step
 from edgefl_export.training_step import FedEvPromptStep
+from edgefl_protocol.contrast_training import FEATURES
 from edgefl_protocol.training import NEXT, TrainingPlan, constants, fresh_state
 from edgefl_trainer.contract import Predictor
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
+from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.cnn import FrozenCNN
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
 CLASSES = 8
-Step = Callable[[], None]
+HELD = 1024  # negatives of a FedCLF step
+DEFAULTS = {"fedevprompt": ("vit:192x12/12", 84, 32), "fedclf": ("cnn:resnet18", 72, 64)}
+Step = Callable[[], Any]
+Ways = tuple[dict[str, Step], str]
 
 
 def main() -> None:
     """Read the arguments, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backbone", default="vit:192x12/12")
-    parser.add_argument("--image-px", type=int, default=84)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("method", choices=DEFAULTS)
+    parser.add_argument("--backbone")
+    parser.add_argument("--image-px", type=int)
+    parser.add_argument("--batch", type=int)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--graph", type=Path, help="keep the traced graph here, and use it where it is there")
     given = parser.parse_args()
+    backbone, side, batch = DEFAULTS[given.method]
+    given.backbone, given.image_px = given.backbone or backbone, given.image_px or side
+    given.batch = given.batch or batch
     torch.set_num_threads(given.threads)
-    recipe = EvidentialRecipe()
-    step, plan, weights = a_step(given.backbone, given.image_px, recipe)
-    began = time.process_time()
-    graph = export_training_graph(step, plan, example_inputs(step, plan, weights))
-    print(f"exported in {time.process_time() - began:.0f} s of processor time, {len(graph):,} bytes")
-    batches = drawn_batches(plan, given.image_px, CLASSES, step.module.vit.spec.tokens)
-    rng = np.random.default_rng(0)
-    side = given.image_px
-    image = rng.integers(0, 256, (given.batch, side, side, 3), np.uint8)
-    target = rng.integers(0, CLASSES, given.batch)
-    ways = {
-        "graph, onnxruntime": graph_step(graph, plan, weights, image, target, batches, given.threads),
-        "PyTorch, with maps": trainer_step(step, plan, weights, image, target, batches, need_maps=True),
-        "PyTorch, without maps": trainer_step(step, plan, weights, image, target, batches, need_maps=False),
-    }
+    ways, base = (fedevprompt if given.method == "fedevprompt" else fedclf)(given)
     print(
-        f"{given.backbone} at {given.image_px} px, batch {given.batch}, {given.threads} threads, load average "
-        f"{os.getloadavg()[0]:.1f}; onnxruntime {onnxruntime.__version__}, torch {torch.__version__}"
+        f"{given.method}: {given.backbone} at {given.image_px} px, batch {given.batch}, {given.threads} threads, "
+        f"load average {os.getloadavg()[0]:.1f}; {platform.machine()}, onnxruntime {onnxruntime.__version__}, torch "
+        f"{torch.__version__}"
     )
     times = measure(ways, given.blocks, given.repeats)
-    base = times["PyTorch, with maps"]
     print("| step | wall s | ratio | processor s | ratio |\n|---|---|---|---|---|")
     for name, (wall, busy) in times.items():
-        print(f"| {name} | {wall:.3f} | {wall / base[0]:.2f} | {busy:.3f} | {busy / base[1]:.2f} |")
+        print(f"| {name} | {wall:.3f} | {wall / times[base][0]:.2f} | {busy:.3f} | {busy / times[base][1]:.2f} |")
+
+
+def fedevprompt(given: argparse.Namespace) -> Ways:
+    """Ways to take a step of FedEvPrompt, and the one that ratios refer to."""
+    step, plan, weights = a_step(given.backbone, given.image_px, EvidentialRecipe())
+    graph = kept(given.graph, lambda: trace_step(step, plan, weights))
+    batches = drawn_batches(plan, given.image_px, CLASSES, step.module.vit.spec.tokens)
+    rng, side = np.random.default_rng(0), given.image_px
+    image = rng.integers(0, 256, (given.batch, side, side, 3), np.uint8)
+    target = rng.integers(0, CLASSES, given.batch)
+    session = loaded(graph, given.threads)
+    numbers = {name: np.asarray(value, np.float32) for name, value in batches.settings[-1].items()}
+    fixed = {"image": image, "target": target, **numbers, **batches.peers, **rate_inputs(plan)}
+    state = fresh_state(plan, weights)
+    ways: dict[str, Step] = {
+        "graph, onnxruntime": stepping(session, plan.outputs, {**fixed, **constants(plan, weights)}, state)
+    }
+    for name, need_maps in (("PyTorch, with maps", True), ("PyTorch, without maps", False)):
+        trainer = TrainerSteps(step, plan, weights)
+
+        def run(trainer: TrainerSteps = trainer, need_maps: bool = need_maps) -> None:
+            trainer.step(image, target, batches.settings[-1], batches.peers, need_maps=need_maps)
+
+        ways[name] = run
+    return ways, "PyTorch, with maps"
+
+
+def fedclf(given: argparse.Namespace) -> Ways:
+    """Ways to take a step of FedCLF, and the one that ratios refer to."""
+    backbone = load_backbone(given.backbone, image_px=given.image_px, seed=0)
+    if not isinstance(backbone, FrozenCNN):
+        sys.exit(f"{given.backbone} is no convolutional network; name one such as cnn:resnet18")
+    spec, method = backbone.spec, FedCLF()
+    settings = RunSettings(method="fedclf", data=("lesions:",), backbone=given.backbone, image_px=given.image_px)
+    model = network(method.contrast, spec, 0, backbone)
+    plan = contrast_plan(method, settings, spec, model)
+    graph = kept(given.graph, lambda: contrast_graphs(model, plan, spec)[0])
+    rng = np.random.default_rng(0)
+    negatives = rng.normal(size=(HELD, FEATURES)).astype(np.float32)
+    negatives /= np.linalg.norm(negatives, axis=1, keepdims=True)
+    first, second = (rng.random((given.batch, 3, plan.view_px, plan.view_px), np.float32) for _ in range(2))
+    batch = contrast_gates.ContrastBatch(first, second, plan.lr)
+    trainer = contrast_gates.TrainerSteps(model, plan, (spec.mean, spec.std), negatives)
+    trainer.step(batch)
+    fixed = contrast_gates.step_inputs(plan, batch, negatives)
+    ways: dict[str, Step] = {
+        "graph, onnxruntime": stepping(loaded(graph, given.threads), plan.outputs, fixed, trainer.state()),
+        "PyTorch": lambda: trainer.step(batch),
+    }
+    return ways, "PyTorch"
+
+
+def kept(place: Path | None, make: Callable[[], bytes]) -> bytes:
+    """The graph in a file, or a fresh one, which is then kept there."""
+    if place is not None and place.exists():
+        return place.read_bytes()
+    began = time.process_time()
+    graph = make()
+    print(f"exported in {time.process_time() - began:.0f} s of processor time, {len(graph):,} bytes", flush=True)
+    if place is not None:
+        place.write_bytes(graph)
+    return graph
 
 
 def a_step(
     backbone: str, image_px: int, recipe: EvidentialRecipe
 ) -> tuple[FedEvPromptStep, TrainingPlan, dict[str, Any]]:
     """A fresh model: times do not depend on the values."""
-    network = load_backbone(backbone, image_px=image_px, seed=0)
-    tensors = initial_tensors(recipe, network.spec, CLASSES, 0)
+    frozen = load_backbone(backbone, image_px=image_px, seed=0)
+    tensors = initial_tensors(recipe, frozen.spec, CLASSES, 0)
     weights: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
     weights |= {"prior": np.ones(CLASSES, np.float32), "temperature": np.asarray(1, np.float32)}
-    module = ScoreModule(network, ScoreOptions())
+    module = ScoreModule(frozen, ScoreOptions())
     rates = {name: 2.5e-4 if name == "prompts.b" else 5e-4 for name in recipe.trained}
     plan = TrainingPlan(
         trained=recipe.trained, rates=rates, weight_decay=1e-2, batch=32, epochs=2, epochs_before=0, anneal_epochs=10,
@@ -88,47 +153,23 @@ def a_step(
     return training_step(Predictor(module, weights, (True,) * CLASSES), plan), plan, weights
 
 
-def graph_step(
-    graph: bytes,
-    plan: TrainingPlan,
-    weights: dict[str, Any],
-    image: np.ndarray,
-    target: np.ndarray,
-    batches: Batches,
-    threads: int,
-) -> Step:
-    """One step on onnxruntime; the state goes round as on a device."""
+def loaded(graph: bytes, threads: int) -> onnxruntime.InferenceSession:
+    """A session as a device has it."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-    numbers = {name: np.asarray(value, np.float32) for name, value in batches.settings[-1].items()}
-    fixed = {"image": image, "target": target, **numbers, **batches.peers, **rate_inputs(plan)}
-    fixed |= constants(plan, weights)
-    state, names = fresh_state(plan, weights), list(plan.outputs)
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def stepping(
+    session: onnxruntime.InferenceSession, outputs: tuple[str, ...], fixed: dict[str, Any], state: dict[str, Any]
+) -> Step:
+    """One step on onnxruntime; the state goes round as on a device."""
+    names = list(outputs)
 
     def run() -> None:
         found = dict(zip(names, session.run(names, {**fixed, **state}), strict=True))
-        state.update({name: found[NEXT + name] for name in plan.state})
-
-    return run
-
-
-def trainer_step(
-    step: FedEvPromptStep,
-    plan: TrainingPlan,
-    weights: dict[str, Any],
-    image: np.ndarray,
-    target: np.ndarray,
-    batches: Batches,
-    *,
-    need_maps: bool,
-) -> Step:
-    """One step of the trainer."""
-    trainer = TrainerSteps(step, plan, weights)
-
-    def run() -> None:
-        trainer.step(image, target, batches.settings[-1], batches.peers, need_maps=need_maps)
+        state.update({name: found[NEXT + name] for name in state})
 
     return run
 

@@ -140,7 +140,12 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @click.option(
     "--version", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="Above every published one."
 )
-@click.option("--with-training", is_flag=True, help="Also export the training step, so that a device can learn.")
+@click.option(
+    "--with-training",
+    is_flag=True,
+    help="Also export the training step, so that a device can learn: FedEvPrompt's, or on a convolutional network "
+    "FedCLF's.",
+)
 @click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Product line.")
 @click.option("--federation", callback=_word, metavar="NAME", help="Federation it belongs to.  [default: none]")
 @click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Refused afterwards.  [default: never]")

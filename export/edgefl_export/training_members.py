@@ -99,7 +99,8 @@ def build_training(run: FinishedRun, site: str, weights: Mapping[str, NDArray[np
     """
     predictor = run.predictor(site)
     if isinstance(predictor.module.backbone, FrozenCNN):
-        return TrainingMembers(*build_contrast(run, predictor.module.backbone))
+        files, figures = build_contrast(run, predictor.module.backbone)
+        return TrainingMembers(files, tuple(figures))
     plan = training_plan(run)
     method = run.settings.build_method()
     assert isinstance(method, FedEvPrompt)
