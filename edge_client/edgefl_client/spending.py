@@ -19,6 +19,7 @@ from edgefl_client.policy import Policy, PolicyError, Spent, travels_of
 from edgefl_protocol.errors import StorageError
 
 DAY_MS = 86_400_000
+MAX_ENTRIES = 500  # of 24 hours; the file stays small enough to be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,13 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
             policy.check(travels, size, spent)
         except PolicyError as error:
             return error
+        recent = [one for one in entries if one.at_ms > now_ms - DAY_MS and one.idem != item.idem]
+        if len(recent) >= MAX_ENTRIES:
+            return PolicyError(
+                f"{len(recent)} replies left this device in the last 24 hours, more than {MAX_ENTRIES} are never sent: "
+                "wait, and tell the operator",
+                "too_many_rounds",
+            )
         note_spent(
             home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem, travels=travels,
             size=size,

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_client.exchange.outbox import WorkItem
-from edgefl_client.home import Home
+from edgefl_client.home import MAX_JSON_BYTES, Home, write_json
 from edgefl_client.policy import KINDS, Limits, Policy, PolicyError, Spent, load_policy, save_policy, travels_of
-from edgefl_client.spending import DAY_MS, note_spent, permit, read_spent
+from edgefl_client.spending import DAY_MS, MAX_ENTRIES, note_spent, permit, read_spent
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
 
@@ -226,6 +226,31 @@ def test_a_clock_that_was_ahead_counts_for_a_day_and_not_for_years(tmp_path):
     ):
         error = permit(home, once_a_day, lambda now_ms=now_ms: now_ms)(item(), 2)
         assert (error and error.code) == code
+
+
+def test_a_coordinator_cannot_make_the_notes_endless(tmp_path):
+    """Rounds that open and close at once, the same reply sent again under a new key: it ends, and the file is read."""
+    home = Home(tmp_path / "home")
+    generous = Policy(allowed={"maps": None}, limits=Limits(rounds_per_day=10**9, bytes_per_day=10**18))
+    entries = [
+        {
+            "idem": f"{n:032x}",
+            "federation": "f" * 64,
+            "round": n,
+            "travels": " ".join(KINDS),
+            "bytes": 10**12,
+            "at_ms": NOW_MS,
+        }
+        for n in range(MAX_ENTRIES)
+    ]
+    home.prepare()
+    write_json(home.spent_file, {"format": 1, "left": entries[:-1]})
+    assert permit(home, generous, lambda: NOW_MS)(item("a" * 32), 10**6) is None
+    assert home.spent_file.stat().st_size < MAX_JSON_BYTES
+    error = permit(home, generous, lambda: NOW_MS)(item("b" * 32), 10**6 + 1)
+    assert error.code == "too_many_rounds"
+    assert permit(home, generous, lambda: NOW_MS)(item("a" * 32), 10**6) is None  # a retry
+    assert permit(home, generous, lambda: NOW_MS + DAY_MS)(item("b" * 32), 10**6 + 1) is None
 
 
 def test_what_was_spent_survives_a_kill(tmp_path):
