@@ -190,7 +190,9 @@ def test_init_never_overwrites(closed_home) -> None:
 
 def test_private_files(closed_home) -> None:
     """docs/security.md, keys at rest: 0600 in 0700."""
-    for path in [*closed_home.keys.iterdir(), closed_home.tls / "server.key", closed_home.database, closed_home.config]:
+    private = [path for path in closed_home.keys.iterdir() if path.suffix != ".pub"]
+    assert len(private) == 4
+    for path in [*private, closed_home.tls / "server.key", closed_home.database, closed_home.config]:
         assert path.stat().st_mode & 0o077 == 0, path
     for path in (closed_home.root, closed_home.keys, closed_home.blobs, closed_home.jobs):
         assert path.stat().st_mode & 0o777 == 0o700, path

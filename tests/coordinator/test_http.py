@@ -93,7 +93,8 @@ def test_uniform_refusal(client, coordinator, clock, tools) -> None:
     good = member.envelope("task", Payload())
     flipped = bytearray(good)
     flipped[-1] ^= 1
-    elsewhere = replace(coordinator, keys=replace(coordinator.keys, sealing=stranger.sealing))
+    ring = replace(coordinator.keys.ring, current=stranger.sealing)
+    elsewhere = replace(coordinator, keys=replace(coordinator.keys, ring=ring))
     causes = {
         "no envelope": b"hello",
         "bad ciphertext": bytes(flipped),
