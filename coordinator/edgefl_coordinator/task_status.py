@@ -47,7 +47,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
 
 
 def _without_folders(name: str) -> str:
-    """A backbone's name without the folders of this machine, such as run:first for run:/home/me/runs/first."""
+    """A backbone's name without the folders of this machine, such as run:first for run:runs/first."""
     kind, colon, where = name.partition(":")
     return f"{kind}:{PurePath(where).name}" if colon and kind in ("run", "file") else name
 
