@@ -21,6 +21,7 @@ from edgefl_client.home_checks import (
     check_policy,
     check_signers,
 )
+from edgefl_client.measure import table
 from edgefl_client.membership_checks import check_certificate, check_coordinator, check_keys
 from edgefl_client.probing import ProbeEnded, probe
 from edgefl_protocol.errors import EdgeflError
@@ -137,7 +138,7 @@ def _probe(
 
 
 def _at_most(measured: dict[str, Any]) -> str:
-    slowest = max(one["milliseconds"] for one in measured["rows"])
+    slowest = max(one["milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
     return f"a score takes at most {slowest:g} ms and {measured['peak_memory_mib']:g} MiB of memory here"
 
 
@@ -158,6 +159,5 @@ def diagnosis_text(found: Diagnosis) -> str:
         f"{one.state:<4}  {one.check:<11}  {one.found}" + ("" if one.advice is None else f": {one.advice}")
         for one in found.findings
     ]
-    for row in [] if found.speed is None else found.speed["rows"]:
-        lines.append(f"      {row['what']:<30} {row['threads']:>3} threads {row['milliseconds']:>9.2f} ms")
+    lines += [] if found.speed is None else [f"      {line}" for line in table(found.speed)]
     return "\n".join(lines)

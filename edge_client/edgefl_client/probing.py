@@ -5,23 +5,19 @@ sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
     {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity"}
-    {"step": "speed", "rows": [{"what", "threads", "milliseconds"}], "peak_memory_mib"}
+    {"step": "speed", …}   what `measure.Measured` holds
 
 or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture
 of a patient is needed, and none is read.
 """
 
-import io
 import json
 import os
-import resource
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -116,12 +112,14 @@ def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> Non
     try:
         _say(step, _runtime())
         step = "model"
-        scorer, size_px, facts = _model(Path(home), model, trusted)
+        scorer, facts = _model(Path(home), model, trusted)
         _say(step, facts)
         step = "speed"
         if speed:
-            one, _, _ = _model(Path(home), model, trusted, threads=1)
-            _say(step, _speed(scorer, one, size_px))
+            from edgefl_client.measure import measure
+
+            one, _ = _model(Path(home), model, trusted, threads=1)
+            _say(step, measure(scorer, one).to_json())
     except EdgeflError as error:
         _say(step, {"error": {"code": error.code, "message": str(error)}})
 
@@ -149,8 +147,8 @@ def _runtime() -> dict[str, Any]:
 
 def _model(
     home: Path, model: str | None, trusted: list[str], threads: int | None = None
-) -> "tuple[Scorer, int, dict[str, Any]]":
-    """Open the model as `edgefl score` does, and score the drawn picture with it; scorer, picture's side and facts."""
+) -> "tuple[Scorer, dict[str, Any]]":
+    """Open the model as `edgefl score` does, and score the drawn picture with it; scorer and facts."""
     from edgefl_client.command_options import open_scorer
     from edgefl_client.home import Home
 
@@ -168,36 +166,7 @@ def _model(
         "probabilities": dict(score.probabilities),
         "vacuity": score.vacuity,
     }
-    return scorer, side, facts
-
-
-def _speed(scorer: "Scorer", one: "Scorer", size_px: int) -> dict[str, Any]:
-    """Median times of what a score is made of, with all processors and with one, and the most memory it all took."""
-    from PIL import Image
-
-    small = scorer.prepare(drawn_picture(size_px, size_px))
-    rows = [
-        _row("network, one picture", scorer.threads, lambda: scorer.score_batch([small])),
-        _row("network, one picture", 1, lambda: one.score_batch([small])),
-    ]
-    encoded = io.BytesIO()
-    drawn = Image.fromarray(drawn_picture(CAMERA_PX[0] // 10, CAMERA_PX[1] // 10))
-    drawn.resize(CAMERA_PX[::-1], Image.Resampling.NEAREST).save(encoded, "JPEG", quality=90)
-    del drawn  # what the drawing takes must stay below what the scoring takes
-    photo = encoded.getvalue()
-    rows.append(_row("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=3))
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"rows": rows, "peak_memory_mib": round(peak_mib, 1)}
-
-
-def _row(what: str, threads: int, work: Callable[[], object], repeats: int = REPEATS) -> dict[str, Any]:
-    work()  # warm
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append((time.perf_counter() - started) * 1e3)
-    return {"what": what, "threads": threads, "milliseconds": round(statistics.median(times), 2)}
+    return scorer, facts
 
 
 def _say(step: str, facts: dict[str, Any]) -> None:

@@ -112,6 +112,16 @@ class Scorer:
         return self._bundle.preprocess.fit
 
     @property
+    def network_px(self) -> int:
+        """Side of the network's input in pixels."""
+        return self._bundle.preprocess.size
+
+    @property
+    def precision(self) -> str:
+        """`int8` where the card says that layers have 8 bits, else `fp32`."""
+        return "int8" if "int8" in self._bundle.card.metrics else "fp32"
+
+    @property
     def days_left(self) -> int | None:
         """Whole days until the bundle expires; None where it never does."""
         expires_ms = self._bundle.manifest.expires_ms

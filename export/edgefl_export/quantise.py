@@ -18,7 +18,7 @@ import logging
 import re
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from edgefl_export.graph import clean
 MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
 OPERATORS = ["Gemm", "MatMul"]
 CALIBRATION_BATCH = 8
-_PLACE = re.compile(r"(?:blocks|attentions)\.(\d+)\.(?:.*\.)?(\w+)\.weight$")
+_PLACE = re.compile(r"(?:blocks|attentions)\.(\d+)\.(?:.*\.)?(\w+)\.(?:weight|bias)$")
 _SETTINGS = {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": OPERATORS}
 
 
@@ -61,18 +61,25 @@ def linear_layers(graph: bytes) -> tuple[Layer, ...]:
     model = onnx.load_from_string(graph)
     matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
     groups: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    added = {name: other for node in model.graph.node if node.op_type == "Add" for name, other in _both(node.input)}
     for node in model.graph.node:
         if node.op_type in OPERATORS and node.input[1] in matrices:
             groups[node.input[0]].append(node)
     return tuple(
-        Layer(_name(index, [node.input[1] for node in nodes]), tuple(node.name for node in nodes))
+        Layer(_name(index, nodes, added), tuple(node.name for node in nodes))
         for index, nodes in enumerate(groups.values())
     )
 
 
-def _name(index: int, weights: list[str]) -> str:
-    places = [place for place in (_PLACE.search(weight) for weight in weights) if place is not None]
-    if len(places) < len(weights):
+def _both(inputs: Sequence[str]) -> tuple[tuple[str, str], tuple[str, str]]:
+    return (inputs[0], inputs[1]), (inputs[1], inputs[0])
+
+
+def _name(index: int, nodes: Sequence[onnx.NodeProto], added: Mapping[str, str]) -> str:
+    """From the name of each weight, or where the exporter has turned and renamed it, of the bias that is added."""
+    told = [_PLACE.search(node.input[1]) or _PLACE.search(added.get(node.output[0], "")) for node in nodes]
+    places = [place for place in told if place is not None]
+    if len(places) < len(nodes):
         return f"layer {index}"
     return f"block {places[0][1]} " + ", ".join(place[2] for place in places)
 
@@ -148,6 +155,7 @@ class Quantiser:
                 extra_options=dict(_SETTINGS),
             )
             quantizer.quantize_model()
+            quantizer.model.topological_sort()  # ONNX asks for it; the quantiser appends what it adds
         made = quantizer.model.model
         clean(made, name, version)
         if {entry.domain for entry in made.opset_import} - {""}:

@@ -1,0 +1,164 @@
+"""How fast a bundle scores on this very device, and what memory it takes; without PyTorch, on drawn pictures.
+
+What is measured is what `edgefl score` does: the same scorer, the same threads, on drawn pictures. Each row is warmed
+and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Peak memory
+is that of this process since it began, so a caller that wants the figure of scoring alone asks in a process of its own
+(`edgefl_client.probing`). Source: docs/results/device.md.
+"""
+
+import io
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from edgefl_client.scorer import Scorer
+
+REPEATS: Final = 9
+BATCH: Final = 8
+PHOTO_REPEATS: Final = 3
+_MIB: Final = 1 << 20
+_MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One thing that was timed.
+
+    Attributes:
+        what: in words.
+        threads: of the network.
+        pictures: in one run.
+        milliseconds: median of the runs.
+        p95_milliseconds: 95th percentile of the runs; with few of them, the slowest.
+        pictures_per_second: at the median.
+    """
+
+    what: str
+    threads: int
+    pictures: int
+    milliseconds: float
+    p95_milliseconds: float
+    pictures_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured on this device.
+
+    Attributes:
+        precision: `fp32` or `int8`, of the bundle.
+        vnni: whether the processor names the instructions for 8-bit products.
+        whole_numbers: whether 8-bit layers run in whole numbers here; else they run in float, with the same scores.
+        rows: the times.
+        peak_memory_mib: largest resident memory of this process so far.
+    """
+
+    precision: str
+    vnni: bool
+    whole_numbers: bool
+    rows: Sequence[Timed]
+    peak_memory_mib: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
+
+
+def measure(scorer: "Scorer", single: "Scorer") -> Measured:
+    """Time the network alone, in batches, on one thread, and a photo of 12 megapixels from its bytes to its score.
+
+    Args:
+        scorer: of the bundle, with the threads that scoring uses.
+        single: of the same bundle, with one thread.
+
+    Returns:
+        The figures; takes some seconds.
+    """
+    from edgefl_client.probing import drawn_picture
+    from edgefl_client.runtime import has_vnni, multiplies_bytes  # `doctor` imports this module, and no runtime
+
+    side = max(scorer.network_px, 84)
+    small = scorer.prepare(drawn_picture(side, side))
+    rows = [
+        timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small])),
+        timed("network, one picture", 1, lambda: single.score_batch([small])),
+        timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH),
+    ]
+    photo = camera_photo()
+    rows.append(
+        timed("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=PHOTO_REPEATS)
+    )
+    return Measured(
+        precision=scorer.precision,
+        vnni=has_vnni(),
+        whole_numbers=multiplies_bytes(),
+        rows=tuple(rows),
+        peak_memory_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / _MIB, 1),
+    )
+
+
+def timed(
+    what: str,
+    threads: int,
+    work: Callable[[], object],
+    *,
+    pictures: int = 1,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timed:
+    """Time some work, once warm.
+
+    Args:
+        what: in words.
+        threads: for the record.
+        work: one run.
+        pictures: in one run.
+        repeats: measured runs.
+        clock: gives seconds.
+    """
+    work()
+    marks = []
+    for _ in range(repeats):
+        started = clock()
+        work()
+        marks.append((clock() - started) * 1e3)
+    marks.sort()
+    median = statistics.median(marks)
+    return Timed(
+        what=what,
+        threads=threads,
+        pictures=pictures,
+        milliseconds=round(median, 2),
+        p95_milliseconds=round(marks[min(len(marks) - 1, -(-95 * len(marks) // 100) - 1)], 2),  # nearest rank
+        pictures_per_second=round(pictures * 1e3 / median, 1) if median else 0.0,
+    )
+
+
+def camera_photo() -> bytes:
+    """A drawn lesion as a JPEG of 12 megapixels; drawing takes less memory than scoring it will."""
+    from PIL import Image
+
+    from edgefl_client.probing import CAMERA_PX, drawn_picture
+
+    drawn = Image.fromarray(drawn_picture(CAMERA_PX[0] // 10, CAMERA_PX[1] // 10))
+    encoded = io.BytesIO()
+    drawn.resize(CAMERA_PX[::-1], Image.Resampling.NEAREST).save(encoded, "JPEG", quality=90)
+    return encoded.getvalue()
+
+
+def table(measured: dict[str, Any]) -> list[str]:
+    """The figures for a person, a line each.
+
+    Args:
+        measured: what `Measured.to_json` gave, perhaps in another process.
+    """
+    return [
+        f"{row['what']:<30} {row['threads']:>3} threads {row['pictures_per_second']:>8.1f} pictures/s  "
+        f"p95 {row['p95_milliseconds']:>8.2f} ms  median {row['milliseconds']:>8.2f} ms"
+        for row in measured["rows"]
+    ]

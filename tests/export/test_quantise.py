@@ -1,0 +1,368 @@
+"""8-bit graphs: what is quantised and how, which layers stay in float, and the gate that refuses."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from tests.export.conftest import make_predictor
+
+from edgefl_export import cli, precision
+from edgefl_export.calibration import CHOICE, GATE, RANGES, split_pictures
+from edgefl_export.errors import ExportError, GateError
+from edgefl_export.gates import gate_images, graph_scores, open_session
+from edgefl_export.graph import export_score_graph
+from edgefl_export.precision import agreement, check_agreement, choose_layers
+from edgefl_export.quantise import Quantiser, linear_layers
+from edgefl_protocol.onnx_rules import check_score_graph
+from edgefl_trainer.data.federation import Federation, SiteRows
+
+
+@pytest.fixture(scope="module")
+def biased():
+    """With biases, which a fresh network has not: they name some layers, and the fused graph moves others."""
+    made = make_predictor()
+    draw = torch.Generator().manual_seed(3)
+    for name, value in made.module.vit.named_parameters():
+        if name.endswith("bias"):
+            value.data.normal_(0, 0.2, generator=draw)
+    return made
+
+
+@pytest.fixture(scope="module")
+def graph(biased) -> bytes:
+    made = export_score_graph(biased.module.eval(), biased.tensors)
+    assert made.form == "fused"
+    return made.onnx
+
+
+@pytest.fixture(scope="module")
+def quantiser(biased, graph) -> Quantiser:
+    return Quantiser(graph, biased.tensors, gate_images(36, 16))
+
+
+@pytest.fixture(scope="module")
+def made(quantiser) -> bytes:
+    return quantiser.build()
+
+
+def initializers(data: bytes) -> dict[str, np.ndarray]:
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in onnx.load_from_string(data).graph.initializer}
+
+
+def test_weights_have_one_scale_per_output_channel(graph, made, quantiser):
+    """Oracle: symmetric 8 bits per channel, scale = max|w|/127, each weight within half a step of its float value."""
+    before, after = initializers(graph), initializers(made)
+    nodes = {node.name: node for node in onnx.load_from_string(graph).graph.node}
+    chosen = [nodes[name] for layer in quantiser.layers for name in layer.nodes]
+    assert chosen
+    for node in chosen:
+        weight = before[node.input[1]]
+        turned = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+        axis = 0 if turned else 1  # of the output channels
+        codes, scales = after[f"{node.input[1]}_quantized"], after[f"{node.input[1]}_scale"]
+        assert codes.dtype == np.int8 and scales.shape == (weight.shape[axis],)
+        largest = np.abs(weight).max(axis=1 - axis)
+        assert scales == pytest.approx(largest / 127, rel=0.02)
+        step = scales[:, None] if axis == 0 else scales[None, :]
+        assert (np.abs(codes * step - weight) <= 0.51 * step).all()
+
+
+def test_every_linear_layer_inside_is_found_and_nothing_else(biased, graph):
+    """Three layers read the norm before attention, then projection and the two of the MLP; never the head or a map."""
+    depth = biased.module.vit.spec.depth
+    layers = linear_layers(graph)
+    parts = ("query, key, value", "proj", "fc1", "fc2")
+    expected = {f"block {block} {part}" for block in range(depth) for part in parts}
+    expected -= {f"block {depth - 1} query, key, value"}  # there, the class token alone asks
+    expected |= {f"block {depth - 1} query", f"block {depth - 1} key, value"}
+    assert {layer.name for layer in layers} == expected and len(layers) == len(expected)
+    assert sum(len(layer.nodes) for layer in layers) == 6 * depth
+
+
+def test_the_8_bit_graph_keeps_the_contract(biased, graph, made, quantiser):
+    """docs/design.md, graphs: the same inputs and outputs, standard operators, self-contained, same bytes twice."""
+    declared = check_score_graph(made, biased.tensors, 36, ("mel", "nv", "bkl"))
+    assert list(declared.inputs) == ["image", *biased.module.options.tensors]
+    model = onnx.load_from_string(made)
+    assert {entry.domain for entry in model.opset_import} == {""}
+    assert not model.graph.value_info and not model.metadata_props
+    assert quantiser.build() == made
+    assert len(made) < len(graph)
+    onnx.checker.check_model(model, full_check=True)
+
+
+def test_tensors_stay_inputs(biased, made, images):
+    """docs/design.md, graphs: what a device learns can be scored with 8 bits as well."""
+    session = open_session(made)
+    usual = graph_scores(session, biased.tensors, images[:4], 4)
+    for name in ("prompts.b", "prompts.t", "head.weight"):
+        shifted = {**biased.tensors, name: np.asarray(biased.tensors[name] + np.float32(0.5))}
+        changed = graph_scores(session, shifted, images[:4], 4)
+        assert np.abs(changed["evidence"] - usual["evidence"]).max() > 1e-4, name
+
+
+def test_a_score_does_not_depend_on_the_batch(biased, made, images):
+    """Ranges are fixed: whoever else is in the batch, a picture's score is the same. Dynamic ranges fail this."""
+    session = open_session(made)
+    alone = graph_scores(session, biased.tensors, images[:8], 1)
+    extremes = np.concatenate([images[:8], np.full((4, 36, 36, 3), 255, np.uint8), np.zeros((4, 36, 36, 3), np.uint8)])
+    together = graph_scores(session, biased.tensors, extremes, 16)
+    assert together["probabilities"][:8] == pytest.approx(alone["probabilities"], abs=1e-6)
+    assert together["vacuity"][:8] == pytest.approx(alone["vacuity"], abs=1e-6)
+
+
+def test_the_runtime_multiplies_whole_numbers(made, quantiser, tmp_path):
+    """Speed comes from integer products: after the runtime's own rewriting every chosen layer is one."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.log_severity_level = 3
+    onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+    found = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    integer = sum(found.count(name) for name in ("QGemm", "MatMulIntegerToFloat", "QLinearMatMul"))
+    assert integer == sum(len(layer.nodes) for layer in quantiser.layers)
+
+
+def test_whole_numbers_and_their_simulation_agree(biased, made, images):
+    """A processor without exact 8-bit products runs the same graph in float: the scores stay, to a few roundings."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    simulated = onnxruntime.InferenceSession(made, options, providers=["CPUExecutionProvider"])
+    expected = graph_scores(simulated, biased.tensors, images, 8)
+    found = graph_scores(open_session(made), biased.tensors, images, 8)
+    assert np.abs(expected["probabilities"] - found["probabilities"]).mean() < 2e-3
+
+
+def test_kept_layers_keep_their_weights(graph, quantiser):
+    """A layer that is kept in float has the very weights of the float graph, and no codes."""
+    kept = quantiser.layers[0]
+    data = quantiser.build([kept.name])
+    weights = [node.input[1] for node in onnx.load_from_string(graph).graph.node if node.name in kept.nodes]
+    before, after = initializers(graph), initializers(data)
+    for name in weights:
+        assert (after[name] == before[name]).all() and f"{name}_quantized" not in after
+    with pytest.raises(ExportError, match="use fp32"):
+        quantiser.build([layer.name for layer in quantiser.layers])
+
+
+def spoiled_graph() -> bytes:
+    """Four layers on 48 numbers; the input of the third holds one value a thousand times the others."""
+    draw = np.random.default_rng(0)
+    big = np.ones(8, np.float32)
+    big[0] = 1000
+    tensors = {
+        "shape": np.array([-1, 48]),
+        "blocks.0.a.weight": draw.normal(0, 0.02, (48, 8)).astype(np.float32),
+        "blocks.1.a.weight": draw.normal(0, 0.5, (8, 8)).astype(np.float32),
+        "big": big,
+        "blocks.2.a.weight": (draw.normal(0, 0.5, (8, 8)) / big[:, None]).astype(np.float32),
+        "blocks.3.a.weight": draw.normal(0, 2, (8, 3)).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Cast", ["image"], ["float"], to=TensorProto.FLOAT),
+        helper.make_node("Reshape", ["float", "shape"], ["x"]),
+        helper.make_node("Gemm", ["x", "blocks.0.a.weight"], ["y0"], name="n0"),
+        helper.make_node("Gemm", ["y0", "blocks.1.a.weight"], ["y1"], name="n1"),
+        helper.make_node("Mul", ["y1", "big"], ["spoiled"]),
+        helper.make_node("Gemm", ["spoiled", "blocks.2.a.weight"], ["y2"], name="n2"),
+        helper.make_node("Gemm", ["y2", "blocks.3.a.weight"], ["logits"], name="n3"),
+        helper.make_node("Softmax", ["logits"], ["probabilities"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "score",
+        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["n", 4, 4, 3])],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", 3])],
+        [numpy_helper.from_array(value, name) for name, value in tensors.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10).SerializeToString()
+
+
+def test_the_sensitive_layer_is_found_by_measurement_and_kept():
+    """A layer whose input has one giant value loses all others in 8 bits: it is ranked first and stays in float."""
+    graph, pictures = spoiled_graph(), np.random.default_rng(1).integers(0, 256, (96, 4, 4, 3), np.uint8)
+    quantiser = Quantiser(graph, {}, pictures[:32])
+    said = []
+    choice = choose_layers(quantiser, graph, {}, pictures[32:], said.append)
+    assert list(choice.sensitivity) == [f"block {index} a" for index in range(4)]
+    assert max(choice.sensitivity, key=choice.sensitivity.__getitem__) == "block 2 a"
+    assert choice.kept == ("block 2 a",)
+    assert len(said) == 4 + 2  # each layer, then none and one in float
+    all_of_it = agreement(
+        graph_scores(open_session(graph), {}, pictures[32:], 8),
+        graph_scores(open_session(quantiser.build()), {}, pictures[32:], 8),
+    )
+    assert all_of_it.change > choice.found.change
+
+
+@pytest.mark.parametrize(
+    ("wrong", "change", "passes"),
+    [(0, 0.0, True), (1, 0.0, True), (2, 0.0, False), (0, 0.0099, True), (0, 0.0101, False), (0, np.nan, False)],
+)
+def test_the_gate_has_the_stated_limits(wrong, change, passes):
+    """docs/design.md, export gates, int8: the same class for 99 % and a mean change of vacuity of 0.01 at most."""
+    probabilities = np.tile(np.float32([0.6, 0.3, 0.1]), (100, 1))
+    expected = {"probabilities": probabilities, "vacuity": np.full(100, 0.5, np.float32)}
+    found = {name: value.copy() for name, value in expected.items()}
+    found["probabilities"][:wrong] = [0.3, 0.6, 0.1]
+    found["vacuity"] += np.float32(change) * np.where(np.arange(100) % 2, 1, -1).astype(
+        np.float32
+    )  # signs do not cancel
+    figures = agreement(expected, found)
+    assert figures.within() == passes
+    assert figures.same_class == pytest.approx(1 - wrong / 100)
+
+
+def test_without_vacuity_the_largest_probability_is_compared():
+    """Softmax methods: mean change of the largest probability, by hand."""
+    expected = {"probabilities": np.float32([[0.7, 0.3], [0.4, 0.6]])}
+    found = {"probabilities": np.float32([[0.69, 0.31], [0.37, 0.63]])}
+    figures = agreement(expected, found)
+    assert figures.change == pytest.approx(0.02, abs=1e-6) and figures.map_change is None and figures.same_class == 1
+
+
+def test_a_graph_that_answers_otherwise_is_refused(biased, graph, quantiser, images):
+    """Export gates, int8: beyond the gate there is no bundle, and the sentence holds both figures."""
+    other = {**biased.tensors, "head.weight": -biased.tensors["head.weight"]}
+    expected = graph_scores(open_session(graph), biased.tensors, images, 8)
+    assert not agreement(expected, graph_scores(open_session(graph), other, images, 8)).within()
+    coarse = onnx.load_from_string(quantiser.build())
+    for tensor in coarse.graph.initializer:  # ranges a hundred times too narrow
+        if tensor.name.endswith("_scale") and not tensor.dims:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) / np.float32(100), tensor.name))
+    with pytest.raises(GateError, match=r"with 8 bits .* no bundle is made: use --precision fp32"):
+        check_agreement(coarse.SerializeToString(), graph, biased.tensors, images)
+    with pytest.raises(GateError, match="needs 64 images, 63 were found"):
+        check_agreement(b"", graph, biased.tensors, images[:63])
+
+
+def federation(tune: dict[str, int], val: dict[str, int]) -> Federation:
+    """Sites with rows of these numbers; picture i is of colour i."""
+    sites, start = {}, 0
+    for name in tune:
+        rows = np.arange(start, start + tune[name] + val[name])
+        none = np.array([], np.int64)
+        sites[name] = SiteRows(name, none, rows[: tune[name]], rows[tune[name] :], none, none)
+        start += len(rows)
+    images = np.zeros((start, 1, 1, 3), np.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(start) % 256, np.arange(start) // 256
+    return Federation((), images, np.zeros(start, np.int64), (), (), sites, "")
+
+
+def rows_of(pictures: np.ndarray) -> list[int]:
+    return [int(first) + 256 * int(second) for first, second, _ in pictures.reshape(-1, 3)]
+
+
+@given(own=st.integers(0, 500), other=st.integers(0, 500), val=st.integers(0, 700), seed=st.integers(0, 9))
+def test_pictures_are_dealt_once_and_the_sites_own_come_first(own, other, val, seed):
+    """docs/design.md, rows: ranges and choice see tune rows alone, no picture is in two sets, draws repeat."""
+    data = federation({"a": other, "b": own}, {"a": 40, "b": val})
+    if own + other < 16:
+        with pytest.raises(ExportError, match="at least 16 tune images"):
+            split_pictures(data, "b", seed)
+        return
+    found = split_pictures(data, "b", seed)
+    ranges, choice, gate = rows_of(found.ranges), rows_of(found.choice), rows_of(found.gate)
+    together = ranges + choice + gate
+    assert len(set(together)) == len(together)
+    tune = {int(row) for site in data.sites.values() for row in site.tune}
+    assert set(ranges) | set(choice) <= tune
+    assert len(ranges) == min(RANGES, (own + other) // 2) and len(choice) <= CHOICE and len(gate) <= GATE
+    mine = {int(row) for row in data.sites["b"].tune}
+    firsts = [row in mine for row in ranges + choice]
+    assert firsts == sorted(firsts, reverse=True)
+    reported = {int(row) for row in data.sites["b"].val}
+    assert len(reported & set(gate)) == min(val, GATE)
+    again = split_pictures(data, "b", seed)
+    assert rows_of(again.ranges) == ranges and rows_of(again.gate) == gate
+
+
+@pytest.fixture(scope="module")
+def int8_run(run_folder, tmp_path_factory):
+    """A copy of the run with a small drawn federation behind it, and a key."""
+    place = tmp_path_factory.mktemp("int8")
+    folder, keys = shutil.copytree(run_folder, place / "run"), place / "keys"
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('"lesions:"', '"lesions:sites=2,images=200"'))
+    assert CliRunner().invoke(cli.main, ["keygen", str(keys)]).exit_code == 0
+    return folder, keys
+
+
+def bundle(int8_run, output, *more):
+    folder, keys = int8_run
+    arguments = [
+        "bundle",
+        str(folder),
+        "--site",
+        "north",
+        "--precision",
+        "int8",
+        "--sign",
+        str(keys),
+        "-o",
+        str(output),
+    ]
+    return CliRunner().invoke(cli.main, [*arguments, *more])
+
+
+def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
+    """The command line: card and answer hold the figures, min_runtime is that of the 8-bit graph."""
+    done = bundle(int8_run, tmp_path / "small.edgefl", "--json")
+    assert done.exit_code == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["int8"]["same_class"] >= 0.99 and facts["int8"]["change"] <= 0.01
+    shown = json.loads(CliRunner().invoke(cli.main, ["inspect", str(tmp_path / "small.edgefl"), "--json"]).stdout)
+    assert shown["min_runtime"] == "1.24"
+    told = shown["card"]["metrics"]["int8"]
+    assert told["images"]["gate"] == facts["int8"]["images"] >= 64
+    assert told["layers"] > 0 and set(told["kept_in_float"]) <= set(told["most_sensitive"])
+
+
+def test_a_refused_int8_bundle_leaves_no_file(int8_run, tmp_path, monkeypatch):
+    """Export gates, int8: exit 1, one sentence, no bundle."""
+    monkeypatch.setattr(precision, "MAX_MEAN_CHANGE", 0.0)
+    refused = bundle(int8_run, tmp_path / "no.edgefl")
+    assert refused.exit_code == 1 and not (tmp_path / "no.edgefl").exists()
+    last = refused.stderr.strip().splitlines()[-1]
+    assert last.startswith("edgefl-export: with 8 bits") and last.endswith("use --precision fp32")
+
+
+def test_int8_without_the_runs_images_is_one_sentence(int8_run, tmp_path, monkeypatch):
+    """A run whose data is gone, and one whose data has changed, are refused before anything is traced."""
+    folder, _ = int8_run
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(
+        config.replace("lesions:sites=2,images=200", f"manifest:{tmp_path / 'gone.zip'}")
+    )
+    try:
+        gone = bundle(int8_run, tmp_path / "no.edgefl")
+    finally:
+        (folder / "config.toml").write_text(config)
+    assert gone.exit_code == 1
+    assert gone.stderr.strip().splitlines()[-1].startswith("edgefl-export: int8 needs the images of the run")
+
+
+def test_a_network_without_linear_layers_stays_float(quantiser, graph):
+    """Convolutions alone give nothing to quantise, and the sentence says what to do."""
+    model = onnx.load_from_string(graph)
+    for layer in quantiser.layers:
+        for node in model.graph.node:
+            if node.name in layer.nodes:
+                node.op_type = "Conv"
+    with pytest.raises(ExportError, match="use fp32"):
+        Quantiser(model.SerializeToString(), {}, np.zeros((1, 36, 36, 3), np.uint8))
+
+
+def test_agreement_is_frozen():
+    """Figures of a gate are not changed afterwards."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        precision.Agreement(1, 1.0, 0.0, None).change = 1.0
