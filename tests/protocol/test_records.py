@@ -73,6 +73,7 @@ REFUSALS = [
     ("index", INDEX, {"federation": "eye"}, "wrong_federation"),
     ("index", INDEX, {"now_ms": NOW + 1001}, "expired"),
     ("index", INDEX, {"seen": NOW + 1}, "rolled_back"),
+    ("index", INDEX, {"now_ms": NOW - 600_001}, "from_future"),
     ("index", forge(INDEX, expires_ms=NOW * 2), {}, "bad_signature"),
     ("index", forge(INDEX, entries=[]), {}, "bad_signature"),
     ("keys", KEYS, {"pin": "0" * 64}, "wrong_key"),
@@ -95,6 +96,7 @@ def test_refusals_name_their_reason(kind, record, changes, code):
 
 def test_the_edges_are_allowed():
     assert check("index", INDEX, now_ms=NOW + 1000, seen=NOW)
+    assert check("index", INDEX, now_ms=NOW - 600_000)  # clocks differ: 10 minutes ahead at most
     assert check("keys", KEYS, now_ms=NOW + 1000, seen=3)
 
 
