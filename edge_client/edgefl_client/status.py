@@ -10,7 +10,7 @@ from edgefl_client.federate import Device
 from edgefl_client.findings import DAY_MS
 from edgefl_client.home import Home
 from edgefl_client.policy import load_policy
-from edgefl_client.trust import list_trusted
+from edgefl_client.signers import signers_in_force
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
@@ -29,7 +29,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     home = device.home
     report: dict[str, Any] = {
         "home": str(home.root),
-        "trusted_signers": len(list_trusted(home)),
+        "trusted_signers": len(signers_in_force(home).keys),
         "model": None,
         "personal": None,
         "learning": None,

@@ -31,13 +31,23 @@ def trust_add(context: click.Context, pub: str, name: str | None, as_json: bool,
 @home_option
 @click.pass_context
 def trust_list(context: click.Context, as_json: bool, home_dir: str | None) -> None:
-    """List the signers this device trusts."""
+    """List the signers this device trusts: added by hand, and those of the federation's root set."""
     from edgefl_client import trust as signers
+    from edgefl_client.signers import signers_in_force
 
-    entries = signers.list_trusted(home_of(context, home_dir))
+    home = home_of(context, home_dir)
+    entries, found = signers.list_trusted(home), signers_in_force(home)
+    by_hand = {entry.key.key_id for entry in entries}
+    listed = [] if found.root is None else [key for key in found.root.signers if key.key_id not in by_hand]
     lines = [f"{entry.name}  {entry.key.key_id}  added {entry.added}" for entry in entries]
-    text = "\n".join(lines) or "no signer is trusted; add one with edgefl trust add PUB"
-    report({"keys": [entry.to_json() for entry in entries]}, as_json, text)
+    lines += [f"(root set)  {key.key_id}  of {found.root.federation}" for key in listed if found.root is not None]
+    lines = [f"{line}, REVOKED" if any(key_id in line for key_id in found.revoked) else line for line in lines]
+    value = {
+        "keys": [entry.to_json() for entry in entries],
+        "root_set": [{"key_id": key.key_id, "public": key.public.hex()} for key in listed],
+        "revoked": sorted(found.revoked & (by_hand | {key.key_id for key in listed})),
+    }
+    report(value, as_json, "\n".join(lines) or "no signer is trusted; add one with edgefl trust add PUB")
 
 
 @trust.command("remove")

@@ -57,6 +57,10 @@ def test_a_signer_of_the_root_set_needs_no_hand(run, rooted, live, lab, publish_
     publish_root(OTHER, lab.SIGNER)
     assert run("pull")[0] == 0
     assert version_in_use(run, rooted) == 1
+    told = json.loads(run("trust", "list", "--json")[1])
+    assert told["keys"] == told["revoked"] == []
+    assert {one["key_id"] for one in told["root_set"]} == {OTHER.key_id, lab.SIGNER.key_id}
+    assert json.loads(run("status", "--json", "--offline")[1])["trusted_signers"] == 2
 
 
 def test_new_targets_unsigned(run, rooted, live, lab, publish_root):
@@ -131,6 +135,8 @@ def test_a_revoked_signer_counts_nowhere(run, device, live, lab):
     live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
     code, _, err = run("pull")
     assert code == 3 and "revoked" in err
+    assert json.loads(run("trust", "list", "--json")[1])["revoked"] == [lab.SIGNER.key_id]
+    assert "REVOKED" in run("trust", "list")[1]
     code, out, err = run("score", device / "0.png")
     assert (code, out) == (3, "") and "revoked" in err
     assert run("trust", "add", OTHER.public.hex())[0] == 0
