@@ -10,13 +10,18 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from edgefl_export.errors import ExportError, GateError
+from edgefl_export.fused import FusedScore, _rollout, can_fuse
 from edgefl_export.gates import check_parity, compare, gate_images, graph_scores
 from edgefl_export.graph import export_score_graph
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.onnx_rules import check_score_graph
 from edgefl_trainer.engine.models import predict
+from edgefl_trainer.models.backbones import load_backbone
+from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
+from edgefl_trainer.rollout import attention_rollout
 
 OPTIONS = [
     {},
@@ -148,3 +153,59 @@ def test_external_data_would_be_refused_by_the_device(predictor, graph):
     with pytest.raises(BundleError) as refusal:
         check_score_graph(model.SerializeToString(), predictor.tensors, 36, ("mel", "nv", "bkl"))
     assert refusal.value.code == "external_data"
+
+
+@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+def test_the_fused_module_is_the_module(make, images, options):
+    """docs/decisions/0026: biases that moved and a last block cut short change nothing; to rounding, in PyTorch."""
+    module, tensors = make(**options).module.eval(), make(**options).tensors
+    draw = torch.Generator().manual_seed(3)
+    for name, value in module.vit.named_parameters():
+        if name.endswith("bias"):
+            value.data.normal_(0, 0.3, generator=draw)  # a fresh network has none
+    values = {name: torch.from_numpy(np.array(value)) for name, value in tensors.items()}
+    pixels = torch.from_numpy(images[:5])
+    with torch.inference_mode():
+        expected, found = module(pixels, values).named(), FusedScore(module)(pixels, values).named()
+    assert list(expected) == list(found)
+    for name, wanted in expected.items():
+        assert found[name].numpy() == pytest.approx(wanted.numpy(), rel=2e-5, abs=2e-6), name
+
+
+def test_the_fused_rollout_is_the_rollout():
+    """docs/methods.md, rollout: against `attention_rollout` on random probabilities, with and without a prefix."""
+    draw = torch.Generator().manual_seed(0)
+    for prefix, mode in ((0, "renormalise"), (3, "renormalise"), (3, "sink")):
+        attentions = [torch.rand((2, 4, 10, prefix + 10), generator=draw).softmax(dim=-1) for _ in range(3)]
+        expected = attention_rollout(attentions, prefix, mode)
+        assert _rollout(attentions, prefix, mode).numpy() == pytest.approx(expected.numpy(), rel=1e-5)
+        last = attentions[-1][:, :, :1]  # where the class token alone asks
+        assert _rollout([*attentions[:-1], last], prefix, mode).numpy() == pytest.approx(expected.numpy(), rel=1e-5)
+
+
+def test_a_prefix_that_takes_all_attention_leaves_finite_maps():
+    """A row of which nothing is left over the image counts nothing, instead of dividing by zero."""
+    attention = torch.zeros((1, 1, 5, 7))
+    attention[..., 0] = 1
+    assert torch.isfinite(_rollout([attention, attention], 2, "renormalise")).all()
+
+
+def test_plain_and_fused_forms(make, graph, images):
+    """docs/design.md 8: a decomposed form stays for runtimes without Attention, and scores alike."""
+    predictor = make()
+    plain = export_score_graph(predictor.module, predictor.tensors, "plain")
+    assert plain.form == "plain"
+    check_parity(plain.onnx, predictor.module, predictor.tensors, images)
+    models = {"plain": onnx.load_from_string(plain.onnx), "fused": onnx.load_from_string(graph)}
+    assert {name: model.opset_import[0].version for name, model in models.items()} == {"plain": 20, "fused": 23}
+    uses = {name: any(node.op_type == "Attention" for node in model.graph.node) for name, model in models.items()}
+    assert uses == {"plain": False, "fused": True}
+
+
+def test_convolutional_networks_have_the_plain_form(make):
+    """No attention, no fused form: the default gives what there is, and the fused module refuses."""
+    backbone = load_backbone("cnn:test_resnet", image_px=36, seed=1)
+    module = ScoreModule(backbone, ScoreOptions(readout="pooled", output="softmax", prompts=()))
+    assert not can_fuse(module)
+    with pytest.raises(ValueError, match="no fused form"):
+        FusedScore(module)
