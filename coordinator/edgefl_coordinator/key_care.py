@@ -13,6 +13,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.key_ring import save_ring
 from edgefl_coordinator.public_keys import written_key
 from edgefl_protocol.durable import read_private, sync_folder, write_atomic
+from edgefl_protocol.errors import StorageError
 from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
 from edgefl_protocol.keys import SigningKey, generate_sealing_key, generate_signing_key
 
@@ -94,9 +95,13 @@ def change_signing(coordinator: Coordinator) -> Facts:
                 "and publish it, then run this again"
             )
         _renew(coordinator, keep_old=False)
-        home.next_signing.replace(home.signing)
-        home.next_public.replace(home.signing_public)
-        sync_folder(home.keys)
+        write_atomic(home.signing_public, written_key(fresh.public_key))
+        try:
+            home.next_signing.replace(home.signing)  # the step that counts; killed before it, run the command again
+            sync_folder(home.keys)
+            home.next_public.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot change the key in {home.keys}: {error.strerror}", "storage") from error
         keys.signing = fresh
         with coordinator.store.transaction() as connection:
             detail = {"key_id": fresh.key_id}

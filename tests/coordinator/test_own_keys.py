@@ -1,5 +1,6 @@
 """The coordinator's own keys over time, and the root sets it gives out (docs/security.md 2.6.4 and 2.6.6)."""
 
+import dataclasses
 import json
 import shutil
 
@@ -194,6 +195,30 @@ def test_the_signing_key_changes_only_with_the_root_set(coordinator, publish, cl
     assert not home.next_signing.exists() and read_public_key(home.signing_public) == following
     assert old_sealing.public_key not in [key.public_key for key in coordinator.keys.ring.opening(clock.now_ms)]
     assert verify_key_record(coordinator.key_record(), following.key_id, "skin", clock.now_ms).number == 2
+
+
+@pytest.mark.parametrize("step", ["save_ring", "write_atomic", "sync_folder"])
+def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, monkeypatch, step) -> None:
+    """docs/security.md check 23: killed before the new ring, before the public and after the private key: the command
+    again ends it, and one signing key that the root set lists counts.
+    """
+    home = coordinator.store.home
+    OPERATIONS["rotate"](coordinator, {"signing": True})
+    following = read_public_key(home.next_public)
+    publish(root_record(coordinator, coordinators=(following,)))
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(key_care, step, killed)
+        OPERATIONS["rotate"](coordinator, {"signing": True})
+    coordinator = dataclasses.replace(coordinator, keys=load_keys(home))  # what was in memory is gone
+    if step == "sync_folder":
+        assert coordinator.keys.signing.public_key == following
+    else:
+        assert OPERATIONS["rotate"](coordinator, {"signing": True})["state"] == "changed"
+    assert load_keys(home).signing.public_key == read_public_key(home.signing_public) == following
 
 
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
