@@ -67,7 +67,7 @@ def export_training_graph(
     Raises:
         ExportError: the exporter could not make the graph.
     """
-    given = dict(tensors)
+    given = {tensor: value.clone() for tensor, value in tensors.items()}
     chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
     with warnings.catch_warnings(), contextlib.redirect_stdout(chatter):
         for category in (DeprecationWarning, FutureWarning, UserWarning):
@@ -103,7 +103,8 @@ def _trace(step: Step, tensors: dict[str, Tensor], free: Mapping[str, str]) -> G
         axes = [DimDynamic.STATIC] * value.ndim
         if name in free:
             axes[0] = DimDynamic.DYNAMIC
-        symbols[name] = shapes.from_tensor(value, symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
+        context = StatelessSymbolicContext(dynamic_sizes=axes)
+        symbols[name] = shapes.from_tensor(value.clone(), symbolic_context=context)  # one tensor twice is one input
     with shapes:
         traced = make_fx(one_step, decomposition_table=table, _allow_non_fake_inputs=True)(symbols)
     # Assertions on the values of a batch have no operator; the device checks its labels before a step.
