@@ -14,10 +14,20 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("edgefl.exchange")
 
 
-def rotate_if_due(member: "Member") -> bool:
-    """Change the keys of a member where it is time; a failure waits for the next time and disturbs nothing else."""
+def keep_fresh(member: "Member") -> bool:
+    """Fetch the list of revoked keys where the last one is a day old, and change the member's keys where it is time.
+
+    A failure waits for the next time and disturbs nothing else.
+
+    Returns:
+        Whether the keys were changed.
+    """
     from edgefl_protocol.errors import EdgeflError
 
+    try:
+        member.refresh_index_if_due()
+    except EdgeflError as error:
+        _LOG.warning("the list of revoked keys was not refreshed: %s", error)
     try:
         return member.rotate_if_due()
     except EdgeflError as error:

@@ -29,7 +29,7 @@ from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, lear
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import remembered_table
 from edgefl_client.policy import PASSES, PolicyError, load_policy, travels_of
-from edgefl_client.rotation_command import rotate_if_due
+from edgefl_client.rotation_command import keep_fresh
 from edgefl_client.spending import permit, read_spent
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import read_bounded, write_atomic
@@ -142,7 +142,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
             broadcast=_fetch_broadcast(device, member, task),
             waiting=outbox.count(),
             queued=any(item.idem == key for item in outbox.items(federation)),
-            keys_changed=rotate_if_due(member),
+            keys_changed=keep_fresh(member),
         )
 
 

@@ -22,7 +22,7 @@ from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
 from edgefl_client.exchange.outbox import Outbox, WorkItem
 from edgefl_client.exchange.transport import Transport
-from edgefl_client.vouching import load_root, save_root
+from edgefl_client.vouching import load_revoked, load_root, save_root
 from edgefl_protocol.blob import MAX_BLOB_BYTES, BlobReference
 from edgefl_protocol.key_messages import IndexReply
 from edgefl_protocol.keys import PublicSigningKey
@@ -220,6 +220,18 @@ class Member:
         index, membership = upkeep.take_index(reply, self._folder, self.membership, self.signing, self.now_ms())
         self._save(membership)
         return index
+
+    def refresh_index_if_due(self) -> None:
+        """Fetch index and revoked keys where the last list is a day old, so that a revocation reaches who never pulls.
+
+        Raises:
+            ExchangeError: no answer, or a refusal.
+            RecordError: one of the two is not the coordinator's, expired or rolled back.
+            StorageError: the disk is full, or the kept list is damaged.
+        """
+        kept = load_revoked(self._folder)
+        if self.membership.state == "approved" and (kept is None or self.now_ms() > kept.expires_ms):
+            self.index()
 
     def rotate(self) -> None:
         """Change this member's keys: new ones, signed by the old and by themselves (`upkeep.change_keys`).

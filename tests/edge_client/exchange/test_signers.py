@@ -159,6 +159,19 @@ def test_revocation_allows_no_rollback_of_others(run, device, live, lab):
     assert code == 3 and "version 5" in err
 
 
+def test_a_revocation_reaches_a_device_that_only_syncs(run, device, live, lab):
+    """docs/security.md check 24: `sync` fetches the list where the last one is a day old."""
+    assert run("pull")[0] == 0
+    live.revoked = [lab.SIGNER.key_id]
+    assert run("sync")[0] == 0 and version_in_use(run, device) == 1  # today's list is here
+    path = run.home / "member" / "revoked.record"
+    issued_ms = live.now_ms - DAY_MS - 1
+    path.write_bytes(make_revoked(live.signing, "skin", 1, [], issued_ms, issued_ms + DAY_MS))
+    assert run("sync")[0] == 0
+    code, _, err = run("score", device / "0.png")
+    assert code == 3 and "revoked" in err
+
+
 @pytest.mark.parametrize(("age_h", "taken"), [(23, True), (25, False)])
 def test_freeze_by_an_old_list_of_revoked_keys(run, device, live, lab, age_h, taken):
     """docs/security.md check 24: a list older than 24 h: no new bundle, the sentence says why, scoring goes on."""

@@ -205,7 +205,7 @@ def test_killed_before_every_write_and_every_request(template: Learner, tmp_path
 
 def test_an_answer_that_was_lost_comes_again(device: Learner, net: SimpleNamespace) -> None:
     """docs/security.md, idempotency: the reply counted although the device never heard so; the round went on."""
-    device.wire.faults = [None] * 3 + [net.cut_answer] * 4  # task, broadcast, task; then every attempt to reply
+    device.wire.faults = [None] * 4 + [net.cut_answer] * 4  # task, broadcast, index, task; then every attempt to reply
     with pytest.raises(Unavailable), pytest.MonkeyPatch.context() as patch:
         patch.setattr("time.sleep", lambda seconds: None)
         device.sync()
