@@ -103,8 +103,8 @@ def _trace(step: Step, tensors: dict[str, Tensor], free: Mapping[str, str]) -> G
         axes = [DimDynamic.STATIC] * value.ndim
         if name in free:
             axes[0] = DimDynamic.DYNAMIC
-        context = StatelessSymbolicContext(dynamic_sizes=axes)
-        symbols[name] = shapes.from_tensor(value.clone(), symbolic_context=context)  # one tensor twice is one input
+        # A clone, because a tensor that is given twice would be one input.
+        symbols[name] = shapes.from_tensor(value.clone(), symbolic_context=StatelessSymbolicContext(dynamic_sizes=axes))
     with shapes:
         traced = make_fx(one_step, decomposition_table=table, _allow_non_fake_inputs=True)(symbols)
     # Assertions on the values of a batch have no operator; the device checks its labels before a step.
