@@ -200,7 +200,7 @@ def test_unknown_site_and_unfinished_run_are_told(built, run_folder, tmp_path):
 
 def test_failed_gate_leaves_no_bundle(built, run_folder, graph, tmp_path, monkeypatch):
     """Export gates: else no bundle; exit 1."""
-    monkeypatch.setattr(assemble, "export_score_graph", lambda module, tensors: ScoreGraph(graph, "1.23"))
+    monkeypatch.setattr(assemble, "export_score_graph", lambda module, tensors, form: ScoreGraph(graph, "1.23"))
     monkeypatch.setattr(gates, "TOLERANCES", dict.fromkeys(gates.TOLERANCES, -1.0))
     result = call("bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl")
     assert_refused(result, 1, "no bundle is made")
