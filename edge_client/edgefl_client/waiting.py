@@ -1,22 +1,24 @@
 """What waits in the outbox, as its owner may see and drop it: facts of the items, never their contents or keys.
 
-Listing needs no key of the member and changes nothing. Looking into an item and dropping it take the member's keys, and
+Listing needs no key of the member and changes no item. Looking into an item and dropping it take the member's keys, and
 with them the lock, so that nothing is dropped while another process sends it.
 """
 
 import contextlib
 import sqlite3
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgefl_client.exchange.errors import OutboxError
 from edgefl_client.exchange.identity import Identity
-from edgefl_client.exchange.outbox import LEARNED, WorkItem
+from edgefl_client.exchange.outbox import LEARNED, WorkItem, storage_error
 from edgefl_client.federate import Device
 from edgefl_client.home import Home
 from edgefl_client.outgoing import describe
 
 LEAST_DIGITS = 8  # of an item's key, to name it by
+_CUT_OFF = "SQLITE_READONLY_ROLLBACK"  # a kill cut a transaction off: nobody holds it, and SQLite undoes it in "rw"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,19 +55,15 @@ def list_waiting(home: Home, now_ms: int) -> list[Waiting]:
 
     Raises:
         OutboxError: the outbox is damaged, or held by another process.
+        StorageError: it cannot be read.
     """
     path = home.outbox_file
     if not path.exists():
         return []
     try:
-        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", timeout=10.0, uri=True)) as db:
-            rows = db.execute(
-                "SELECT idem, federation, kind, round, attempts, created_ms, bytes FROM item ORDER BY created_ms, rowid"
-            ).fetchall()
+        rows = _rows(path)
     except sqlite3.Error as error:
-        raise OutboxError(
-            f"{path} cannot be read: {error}; where it is damaged, move it away and contribute again", "outbox_damaged"
-        ) from error
+        raise storage_error(path, error) from error
     return [
         Waiting(
             id=idem, federation=federation, kind=kind, round=round_number,
@@ -74,6 +72,24 @@ def list_waiting(home: Home, now_ms: int) -> list[Waiting]:
         )
         for idem, federation, kind, round_number, attempts, created_ms, size in rows
     ]  # fmt: skip
+
+
+def _rows(path: Path) -> list[tuple[Any, ...]]:
+    try:
+        return _read(path, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorname != _CUT_OFF:
+            raise
+        return _read(path, "rw")
+
+
+def _read(path: Path, mode: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", timeout=10.0, uri=True)) as db:
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'item'").fetchone() is None:
+            return []  # killed while it was made
+        return db.execute(
+            "SELECT idem, federation, kind, round, attempts, created_ms, bytes FROM item ORDER BY created_ms, rowid"
+        ).fetchall()
 
 
 def show_waiting(device: Device, which: str) -> dict[str, Any]:

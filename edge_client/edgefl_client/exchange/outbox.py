@@ -316,7 +316,7 @@ class Outbox:
         try:
             yield
         except sqlite3.DatabaseError as error:
-            raise _storage_error(self._path, error) from error
+            raise storage_error(self._path, error) from error
         except OSError as error:
             raise StorageError(
                 f"cannot open {self._path}: {error.strerror}; check the home folder", "storage"
@@ -342,7 +342,13 @@ def _bind(parts: tuple[str, ...]) -> bytes:
     return hashlib.sha256(b"\0".join(part.encode() for part in parts)).digest()
 
 
-def _storage_error(path: Path, error: sqlite3.DatabaseError) -> OutboxError | StorageError:
+def storage_error(path: Path, error: sqlite3.Error) -> OutboxError | StorageError:
+    """What an error of the database means to the owner.
+
+    Args:
+        path: the database file.
+        error: as SQLite gave it.
+    """
     name = getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_FULL":
         return StorageError(f"cannot write {path}: the disk is full; free space and try again", "disk_full")

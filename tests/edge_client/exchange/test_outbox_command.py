@@ -1,8 +1,11 @@
 """`edgefl outbox`: list, show, drop. Source: docs/device.md, "The outbox"; docs/security.md, check 14."""
 
+import contextlib
 import json
 import re
 import sqlite3
+import subprocess
+import sys
 
 import pytest
 
@@ -125,3 +128,38 @@ def test_a_damaged_outbox_is_one_sentence(run, waiting):
         assert (code, out, len(err.splitlines())) == (1, "", 1)
         assert "outbox.sqlite3" in err
     assert path.read_bytes() == b"no database" * 100
+
+
+CUT_OFF = """
+import os, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size=2")
+db.execute("BEGIN IMMEDIATE")
+db.execute("UPDATE item SET sealed = zeroblob(200000), bytes = 200000")
+db.execute("INSERT INTO item SELECT 'other', federation, kind, 9, 0, 0, 1, zeroblob(200000), NULL FROM item")
+os._exit(9)
+"""
+
+
+def test_a_kill_in_the_middle_of_a_write_is_no_damage(run, waiting):
+    """docs/security.md, reliability table: listing undoes what was cut off, and never says to move the file away."""
+    path = run.home / "outbox.sqlite3"
+    assert subprocess.run([sys.executable, "-c", CUT_OFF, path], check=False).returncode == 9
+    assert path.with_name("outbox.sqlite3-journal").stat().st_size > 0
+    code, out, err = run("outbox", "--json")
+    assert (code, err) == (0, "")
+    assert [item["id"] for item in json.loads(out)["items"]] == [waiting["idem"]]
+    assert json.loads(run("outbox", "show", waiting["idem"], "--json")[1])["sha256"] == waiting["sha256"]
+
+
+def test_an_outbox_that_is_held_or_was_never_begun(run, waiting, monkeypatch):
+    """Held by another process is not damaged; one that was killed before it had a table holds nothing."""
+    path = run.home / "outbox.sqlite3"
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *given, **named: connect(*given, **(named | {"timeout": 0.0})))
+    with contextlib.closing(connect(path, isolation_level=None)) as holder:
+        holder.execute("BEGIN EXCLUSIVE")
+        code, out, err = run("outbox")
+    assert (code, out) == (1, "") and "in use by another edgefl process" in err
+    path.write_bytes(b"")
+    assert run("outbox")[:2] == (0, "nothing waits in the outbox\n")
