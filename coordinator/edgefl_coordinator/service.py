@@ -102,7 +102,9 @@ async def _run(
         worker.stop()
         admin.close()
         coordinator.store.home.socket.unlink(missing_ok=True)
-        await asyncio.gather(rounds, keys, return_exceptions=True)
+        for task in (rounds, keys):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
 
 async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:

@@ -21,7 +21,7 @@ from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused
 from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
 from edgefl_client.exchange.outbox import Outbox, WorkItem
-from edgefl_client.exchange.transport import Transport
+from edgefl_client.exchange.transport import Closing, Transport
 from edgefl_client.vouching import load_revoked, load_root, save_root
 from edgefl_protocol.blob import MAX_BLOB_BYTES, BlobReference
 from edgefl_protocol.key_messages import IndexReply
@@ -77,7 +77,7 @@ class Member:
         self.membership = load_membership(folder)
         if self.membership.state == "joining":
             raise NotEnrolled("the enrolment is not finished; run edgefl enrol again with the same invite")
-        transport = connect(self.membership)
+        transport = self._transport = connect(self.membership)
         self.identity = Identity(folder, passphrase, lock_wait_s)
         try:
             self._coordinator = CoordinatorView(
@@ -104,6 +104,8 @@ class Member:
 
     def __exit__(self, *_: object) -> None:
         self.identity.close()
+        if isinstance(self._transport, Closing):
+            self._transport.close()
 
     def now_ms(self) -> int:
         """Unix milliseconds by the corrected clock."""

@@ -8,7 +8,7 @@ opening it (docs/security.md, order of checks).
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 MAX_ENVELOPE_BYTES = 32 * 2**20 + 2**16  # a full payload and its envelope
 
@@ -63,6 +63,15 @@ class Transport(Protocol):
             Unavailable: no answer came within the deadline, or it was cut, too long or redirected.
             TlsRefused: the server is not the one this site trusts; nothing of the request was sent.
         """
+        ...
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A transport that holds connections, to be closed when its member is done."""
+
+    def close(self) -> None:
+        """Close them."""
         ...
 
 
