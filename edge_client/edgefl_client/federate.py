@@ -80,6 +80,8 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
         EdgeflError: the enrolment is refused or cannot go on.
     """
     invite = decode_invite(text, device.clock_ms())
+    if not (device.home.member / "membership.json").exists():
+        _forget_rounds(device.home)
     folder = device.home.prepare(device.home.member)
     own_ca = trust_certificate(folder, invite, None if ca is None else read_ca(ca))
     draft = Membership(
@@ -98,6 +100,16 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
         "state": membership.state,
         "fingerprint": membership.fingerprint,
     }
+
+
+def _forget_rounds(home: Home) -> None:
+    """Remove what a membership that is gone left of its rounds: numbers and names may come again."""
+    for old in home.broadcasts.glob("*.payload"):
+        old.unlink(missing_ok=True)
+    if home.learning.exists():
+        from edgefl_client.learning.live import forget_federation  # brings the runtime, which enrolling does without
+
+        forget_federation(home)
 
 
 def run_pull(device: Device) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from edgefl_client.contribution import MAX_MAPS
 from edgefl_client.exchange.delivering import Delivery
 from edgefl_client.exchange.errors import Refused
 from edgefl_client.exchange.member import Member
-from edgefl_client.exchange.outbox import LEARNED, WorkItem, learned_key
+from edgefl_client.exchange.outbox import LEARNED, WorkItem
 from edgefl_client.federate import Device
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
@@ -69,7 +69,7 @@ class _Exchanged:
     expired: int
     broadcast: dict[str, Any] | None
     waiting: int
-    queued: bool  # the open round's reply lies in the outbox
+    queued: int | None  # round whose learned reply lies in the outbox
     keys_changed: bool  # this device's keys were 30 days old
 
     @property
@@ -131,7 +131,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
         sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
         # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
         expired = outbox.expire(member.now_ms())
-        key = learned_key(federation, task.round)
+        learned = [item.round for item in outbox.items(federation) if item.kind == LEARNED]
         return _Exchanged(
             federation=federation,
             site=member.membership.name,
@@ -141,7 +141,7 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
             expired=expired,
             broadcast=_fetch_broadcast(device, member, task),
             waiting=outbox.count(),
-            queued=any(item.idem == key for item in outbox.items(federation)),
+            queued=learned[0] if learned else None,
             keys_changed=keep_fresh(member),
         )
 
@@ -189,8 +189,8 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
         return "not_open", f"no round is open, {now}"
     if before.replied:
         return "replied", f"round {task.round} has this device's reply"
-    if before.queued:
-        return "queued", f"the reply of round {task.round} waits in the outbox"
+    if before.queued is not None:  # also of an earlier round: until its answer is here, nobody knows what it left
+        return "queued", f"the reply of round {before.queued} waits in the outbox"
     refused = refused_reply(home, before.federation, task.round)
     if refused is not None:
         return "refused", f"the reply of round {task.round} was refused: {refused}"

@@ -177,6 +177,12 @@ def forget_live(home: Home) -> None:
         (home.learning / name).unlink(missing_ok=True)
 
 
+def forget_federation(home: Home) -> None:
+    """Forget all that belongs to rounds of a membership that is over: a new one may be of the same name."""
+    forget_live(home)
+    (home.learning / _OVER).unlink(missing_ok=True)
+
+
 def _waits(home: Home, federation: str, number: int) -> bool:
     found = load_standing(home.learning / _NEXT)
     return found is not None and (found.federation, found.round) == (federation, number)

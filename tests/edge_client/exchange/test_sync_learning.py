@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 from edgefl_client.exchange import Unavailable, enrol
-from edgefl_client.federate import Device
+from edgefl_client.federate import Device, run_enrol
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.limits import Limits
-from edgefl_client.learning.live import counted_round
+from edgefl_client.learning.live import counted_round, drop_reply
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, remember_table
 from edgefl_client.learning.personal import load_personal
@@ -32,6 +32,7 @@ from edgefl_client.trust import add_trusted
 from edgefl_client.waiting import drop_waiting, list_waiting, show_waiting
 from edgefl_protocol import Payload, ReplayWindow
 from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.invite import encode_invite
 from edgefl_protocol.messages import Refusal
 from edgefl_protocol.payload import digest
 
@@ -53,11 +54,14 @@ class Learner:
     wire: Any
     bundle: Any
 
-    def sync(self, options: TrainOptions | None = OPTIONS) -> Synced:
-        device = Device(
+    @property
+    def holder(self) -> Device:
+        return Device(
             home=self.home, connect=lambda folder, membership: self.wire, clock_ms=lambda: self.coordinator.now_ms
         )
-        return run_sync(device, options)
+
+    def sync(self, options: TrainOptions | None = OPTIONS) -> Synced:
+        return run_sync(self.holder, options)
 
     def report(self, options: TrainOptions | None = OPTIONS) -> dict[str, Any]:
         return self.sync(options).report
@@ -67,7 +71,7 @@ class Learner:
         shutil.copytree(self.home.root, root)
         one = self.coordinator
         one.effects, one.answers, one.replied, one.window, one.round = [], {}, set(), ReplayWindow(), 1
-        one.state, one.refuse, one.line, one.method = "open", {}, "main", "fedevprompt"
+        one.state, one.refuse, one.line, one.method, one.travels = "open", {}, "main", "fedevprompt", ()
         made = replace(self, home=Home(root), wire=type(self.wire)(one))
         made.open_round(1)
         return made
@@ -216,6 +220,37 @@ def test_an_answer_that_was_lost_comes_again(device: Learner, net: SimpleNamespa
     assert counted_round(device.home, "skin") == 1 and len(device.coordinator.effects) == 1
 
 
+def test_no_round_is_learned_while_an_earlier_one_has_no_answer(device: Learner, net: SimpleNamespace) -> None:
+    """Decision 0028: what counted is what the next round begins with, so it waits until that is known."""
+    device.wire.faults = [None] * 4 + [net.cut_answer] * 4
+    with pytest.raises(Unavailable), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("time.sleep", lambda seconds: None)
+        device.sync()
+    device.open_round(2)
+    found = run_sync(device.holder, OPTIONS, hold=True).report
+    assert found["learning"]["code"] == "queued" and "round 1" in found["learning"]["message"]
+    assert [(one["outcome"], one["round"]) for one in device.report()["sent"]] == [("accepted", 1), ("accepted", 2)]
+    standing = load_standing(device.home.learning / "live.payload")
+    assert standing is not None and (standing.round, int(standing.state["optimizer.step"])) == (2, 2 * STEPS)
+
+
+def test_a_new_federation_of_the_same_name_meets_nothing_of_the_old(device: Learner) -> None:
+    """Rounds are numbered from 1 again: nothing of a membership that is gone is taken for its own."""
+    device.report()
+    drop_reply(device.home, "skin", 2, "its owner dropped it")
+    shutil.rmtree(device.home.member)
+    new = type(device.coordinator)(classes=device.coordinator.classes, round=2)
+    new.broadcasts[2] = Payload({"maps.0.0": np.full((1, 36), 0.5, np.float16)}, {"phase": "train", "round": 2})
+    later = replace(device, coordinator=new, wire=new)
+    run_enrol(later.holder, encode_invite(new.invite("device-2"), new.now_ms), None, None, 1)
+    new.approve("device-2")
+    assert device.standing is None
+    found = later.report()
+    assert (found["broadcast"]["maps"], found["learning"]["state"], found["waiting"]) == (1, "done", 0)
+    standing = load_standing(device.home.learning / "live.payload")
+    assert standing is not None and int(standing.state["optimizer.step"]) == STEPS  # from the bundle's values
+
+
 def test_a_round_that_closed_meanwhile_is_skipped(device: Learner) -> None:
     """A paused round whose time is over leaves the site as it was, as a site of the local engine that takes no part."""
     paused = device.report(PAUSE)
@@ -265,6 +300,26 @@ def test_nothing_is_learned_that_may_not_leave(device: Learner) -> None:
     assert done.problem is not None and done.problem.code == "not_allowed"
     assert done.report["learning"]["state"] == "failed" and done.report["sent"] == []
     assert not (device.home.learning / "live-round.payload").exists()
+
+
+@pytest.mark.parametrize("allowed", [{"maps", "features"}, {"maps", "weights"}, {"maps"}])
+def test_every_kind_that_a_round_sends_is_asked_for(device: Learner, allowed: set[str]) -> None:
+    """Features and weights need the owner's word as maps do: before the work, and before what lies there is sent."""
+    device.coordinator.travels = ("features", "weights")
+    save_policy(device.home, Policy(allowed=dict.fromkeys(allowed)))
+    done = device.sync()
+    assert done.problem is not None and done.problem.code == "not_allowed"
+    learned = Payload(
+        {"features": np.zeros((2, 128), np.float16), "backbone.conv": np.zeros(2**18, np.float32)},  # lies in a file
+        {"site_sha256": "0" * 64},
+    )
+    with device.holder.member() as member, device.holder.outbox(member.identity) as outbox:
+        outbox.put_learned("skin", 1, learned.to_bytes(), device.coordinator.now_ms)
+    (sent,) = device.report()["sent"]
+    assert (sent["outcome"], sent["code"]) == ("held", "not_allowed") and device.coordinator.effects == []
+    save_policy(device.home, Policy(allowed={"features": None, "weights": None}))
+    (sent,) = device.report()["sent"]
+    assert sent["outcome"] == "accepted" and Payload.from_bytes(device.coordinator.effects[0][2]) == learned
 
 
 def test_reasons_to_leave_a_round_alone(device: Learner, school: SimpleNamespace, lab: SimpleNamespace) -> None:
@@ -337,7 +392,7 @@ def test_a_picture_that_is_gone_is_named_and_nothing_is_lost(device: Learner, tm
 
 def test_what_was_learned_can_be_looked_at_before_it_leaves(device: Learner) -> None:
     """docs/device.md, what may leave: held, shown by its numbers, and then these very bytes leave."""
-    holder = Device(home=device.home, connect=lambda *_: device.wire, clock_ms=lambda: device.coordinator.now_ms)
+    holder = device.holder
     (held,) = run_sync(holder, OPTIONS, hold=True).report["sent"]
     assert (held["outcome"], held["code"]) == ("held", "held_back") and not device.coordinator.effects
     (item,) = list_waiting(device.home, device.coordinator.now_ms)
@@ -351,7 +406,7 @@ def test_what_was_learned_can_be_looked_at_before_it_leaves(device: Learner) -> 
 
 def test_a_dropped_reply_is_not_learned_again(device: Learner) -> None:
     """docs/device.md, the outbox: what its owner drops never leaves, and the next sync leaves the round alone."""
-    holder = Device(home=device.home, connect=lambda *_: device.wire, clock_ms=lambda: device.coordinator.now_ms)
+    holder = device.holder
     run_sync(holder, OPTIONS, hold=True)
     (item,) = list_waiting(device.home, device.coordinator.now_ms)
     drop_waiting(holder, item.id)
