@@ -35,7 +35,7 @@ from edgefl_client.learning.feature_queue import (
     mean_similarity,
     received,
 )
-from edgefl_client.learning.rounds import Arrays, Circumstances, Report
+from edgefl_client.learning.rounds import Arrays, Circumstances, Report, phase_and_round, rounds_of
 from edgefl_client.learning.rows import Dealt
 from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
@@ -85,7 +85,7 @@ class FedCLFLearner:
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Fill the bank, learn, or send what stayed; see `RoundLearner`."""
-        phase = str(broadcast.scalars["phase"])
+        phase, _ = phase_and_round(broadcast)
         if phase == "warm":
             return self._warm(state, broadcast)
         if phase == "final":
@@ -139,7 +139,9 @@ class FedCLFLearner:
             kept = state[BANK]
             sound = kept.ndim == 2 and kept.shape[1] == FEATURES and kept.dtype == np.float32
             if not sound or np.abs(np.linalg.norm(kept, axis=1) - 1).max(initial=0) > NORM_TOLERANCE:
-                raise LearningError("the bank of features is damaged; begin again with --restart", "damaged")
+                raise LearningError(
+                    "the bank of features is damaged; begin again with edgefl train --restart", "damaged"
+                )
             return empty.pushed(kept)
         rng = generator(plan.seed, self._around.site, BANK)
         order = rng.permutation(len(self._rows))[: plan.queue]
@@ -152,7 +154,7 @@ class FedCLFLearner:
 
     def _resumed(self, state: Arrays, broadcast: Payload, network: Mapping[str, NDArray[Any]], report: Report) -> Point:
         """The point to go on from: kept in this very round, or the round's start."""
-        round_ = int(broadcast.scalars["round"])
+        _, round_ = phase_and_round(broadcast)
         before = digest({**broadcast.arrays, **{f"site.{name}": value for name, value in state.items()}})
         begun_ = _digest(self._bundle.sha256, self._around.site, str(round_), before)
         given = _digest(self._rows.digest(), self._plan.to_bytes().decode())
@@ -181,7 +183,7 @@ class FedCLFLearner:
             Paused: a limit is reached; the point is kept.
         """
         plan, options, points = self._plan, self._around.options, self._around.points
-        rounds, others = int(broadcast.scalars["rounds"]), self._others(broadcast)
+        rounds, others = rounds_of(broadcast), self._others(broadcast)
         started, saved = self._around.since(), options.limits.clock()
         for epoch in range(point.epoch, plan.epochs):
             order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, plan.balance)

@@ -164,3 +164,20 @@ def phase_and_round(broadcast: Payload) -> tuple[str, int]:
     if not isinstance(phase, str) or not isinstance(round_, int) or round_ < 0:
         raise LearningError("the broadcast names no phase and round; tell the operator", "other_broadcast")
     return phase, round_
+
+
+def rounds_of(broadcast: Payload) -> int:
+    """How many train rounds there are, from which a method takes its rates.
+
+    Args:
+        broadcast: as it came.
+
+    Raises:
+        LearningError: it does not tell (`other_broadcast`).
+    """
+    rounds = broadcast.scalars.get("rounds")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise LearningError(
+            "the broadcast does not say how many rounds there are; tell the operator", "other_broadcast"
+        )
+    return rounds

@@ -53,16 +53,16 @@ def run_train(
     with only_one(home):
         dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
         remember_table(home, named)
+        if options.restart:
+            for name in (STANDING, POINT):
+                (home.learning / name).unlink(missing_ok=True)
+            forget_live(home)
         if plan.kind == "fedclf":
             raise LearningError(
                 "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
                 "take part with edgefl sync, the table is remembered for it",
                 "alone",
             )
-        if options.restart:
-            for name in (STANDING, POINT):
-                (home.learning / name).unlink(missing_ok=True)
-            forget_live(home)
         around = Circumstances(
             points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear,
             started=started,

@@ -233,6 +233,10 @@ def test_what_cannot_be_learned_is_refused(bundle, tmp_path):
     short = Payload({"head.weight": network()["head.weight"]}, broadcast().scalars)
     with pytest.raises(LearningError, match=r"backbone\.mean is missing"):
         ours.local_round({}, short, quiet)
+    for told in ({}, {"phase": "train", "rounds": 5}, {"phase": "train", "round": 1}):
+        with pytest.raises(LearningError) as mute:
+            ours.local_round({}, Payload(broadcast().arrays, told), quiet)
+        assert mute.value.code == "other_broadcast"
     with pytest.raises(LearningError, match="no phase probe"):
         ours.local_round({}, broadcast("probe"), quiet)
     with pytest.raises(LearningError, match="not a finite number"):
@@ -256,6 +260,10 @@ def test_learning_alone_says_what_to_do(bundle, home: Home, labels: Path):
     with pytest.raises(LearningError, match="edgefl sync"):
         run_train(home, bundle, labels, TrainOptions(threads=1, limits=LIMITS))
     assert (home.learning / "table.json").exists()
+    (home.learning / "live.payload").write_bytes(b"damaged")
+    with pytest.raises(LearningError, match="edgefl sync"):  # what is damaged says to begin again with --restart
+        run_train(home, bundle, labels, TrainOptions(threads=1, limits=LIMITS, restart=True))
+    assert not (home.learning / "live.payload").exists()
 
 
 @pytest.mark.parametrize(("n", "batch", "sizes"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (2, 4, [2]), (10, 4, [4, 4, 2])])
