@@ -86,10 +86,8 @@ def run_contribute(
         EdgeflError: the membership or the disk.
     """
     task = _task(device, required=not dry_run)
-    policy, spent = (
-        load_policy(device.home),
-        Spent(now_ms=device.clock_ms()),
-    )  # a day's limits are judged when it leaves
+    policy = load_policy(device.home)
+    spent = Spent(now_ms=device.clock_ms())  # a day's limits are judged when it leaves
     if not dry_run:
         policy.check(("maps",), 0, spent)  # before the work
     work = _Work(scorer, reader, _classes(bundle, task), labels)
@@ -147,12 +145,16 @@ def _refused(policy: Policy, described: Mapping[str, Any], spent: Spent) -> Poli
 
 
 def _task(device: Device, *, required: bool) -> TaskReply | None:
-    """The task as last fetched; where it is required and missing, say how to get it."""
+    """The task as last fetched, of a method that takes maps; where it is required and missing, say how to get it."""
     if required:
         load_membership(device.home.member)
     task = load_task(device.home.member)
     if task is None and required:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
+    if task is not None and not (task.tokens and task.maps_per_class):
+        raise LabelsError(
+            f"the federation learns {task.method}, which takes no maps: take part with edgefl sync", "no_maps"
+        )
     return task
 
 

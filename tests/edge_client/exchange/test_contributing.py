@@ -1,5 +1,6 @@
 """`edgefl contribute`: what becomes a map, under which class, and what is left out."""
 
+import datetime
 import hashlib
 import json
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
+from edgefl_client.policy import Policy, save_policy
 from edgefl_client.train_command import _membership
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
@@ -171,6 +173,29 @@ def test_consent_withdrawn_holds_what_waits(run, device, live):
     (run.home / "policy.toml").unlink()
     run("policy", "allow", "maps")
     assert run("sync")[0] == 0 and len(live.effects) == 1
+
+
+def test_consent_that_ended_holds_what_was_put_before(run, device, live):
+    """An item of the consent's last day does not leave the day after, by the coordinator's clock; renewed, it does."""
+    run("pull")
+    today = datetime.datetime.fromtimestamp(live.now_ms / 1000, datetime.UTC).date()
+    save_policy(Home(run.home), Policy(allowed={"maps": today}))
+    assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+    live.now_ms += 36 * 3_600_000
+    code, out, err = run("sync", "--json")
+    assert [(one["outcome"], one["code"]) for one in json.loads(out)["sent"]] == [("held", "consent_expired")]
+    assert code == 3 and live.effects == [] and "edgefl policy allow maps" in err
+    run("policy", "allow", "maps")
+    assert run("sync")[0] == 0 and len(live.effects) == 1
+
+
+def test_a_federation_that_takes_no_maps_is_given_none(run, device, live):
+    """docs/methods.md: FedCLF shares features and weights; its task has no patches of a map."""
+    live.tokens, live.method = 0, "fedclf"
+    run("pull")
+    code, out, err = run("contribute", "--labels", device / "labels.csv")
+    assert (code, out) == (1, "") and "learns fedclf, which takes no maps" in err
+    assert json.loads(run("status", "--json", "--offline")[1])["waiting"] == 0
 
 
 def test_a_days_limit_waits_and_is_no_failure(run, device, live, monkeypatch):
