@@ -128,7 +128,7 @@ def _probe(
     except ProbeEnded as error:
         found.append(
             Finding(
-                check=steps[0],
+                check=steps[0] if steps else "runtime",  # after its last answer: the runtime failed to end
                 state="fail",
                 found=f"the process that tried it did not finish: {error}",
                 advice="install the packages anew for this processor and Python: pip install --force-reinstall edgefl",
@@ -138,8 +138,8 @@ def _probe(
 
 
 def _at_most(measured: dict[str, Any]) -> str:
-    slowest = max(one["milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
-    return f"a score takes at most {slowest:g} ms and {measured['peak_memory_mib']:g} MiB of memory here"
+    slowest = max(one["p95_milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
+    return f"a score took at most {slowest:g} ms, measuring at most {measured['peak_memory_mib']:g} MiB of memory"
 
 
 def _model(told: dict[str, Any], now_ms: int) -> Finding:

@@ -98,6 +98,16 @@ def test_a_runtime_that_dies_is_a_finding(run, monkeypatch, how, words):
     assert found["outbox"]["state"] == "ok"
 
 
+def test_a_runtime_that_dies_after_its_last_answer_is_a_finding(run, monkeypatch):
+    """A library may end the process while it is unloaded: told as such, whatever was answered before."""
+    said = [{"step": step, "error": {"code": "no_model", "message": "none"}} for step in ("runtime", "model")]
+    answers = "".join(json.dumps(one) + "\n" for one in said).encode()
+    monkeypatch.setattr(probing, "_START", f"import os; os.write(1, {answers!r}); os.abort()")
+    code, out, _ = run("doctor", "--offline", "--no-measure", "--json")
+    last = [one for one in json.loads(out)["findings"] if one["check"] == "runtime"][-1]
+    assert code == 1 and last["state"] == "fail" and "SIGABRT" in last["found"]
+
+
 def test_the_model(run, device, live, lab, tmp_path):
     """Expired, soon to expire, from an unknown signer, damaged: as `edgefl score` would find it."""
     now_ms = live.now_ms
