@@ -16,10 +16,11 @@ from PIL import Image
 
 from edgefl_client.home import Home
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.personal import load_personal
 from edgefl_client.learning.rows import skewed_prior
-from edgefl_client.learning.running import TrainOptions, run_train
+from edgefl_client.learning.running import run_train
 from edgefl_client.learning.session import TrainingSession
 from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
