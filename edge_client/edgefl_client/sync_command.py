@@ -60,14 +60,14 @@ def sync(
     from edgefl_client import trust as signers
     from edgefl_client.failures import REFUSED, exit_code
     from edgefl_client.learning.options import TrainOptions
-    from edgefl_client.learning.owned import Table, remember_table
+    from edgefl_client.learning.owned import name_table
     from edgefl_client.policy import PASSES
     from edgefl_client.syncing import HELD_BACK, run_sync
 
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
     device = device_of(context, home_dir, passphrase_file)
     if labels is not None:
-        remember_table(device.home, Table(file=labels.absolute()))
+        name_table(device.home, labels.absolute())
     with stop_on_signal() as stop:
         options = TrainOptions(
             threads=given["threads"],
@@ -96,7 +96,8 @@ def _text(found: dict[str, Any]) -> str:
     elif learned is not None and learned["state"] != "failed":
         parts.append(learned_text(learned, "the next sync goes on from there"))
     parts += [
-        f"reply {one['outcome']} ({one['bytes']} bytes)" + (f": {one['message']}" if one["outcome"] == "late" else "")
+        f"reply {one['outcome']} ({one['bytes']} bytes)"
+        + (f": {one['message']}" if one["outcome"] in ("late", "refused") else "")
         for one in found["sent"]
     ]
     got = found["broadcast"]

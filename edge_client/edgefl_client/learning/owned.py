@@ -7,7 +7,7 @@ Pictures stay where they are: nothing of them is copied. One record of who is he
 home, so that no picture ever judges values that learned from it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +50,16 @@ def remember_table(home: Home, table: Table) -> None:
     """
     record = {"format": 1, "table": str(table.file), "formats": list(table.formats), "batch": table.batch}
     write_json(home.prepare(home.learning) / _TABLE, record)
+
+
+def name_table(home: Home, file: Path) -> None:
+    """Keep another table, to be read as the one before.
+
+    Raises:
+        StorageError: the record is damaged, or the disk is full.
+    """
+    before = remembered_table(home)
+    remember_table(home, Table(file=file) if before is None else replace(before, file=file))
 
 
 def remembered_table(home: Home) -> Table | None:

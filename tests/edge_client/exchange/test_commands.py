@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import dataclasses
 import json
 import logging
 import sqlite3
@@ -11,6 +12,8 @@ import pytest
 
 from edgefl_client.exchange import Unavailable
 from edgefl_client.exchange.errors import TlsRefused
+from edgefl_client.home import Home
+from edgefl_client.learning.owned import Table, remember_table, remembered_table
 from edgefl_protocol import Payload
 from edgefl_protocol.invite import encode_invite
 from edgefl_protocol.messages import Refusal
@@ -274,6 +277,14 @@ def test_pull_killed_between_its_two_writes_keeps_the_old(run, device, live, lab
     assert len(list((run.home / "models").glob("*.edgefl"))) == 1
 
 
+def test_another_table_is_read_as_the_one_before(run, device):
+    """docs/device.md, learning: formats and batch are the device's; `sync --labels` changes the file alone."""
+    home, before = Home(run.home), Table(file=device / "old.csv", formats=("jpeg", "tiff"), batch=3)
+    remember_table(home, before)
+    assert run("sync", "--labels", device / "labels.csv")[0] == 0
+    assert remembered_table(home) == dataclasses.replace(before, file=device / "labels.csv")
+
+
 def test_nothing_published_no_membership_not_approved(run, live, invite, lab):
     for command in (("pull",), ("sync",), ("contribute", "--labels", "x.csv")):
         code, _, err = run(*command)
@@ -296,8 +307,6 @@ def test_damaged_invites(run, text, code):
 
 def test_expired_invite(run, live):
     text = encode_invite(live.invite(), live.now_ms)
-    import dataclasses
-
     old = dataclasses.replace(live.invite(), expires_ms=live.now_ms - 3_600_000)
     code, _, err = run("enrol", encode_invite(old, live.now_ms - 7_200_000))
     assert code == 3
