@@ -139,7 +139,7 @@ def _probe(
 
 def _at_most(measured: dict[str, Any]) -> str:
     slowest = max(one["p95_milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
-    return f"a score took at most {slowest:g} ms, measuring at most {measured['peak_memory_mib']:g} MiB of memory"
+    return f"a score took at most {slowest:g} ms and {measured['peak_memory_mib']:g} MiB of memory"
 
 
 def _model(told: dict[str, Any], now_ms: int) -> Finding:

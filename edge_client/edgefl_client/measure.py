@@ -2,8 +2,9 @@
 
 What is measured is what `edgefl score` does: the same scorer, the same threads, on drawn pictures. Each row is warmed
 and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Peak memory
-is that of this process since it began, so a caller that wants the figure of scoring alone asks in a process of its own
-(`edgefl_client.probing`). Source: docs/results/device.md.
+is that of this process from its beginning to the photo's score, with one model open and before any batch, so a caller
+that wants the figure of scoring alone asks in a process of its own (`edgefl_client.probing`). Source:
+docs/results/device.md.
 """
 
 import io
@@ -55,7 +56,7 @@ class Measured:
         vnni: whether the processor names the instructions for 8-bit products.
         whole_numbers: whether 8-bit layers run in whole numbers here; else they run in float, with the same scores.
         rows: the times.
-        peak_memory_mib: largest resident memory of this process so far.
+        peak_memory_mib: largest resident memory of this process up to the photo's score.
     """
 
     precision: str
@@ -69,12 +70,12 @@ class Measured:
         return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
 
 
-def measure(scorer: "Scorer", single: "Scorer") -> Measured:
+def measure(scorer: "Scorer", single: "Callable[[], Scorer]") -> Measured:
     """Time the network alone, in batches, on one thread, and a photo of 12 megapixels from its bytes to its score.
 
     Args:
         scorer: of the bundle, with the threads that scoring uses.
-        single: of the same bundle, with one thread.
+        single: makes one of the same bundle, with one thread; called when memory was read.
 
     Returns:
         The figures; takes some seconds.
@@ -84,21 +85,18 @@ def measure(scorer: "Scorer", single: "Scorer") -> Measured:
 
     side = max(scorer.network_px, 84)
     small = scorer.prepare(drawn_picture(side, side))
-    rows = [
-        timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small])),
-        timed("network, one picture", 1, lambda: single.score_batch([small])),
-        timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH),
-    ]
+    one = timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small]))
     photo = camera_photo()
-    rows.append(
-        timed("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=PHOTO_REPEATS)
-    )
+    whole = timed("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=PHOTO_REPEATS)
+    peak_memory_mib = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / _MIB, 1)
+    batch = timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH)
+    alone = single()
     return Measured(
         precision=scorer.precision,
         vnni=has_vnni(),
         whole_numbers=multiplies_bytes(),
-        rows=tuple(rows),
-        peak_memory_mib=round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / _MIB, 1),
+        rows=(one, timed("network, one picture", 1, lambda: alone.score_batch([small])), batch, whole),
+        peak_memory_mib=peak_memory_mib,
     )
 
 

@@ -118,8 +118,7 @@ def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> Non
         if speed:
             from edgefl_client.measure import measure
 
-            one, _ = _model(Path(home), model, trusted, threads=1)
-            _say(step, measure(scorer, one).to_json())
+            _say(step, measure(scorer, lambda: _model(Path(home), model, trusted, threads=1)[0]).to_json())
     except EdgeflError as error:
         _say(step, {"error": {"code": error.code, "message": str(error)}})
 

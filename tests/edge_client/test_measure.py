@@ -1,6 +1,7 @@
 """What a device measures of itself; when 8-bit graphs run in whole numbers; memory that is given back."""
 
 import math
+import resource
 import subprocess
 import sys
 
@@ -35,13 +36,28 @@ def test_median_and_95th_percentile(taken):
 
 def test_a_bundle_is_measured_and_shown(plain_bundle):
     """Network alone, one thread, eight at a time, and a photo: figures as JSON and a line each."""
-    found = measure(Scorer(plain_bundle, threads=2), Scorer(plain_bundle, threads=1)).to_json()
+    found = measure(Scorer(plain_bundle, threads=2), lambda: Scorer(plain_bundle, threads=1)).to_json()
     assert [row["pictures"] for row in found["rows"]] == [1, 1, 8, 1]
     assert [row["threads"] for row in found["rows"]] == [2, 1, 2, 2]
     assert all(0 < row["milliseconds"] <= row["p95_milliseconds"] for row in found["rows"])
     assert found["precision"] == "fp32" and found["peak_memory_mib"] > 10
     lines = table(found)
     assert len(lines) == 4 and all(line.endswith(" ms") for line in lines)
+
+
+def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypatch):
+    """docs/device.md: what a second model or a batch takes is no part of the figure, which is read before either."""
+    scorer, events = Scorer(plain_bundle, threads=1), []
+    photo, batch, read = scorer.score, scorer.score_batch, resource.getrusage
+    monkeypatch.setattr(scorer, "score", lambda data: events.append("photo") or photo(data))
+    monkeypatch.setattr(
+        scorer, "score_batch", lambda rows, *names: events.append(f"batch of {len(rows)}") or batch(rows, *names)
+    )
+    monkeypatch.setattr(resource, "getrusage", lambda who: events.append("memory") or read(who))
+    measure(scorer, lambda: events.append("second model") or scorer)
+    assert [one for one in dict.fromkeys(events) if one != "batch of 1"] == [
+        "photo", "memory", "batch of 8", "second model",
+    ]  # fmt: skip
 
 
 def test_the_drawn_photo_has_12_megapixels():
