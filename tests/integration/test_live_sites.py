@@ -23,7 +23,8 @@ import torch
 import uvicorn
 from sqlalchemy import select
 
-from edgefl_client.exchange import Member, Outbox, Unavailable
+from edgefl_client.exchange import Member, Outbox, Refused, Unavailable, load_membership
+from edgefl_client.exchange.membership import save_membership
 from edgefl_coordinator import service
 from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.coordinator import Coordinator, open_coordinator
@@ -257,6 +258,27 @@ def test_a_kill_at_any_moment_learns_and_sends_a_round_once(moment: str, live, t
     with there.coordinator.store.transaction() as connection:
         stored = connection.execute(select(replies.c.number, replies.c.site_sha256)).all()
     assert [tuple(row) for row in stored] == [(1, found["summary"]["site_sha256"])]
+
+
+def test_old_keys_are_changed_by_a_timer_too(live, tmp_path: Path, monkeypatch) -> None:
+    """docs/security.md 2.6.4, check 23: `--once` changes keys of 30 days as well; a signed refusal ends nothing."""
+    torch.set_num_threads(1)
+    there = live(fedevprompt(), 1)
+    enrol(there, tmp_path, "site-1")
+    before = join(call(tmp_path / "site-1", "site-1"))
+    home = Seat(tmp_path / "site-1").home
+    save_membership(home, replace(load_membership(home), keys_made_ms=0))
+
+    def refused(self: Member) -> bool:
+        raise Refused("this key is in use already", "known_key")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Member, "rotate_if_due", refused)
+        assert join(call(tmp_path / "site-1", "site-1"))["fingerprint"] == before["fingerprint"]
+    join(call(tmp_path / "site-1", "site-1"))
+    after = join(call(tmp_path / "site-1", "site-1"))
+    assert after["fingerprint"] != before["fingerprint"]
+    assert there.operate("status")["members"][0]["fingerprint"] == after["fingerprint"]
 
 
 def enrolled(live: Any, folder: Path) -> tuple[Live, str]:

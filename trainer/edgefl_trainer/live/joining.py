@@ -144,9 +144,9 @@ def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun
                 if refusal.code not in COMING:
                     skipped.add(told.round)
                     call.say(f"round {told.round} goes on without this site: {refusal}")
+        seat.rotate()
         if call.once:
             return _facts(membership, told, None, sent)
-        seat.rotate()
         wait.because(f"round {told.round} of {told.rounds} is {told.state}: waiting for the others")
 
 
