@@ -39,6 +39,7 @@ from edgefl_trainer.learning.self_supervised import Learner
 
 BATCH, HELD = 8, 256  # pictures of a step, negatives
 TRIES, ENOUGH = 8, 0.1  # draws of pictures of one step, and the share of what is allowed that ends them
+ZERO = 1e-6  # of the largest tensor of a kind: below, one is zero but for rounding, such as a shift before batch norm
 GRAINS = (2, 5, 11)  # patches along a side of a drawn picture, from coarse to fine
 
 Arrays = dict[str, NDArray[Any]]
@@ -254,9 +255,21 @@ def _compare(plan: FedCLFPlan, expected: Arrays, found: Arrays, losses: NDArray[
     figures = [StepParity("loss", distance(losses[:, 0], losses[:, 1]), TENSORS)]
     for kind, names in kinds.items():
         allowed = MOMENTS if kind == "momentum buffers" else TENSORS
-        worst = max((distance(expected[name], found[name]) for name in names), default=0.0)
+        largest = max((_size(expected[name]) for name in names), default=0.0)
+        worst = max((_apart(expected[name], found[name], ZERO * largest) for name in names), default=0.0)
         figures.append(StepParity(kind, worst, allowed))
     counters = [name for own in plan.counters for name in (own, SLOW + own)]
     same = all(int(expected[name]) == int(found[name]) for name in counters)
     figures.append(StepParity("counters", 0.0 if same else float("inf"), 0.0))
     return figures
+
+
+def _apart(reference: NDArray[Any], other: NDArray[Any], zero: float) -> float:
+    """The distance; none where both are zero but for rounding."""
+    return 0.0 if max(_size(reference), _size(other)) < zero else distance(reference, other)
+
+
+def _size(value: NDArray[Any]) -> float:
+    """Root mean square; infinite where a value is not finite."""
+    size = float(np.sqrt(np.mean(np.square(value, dtype=np.float64))))
+    return size if np.isfinite(size) else float("inf")
