@@ -125,11 +125,12 @@ def drop_waiting(device: Device, which: str) -> Waiting:
         OutboxError: no such item.
         EdgeflError: the member's keys cannot be opened, or another process uses them.
     """
+    _named(device, which)  # before the keys are asked for
     with (
         Identity(device.home.member, device.passphrase) as identity,
         device.outbox(identity) as outbox,
     ):
-        found = _named(device, which)
+        found = _named(device, which)  # it may have left meanwhile
         if found.kind == LEARNED and found.round is not None:  # else the next sync would learn the round again
             from edgefl_client.learning.live import drop_reply  # brings the runtime, which listing does without
 

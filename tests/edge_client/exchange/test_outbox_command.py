@@ -22,6 +22,9 @@ def waiting(run, device):
 def test_an_empty_outbox_is_no_failure_and_makes_nothing(run):
     assert run("outbox") == (0, "nothing waits in the outbox\n", "")
     assert json.loads(run("outbox", "--json")[1]) == {"items": []}
+    for verb in ("show", "drop"):
+        code, out, err = run("outbox", verb, "12345678")
+        assert (code, out) == (1, "") and "no item of the outbox" in err
     assert not run.home.exists()
 
 
