@@ -104,6 +104,26 @@ def test_what_the_site_has_to_say_is_asked_for(task: Any, options: Any, sentence
         prepare(told(**task), replace(OPTIONS, **options))
 
 
+HUB = [
+    ("fedevprompt", {"name": "timm:hf-hub:somebody/vit"}, SettingError, "name your copy with --backbone"),
+    ("fedevprompt", {"name": "timm:local-dir:/somewhere"}, SettingError, "name your copy with --backbone"),
+    ("fedclf", {"name": "timm:hf-hub:somebody/vit"}, SettingError, "name your copy with --backbone"),
+    ("fedclf", {"name": "run:x", "architecture": "hf-hub:somebody/net"}, FederationRefused, "no name of timm's own"),
+]
+
+
+@pytest.mark.parametrize(("method", "change", "error", "sentence"), HUB)
+def test_nothing_is_fetched_from_where_a_coordinator_says(method, change, error, sentence, monkeypatch) -> None:
+    """docs/security.md, attack list 5 and threat model P5: files of a stranger's hub would be read here."""
+    plain = facts("cnn:test_resnet") if "architecture" in change else facts()
+    reached: list[object] = []
+    monkeypatch.setattr("timm.create_model", lambda *asked, **_: reached.append(asked))
+    travels = {} if method == "fedevprompt" else {"settings": {}, "travels": ()}
+    with pytest.raises(error, match=sentence):
+        prepare(told(method=method, backbone={**plain, **change}, **travels), OPTIONS)
+    assert not reached
+
+
 def test_a_network_that_is_learned_needs_no_copy_of_it() -> None:
     """The server sends the weights: only the architecture has to be known, also where its name is a place elsewhere."""
     task = {"method": "fedmae", "settings": {"decoder_width": 32, "decoder_depth": 1}, "travels": ("weights",)}

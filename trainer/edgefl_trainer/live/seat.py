@@ -150,7 +150,7 @@ class Seat:
             return told, member.deliver(outbox, told, settled=hear)
 
     def rotate(self) -> None:
-        """Change the keys where they are old; a failure, signed or not, leaves the old ones and waits for the next time."""
+        """Change the keys where they are old; a failure, signed or not, leaves the old ones for the next time."""
         with contextlib.suppress(ExchangeError, FederationRefused), self.member() as member:
             member.rotate_if_due()
 

@@ -6,6 +6,7 @@ classes, and that the frozen network here is the one the federation agreed on, b
 one sentence. Source: docs/design.md 4 and 5; docs/decisions/0030.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -27,10 +28,12 @@ from edgefl_trainer.models.backbones import (
     weights_of,
 )
 from edgefl_trainer.models.cnn import Backbone
-from edgefl_trainer.models.spec import BackboneSpec, spec_from_facts
+from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, spec_from_facts
 
 UPDATE = "update edgefl here, or ask the operator which version the federation uses"
 PATHS = ("run", "file")  # kinds of backbone names that mean a place on one machine
+TIMM = ("timm", "cnn")  # kinds that timm makes; whatever has a colon or a slash it would fetch from anybody's hub
+PLAIN = re.compile(r"[A-Za-z0-9_.-]+")  # a name of timm's own
 SHAPE = ("architecture", "image_px", "patch", "depth", "heads", "width", "mean", "std")
 
 
@@ -188,10 +191,15 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
         raise FederationRefused(
             f"the task describes no backbone that this version knows ({error}): {UPDATE}."
         ) from error
+    if isinstance(wanted, CNNSpec) and not PLAIN.fullmatch(str(wanted.architecture)):
+        raise FederationRefused(
+            f"the task's network {str(wanted.architecture)[:60]!r} is no name of timm's own, and nothing is fetched "
+            "from where a coordinator says: ask its operator for a network that timm knows."
+        )
     learned = isinstance(method, LearnsBackbone | TrainsNetwork)
     name = options.backbone or wanted.name
-    if not options.backbone and (wanted.name.partition(":")[0] in PATHS or not wanted.name):
-        if learned:
+    if not options.backbone and is_elsewhere(wanted.name):
+        if learned and (isinstance(wanted, CNNSpec) or not wanted.name.startswith("timm:")):
             return frozen_network(wanted, weights_of(build_network(wanted, told.seed)))
         raise SettingError(
             f"the federation's backbone is {wanted.name} with SHA-256 {wanted.sha256}: name your copy with --backbone."
@@ -205,6 +213,15 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
             f"{wanted.sha256[:16]}…: ask the operator for that file and name it with --backbone file:PATH."
         )
     return found
+
+
+def is_elsewhere(name: str) -> bool:
+    """Whether a name that a coordinator told means a file, or somebody's hub: a person has to say which copy is meant.
+
+    Else a coordinator could have a site fetch and read what it likes (docs/security.md, attack list 5).
+    """
+    kind, _, rest = name.partition(":")
+    return not name or kind in PATHS or (kind in TIMM and not PLAIN.fullmatch(rest))
 
 
 def named(told: TaskReply, options: SiteOptions) -> str:
