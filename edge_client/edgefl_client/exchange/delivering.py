@@ -122,7 +122,8 @@ class Courier:
     def _settle(self, item: WorkItem, round_number: int) -> tuple[Delivery | None, WorkItem]:
         """Send what is promised to a round; gives what became of it, and the item as it is then."""
         if item.kind == LEARNED:
-            if item.attempts == 0 and self.task.round > round_number:  # nobody can have it
+            over = self.task.round > round_number or self.task.state == "done"
+            if item.attempts == 0 and over:  # nobody can have it
                 why = f"round {round_number} was over before its reply could be sent; what was learned in it is dropped"
                 delivery = Delivery(
                     idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=item.size

@@ -79,6 +79,16 @@ def test_what_was_learned_in_a_round_waits_for_no_other(member, coordinator, tmp
     assert coordinator.effects == []
 
 
+def test_what_was_learned_in_the_last_round_does_not_wait_for_ever(member, coordinator, tmp_path, net):
+    """docs/design.md, the round: after the last one none opens, so what was never sent is told and dropped."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        coordinator.state = "done"
+        (late,) = member.deliver(outbox, member.task())
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_over", 0)
+    assert coordinator.effects == []
+
+
 def test_what_was_learned_waits_while_its_round_is_closed(member, coordinator, tmp_path, net):
     """A round that cannot be aggregated opens again, and takes the reply then."""
     with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
