@@ -153,7 +153,8 @@ def _take_piece(call: Call, put: BlobPut) -> Payload:
 
 
 def _begin(call: Call, put: BlobPut) -> Upload:
-    """Begin a blob, where its size is within the task's cap and the disk has room for it and for its payload.
+    """Begin a blob, where its size is within the task's cap and the disk has room for it, for its payload, and for what
+    other members have begun: so that together they do not fill the disk that the store lies on.
 
     Raises:
         RefusedError: `too_large` or `storage_full`; nothing was kept.
@@ -162,7 +163,8 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     most = sealed_size(limits.reply_bytes)
     if put.size > most:
         refuse(call, RefusedError("too_large", f"the blob has {put.size} bytes, at most {most} are taken"))
-    if store.free_bytes() < 2 * put.size:
+    promised = transact(call, lambda connection, member: uploads.promised_bytes(connection, but_of=member.skid))
+    if store.free_bytes() < promised + 2 * put.size:
         refuse(call, RefusedError("storage_full", "the coordinator's disk is almost full; keep it, send it later"))
     file, kept, gone = store.new_file(), list[str](), list[str]()
 

@@ -10,7 +10,7 @@ out or swept is only work: the sender has the blob and begins again. Source: doc
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from edgefl_coordinator import audit
 from edgefl_coordinator.errors import RefusedError
@@ -91,6 +91,12 @@ def count(connection: Connection, now_ms: int, skid: str, put: BlobPut, end: int
     here = update(uploads).where(_one(skid, put.blob), uploads.c.have == put.offset)
     connection.execute(here.values(have=end, touched_ms=now_ms))
     return find(connection, skid, put.blob)
+
+
+def promised_bytes(connection: Connection, but_of: str) -> int:
+    """Return the bytes that blobs which were begun still lack, without those of one member, which it may push out."""
+    lacking = select(func.coalesce(func.sum(uploads.c.size - uploads.c.have), 0)).where(uploads.c.skid != but_of)
+    return int(connection.scalar(lacking) or 0)
 
 
 def remove(connection: Connection, skid: str, blob: str) -> list[str]:

@@ -256,6 +256,20 @@ def test_a_full_disk(federation, pair, blob, lab, monkeypatch) -> None:
     assert isinstance(blob.reply(pair[0]), Payload)
 
 
+def test_room_that_was_promised_to_others(federation, pair, blob, lab, monkeypatch) -> None:
+    """Check 59, quota: what another member has begun counts as taken, its pieces that came do not count twice."""
+    other, size = lab.Blob(bytes(100_000)), blob.reference.size
+    assert blob.put(pair[0], 0, 1000) == 1000
+    free = 2 * other.reference.size + size - 1000
+    monkeypatch.setattr(Store, "free_bytes", lambda _: free)
+    free -= 1
+    assert other.put(pair[1], 0, 10).code == "storage_full"
+    free += 1
+    assert other.put(pair[1], 0, 10) == 10
+    free = 2 * other.reference.size + other.reference.size - 10  # one's own can be pushed out: it does not count
+    assert lab.Blob(bytes(100_000)).put(pair[0], 0, 10) == 10
+
+
 class Killed(BaseException):
     """The process ends here."""
 
