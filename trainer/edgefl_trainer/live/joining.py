@@ -89,8 +89,8 @@ def join(call: Join) -> dict[str, Any]:
     membership = load_membership(seat.home)
     work = prepare(told, call.options)
     call.say(
-        f"{told.method}, {told.train_rounds} rounds of {told.epochs} epochs, on {len(work.site.train)} labelled and "
-        f"{len(work.site.unlabelled)} images in all of {work.site.name}; what leaves: "
+        f"{told.method}, rounds: {told.train_rounds}, epochs of each: {told.epochs}, images of {work.site.name}: "
+        f"{len(work.site.train)} labelled, {len(work.site.unlabelled)} in all; what leaves: "
         f"{', '.join(work.method.travels) or 'nothing'}"
     )
     check_claim(call.folder, work.settings, resume=True)
@@ -133,7 +133,13 @@ def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun
         _tell_sent(call.say, now_sent)
         sent += now_sent
         if told.state == "done":
-            summary = _end(call, seat, exchanges, told, membership.federation)
+            try:
+                summary = _end(call, seat, exchanges, told, membership.federation)
+            except Unavailable as problem:  # only with `once`: what is handed out is being prepared
+                if problem.code not in COMING:
+                    raise
+                call.say(f"{problem}; the same command fetches it")
+                return _facts(membership, told, None, sent)
             return _facts(membership, told, summary, sent)
         if _due(told, now_sent, exchanges) and told.round not in skipped:
             try:
@@ -147,7 +153,8 @@ def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun
         seat.rotate()
         if call.once:
             return _facts(membership, told, None, sent)
-        wait.because(f"round {told.round} of {told.rounds} is {told.state}: waiting for the others")
+        where = f"round {told.round} of {told.rounds} is {told.state}" if told.round else "no round is open yet"
+        wait.because(f"{where}: waiting for the others")
 
 
 def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> bool:
