@@ -17,15 +17,19 @@ import pytest
 from tests.edge_client.learning.contrast_lab import VIEW_PX, contrast_plan, encoder_graph, step_graph
 
 from edgefl_client.home import Home
+from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.draws import generator
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.fedclf import FedCLFLearner, cut
 from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, learn_live
 from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.owned import Table, read_dealt
 from edgefl_client.learning.rounds import Circumstances, PointFile, learner_for
 from edgefl_client.learning.rows import Dealt, Rows
 from edgefl_client.learning.running import run_train
 from edgefl_client.learning.views import draw, views
+from edgefl_client.policy import travels_of
 from edgefl_protocol.archive import read_archive
 from edgefl_protocol.bundle import Bundle, BundleFields, build_bundle, load_bundle
 from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
@@ -264,6 +268,39 @@ def test_learning_alone_says_what_to_do(bundle, home: Home, labels: Path):
     with pytest.raises(LearningError, match="edgefl sync"):  # what is damaged says to begin again with --restart
         run_train(home, bundle, labels, TrainOptions(threads=1, limits=LIMITS, restart=True))
     assert not (home.learning / "live.payload").exists()
+
+
+def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_path: Path):
+    """docs/design.md 4, same seed and same digest: warm, train and final by `learn_live`, one of them stopped, give the
+    states and replies of the same learner called without a federation; what did not count is learned from anew."""
+    table, asked = Table(file=labels), list[tuple[str, ...]]()
+    options = TrainOptions(threads=1, limits=LIMITS, seed=5, epochs=2, checkpoint_seconds=0)
+    dealt = read_dealt(Home(tmp_path / "alone"), bundle, table, LIMITS, quiet)
+    alone = learner_for(bundle, dealt, Circumstances(points=PointFile(tmp_path / "point"), site=SITE, options=options))
+    state = alone.start()
+    rounds = [("warm", 0, True), ("train", 1, False), ("train", 2, True), ("train", 3, True), ("final", 4, True)]
+    for number, (phase, round_, counts) in enumerate(rounds, 1):
+        live = LiveRound(
+            federation="skin", site=SITE, number=number, method="fedclf", classes=bundle.labels.classes, epochs=2,
+            seed=5, maps_per_class=0, travels=("features", "weights"),
+            permitted=lambda kinds: asked.append(tuple(kinds)),
+            broadcast=broadcast(phase, round_, **({"remote": REMOTE} if phase == "train" else {})),
+        )  # fmt: skip
+        if phase == "train":
+            once = replace(options, limits=replace(LIMITS, minutes=1e-9))
+            told, reply = learn_live(home, bundle, table, once, live)
+            assert told["state"] == "paused" and reply is None
+        _, reply = learn_live(home, bundle, table, replace(options, seed=None, epochs=None), live)
+        new, expected = alone.local_round(state, live.broadcast, quiet)
+        assert reply == expected and set(travels_of(reply.arrays)) <= {"features", "weights"}
+        if counts:
+            state = new
+            count_reply(home, "skin", number)
+        else:
+            drop_reply(home, "skin", number, None)
+        standing = load_standing(home.learning / "live.payload")
+        assert standing is not None and digest(dict(standing.state)) == digest(dict(state))
+    assert set(asked) == {("features", "weights")}
 
 
 @pytest.mark.parametrize(("n", "batch", "sizes"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (2, 4, [2]), (10, 4, [4, 4, 2])])
