@@ -4,7 +4,7 @@ Both learn the same batches on the same number of threads in one process, in alt
 are medians of block medians, as ratios, of wall time and of processor time (on a busy machine the second is the one to
 read). FedEvPrompt: PyTorch is timed with the others' maps, where every block's probabilities are needed, and without,
 where its attention is fused; the graph always computes the maps. FedCLF: views are given, augmentation is not timed.
-onnxruntime's threads do not spin, as on a device.
+onnxruntime is set up as on a device.
 
     python benchmarks/device_training_step.py fedevprompt --backbone vit:192x12/12 --image-px 84 --batch 32
     python benchmarks/device_training_step.py fedclf --backbone cnn:resnet18 --image-px 72 --batch 64
@@ -24,6 +24,7 @@ import numpy as np
 import onnxruntime
 import torch
 
+from edgefl_client.runtime import load_graph
 from edgefl_export import contrast_gates
 from edgefl_export.contrast_members import contrast_graphs, contrast_plan, network
 from edgefl_export.training_gates import TrainerSteps, drawn_batches, rate_inputs
@@ -82,7 +83,7 @@ def fedevprompt(given: argparse.Namespace) -> Ways:
     rng, side = np.random.default_rng(0), given.image_px
     image = rng.integers(0, 256, (given.batch, side, side, 3), np.uint8)
     target = rng.integers(0, CLASSES, given.batch)
-    session = loaded(graph, given.threads)
+    session = load_graph(graph, given.threads)
     numbers = {name: np.asarray(value, np.float32) for name, value in batches.settings[-1].items()}
     fixed = {"image": image, "target": target, **numbers, **batches.peers, **rate_inputs(plan)}
     state = fresh_state(plan, weights)
@@ -118,7 +119,7 @@ def fedclf(given: argparse.Namespace) -> Ways:
     trainer.step(batch)
     fixed = contrast_gates.step_inputs(plan, batch, negatives)
     ways: dict[str, Step] = {
-        "graph, onnxruntime": stepping(loaded(graph, given.threads), plan.outputs, fixed, trainer.state()),
+        "graph, onnxruntime": stepping(load_graph(graph, given.threads), plan.outputs, fixed, trainer.state()),
         "PyTorch": lambda: trainer.step(batch),
     }
     return ways, "PyTorch"
@@ -151,14 +152,6 @@ def a_step(
         anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2, balance="none", augment="none", seed=0,
     )  # fmt: skip
     return training_step(Predictor(module, weights, (True,) * CLASSES), plan), plan, weights
-
-
-def loaded(graph: bytes, threads: int) -> onnxruntime.InferenceSession:
-    """A session as a device has it."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
 def stepping(
