@@ -19,7 +19,7 @@ from edgefl_protocol.keys import SigningKey, generate_sealing_key, generate_sign
 
 Facts = dict[str, str | int]
 
-_EVENT = "sealing_key"
+_SEALING, _SIGNING = "sealing_key", "signing_key"  # events of the audit log
 log = logging.getLogger("edgefl_coordinator")
 
 
@@ -45,14 +45,18 @@ def tend_keys(coordinator: Coordinator) -> bool:
     return True
 
 
-def note_number(coordinator: Coordinator) -> None:
-    """Write the audit row of a renewal that a crash left without one."""
-    ring, now_ms = coordinator.keys.ring, coordinator.clock()
+def note_keys(coordinator: Coordinator) -> None:
+    """Write the audit rows of changes that a crash left without one."""
+    keys, now_ms = coordinator.keys, coordinator.clock()
+    used: dict[str, Facts] = {
+        _SEALING: {"number": keys.ring.number, "key_id": keys.ring.current.key_id},
+        _SIGNING: {"key_id": keys.signing.key_id},
+    }
     with coordinator.store.transaction() as connection:
-        last = audit.newest_of(connection, {_EVENT})
-        if last is None or last[3].get("number") != ring.number:
-            detail = {"number": ring.number, "key_id": ring.current.key_id}
-            audit.append(connection, now_ms, _EVENT, coordinator.settings.federation, detail)
+        for event, detail in used.items():
+            last = audit.newest_of(connection, {event})
+            if last is None or last[3] != detail:
+                audit.append(connection, now_ms, event, coordinator.settings.federation, detail)
 
 
 def renew_sealing(coordinator: Coordinator) -> Facts:
@@ -103,9 +107,7 @@ def change_signing(coordinator: Coordinator) -> Facts:
         except OSError as error:
             raise StorageError(f"cannot change the key in {home.keys}: {error.strerror}", "storage") from error
         keys.signing = fresh
-        with coordinator.store.transaction() as connection:
-            detail = {"key_id": fresh.key_id}
-            audit.append(connection, coordinator.clock(), "signing_key", coordinator.settings.federation, detail)
+        note_keys(coordinator)
     return _told("changed", fresh, str(home.signing_public))
 
 
@@ -116,7 +118,7 @@ def _renew(coordinator: Coordinator, *, keep_old: bool) -> None:
     save_ring(coordinator.store.home, ring, keys.passphrase)
     keys.ring = ring
     (coordinator.store.home.keys / "sealing.key").unlink(missing_ok=True)  # of a home made before there was a ring
-    note_number(coordinator)
+    note_keys(coordinator)
     log.info("sealing key %d is in use", ring.number)
 
 

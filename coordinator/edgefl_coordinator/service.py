@@ -54,7 +54,7 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
         audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
         progress.try_again(connection)  # whoever starts it anew may have mended what failed
     key_care.tend_keys(coordinator)
-    key_care.note_number(coordinator)
+    key_care.note_keys(coordinator)
     with contextlib.closing(listening):
         asyncio.run(_run(coordinator, server, listening, run_worker))
 

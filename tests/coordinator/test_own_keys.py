@@ -79,7 +79,7 @@ def test_a_key_record_never_outlives_its_key(aged, clock) -> None:
 def test_a_renewal_killed_at_any_step(aged, make_coordinator, clock, monkeypatch, step) -> None:
     """docs/security.md check 23: killed at any step, the coordinator has one working ring and one audit row each."""
     clock.now_ms += RENEW_AFTER_MS
-    place = {"before the file": "save_ring", "after the file": "note_number", "after the audit row": "log"}[step]
+    place = {"before the file": "save_ring", "after the file": "note_keys", "after the audit row": "log"}[step]
 
     def killed(*_):
         raise KeyboardInterrupt
@@ -94,9 +94,9 @@ def test_a_renewal_killed_at_any_step(aged, make_coordinator, clock, monkeypatch
     try:
         assert again.keys.ring.number == (1 if step == "before the file" else 2)
         key_care.tend_keys(again)
-        key_care.note_number(again)
+        key_care.note_keys(again)
         assert again.keys.ring.number == 2
-        key_care.note_number(again)
+        key_care.note_keys(again)
         with again.store.transaction() as connection:
             rows = connection.exec_driver_sql("SELECT detail FROM audit WHERE event = 'sealing_key'").all()
         assert [json.loads(row.detail)["number"] for row in rows] == [2]
@@ -219,6 +219,11 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
     else:
         assert OPERATIONS["rotate"](coordinator, {"signing": True})["state"] == "changed"
     assert load_keys(home).signing.public_key == read_public_key(home.signing_public) == following
+    key_care.note_keys(coordinator)  # as `serve` does when it starts
+    key_care.note_keys(coordinator)
+    with coordinator.store.transaction() as connection:
+        rows = connection.exec_driver_sql("SELECT detail FROM audit WHERE event = 'signing_key'").all()
+    assert [json.loads(row.detail)["key_id"] for row in rows].count(following.key_id) == 1
 
 
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
