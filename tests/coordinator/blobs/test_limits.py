@@ -186,6 +186,25 @@ def test_nobody_else(federation, pair, blob, lab, tools) -> None:
     assert two.call("blob", wanted) == 401
 
 
+@pytest.mark.parametrize("moment", ["piece", "reply"])
+def test_who_is_revoked_meanwhile_finishes_nothing(federation, pair, blob, lab, monkeypatch, moment) -> None:
+    """Check 24: shut out between the signature and the effect, an upload is not counted and a reply not taken."""
+    before, place = lab.files(federation), {"piece": "write_at", "reply": "put_blob"}[moment]
+    blob.put_all(pair[0]) if moment == "reply" else blob.put(pair[0], 0, 1000)
+    whole = getattr(Store, place)
+
+    def revoked_after(*arguments: Any) -> Any:
+        done = whole(*arguments)
+        OPERATIONS["revoke"](federation, {"name": "clinic-a"})
+        return done
+
+    monkeypatch.setattr(Store, place, revoked_after)
+    answer = blob.reply(pair[0]) if moment == "reply" else blob.put(pair[0], 1000, 2000)
+    assert answer.code == "not_approved"
+    assert lab.rows(federation, upload_table) == lab.rows(federation, replies) == []
+    assert lab.files(federation) == before
+
+
 def test_a_broadcast_in_any_pieces(federation, pair, lab) -> None:
     """docs/security.md 2.2: sealed for one recipient under a key of its own, the same bytes each time."""
     found = []
