@@ -165,7 +165,7 @@ def check_contrast(
         pixels: mean and deviation of the channels.
 
     Returns:
-        The worst figure of each kind of tensor, of the loss and of the features.
+        The worst figure of each kind of tensor, of the loss and of the features, and the most draws that a step took.
 
     Raises:
         GateError: a figure beyond the gate; the sentence names the worst.
@@ -179,7 +179,7 @@ def check_contrast(
         batch = drawn_batch(plan, rng, BATCH, plan.lr * (1 - 0.05 * index))
         trainer.step(batch)
     state, losses = trainer.state(), list[tuple[float, float]]()
-    figures: list[StepParity] = []
+    figures, most = list[StepParity](), 1
     for index in range(WARM_STEPS, WARM_STEPS + STEPS):
         size = BATCH if index < WARM_STEPS + STEPS - 1 else BATCH // 2 + 1
         before, tries = trainer.state(), list[_Try]()
@@ -193,6 +193,7 @@ def check_contrast(
             tries.append(_Try(figures, trainer.state(), after, pair))
         best = min(tries, key=lambda one: one.spent)
         trainer.restore(best.reference)
+        most = max(most, len(tries))
         figures, state, losses = best.figures, best.found, [*losses, best.losses]
         if best.spent > 1:
             raise _failed(figures)
@@ -201,7 +202,7 @@ def check_contrast(
     figures.append(StepParity("features", distance(trainer.features(batch.second), said), TENSORS))
     if not figures[-1].passed:
         raise _failed(figures)
-    return figures
+    return [*figures, StepParity("most draws of a step", most, TRIES)]
 
 
 @dataclass(frozen=True)
