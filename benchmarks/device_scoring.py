@@ -1,10 +1,12 @@
 """Speed, memory and agreement of a score on a device: ViT-S/16 at 224 px, rollout and evidence included.
 
 One run, one process, a fixed number of threads. The ways stand in turn, in blocks of warm repeats; printed are medians
-of block medians, as ratios. onnxruntime's threads do not spin, neither while they wait nor between the blocks:
+of block medians, as ratios. onnxruntime's threads are those of a device in every way alike: they wait up to 50 µs for
+the next part of a run, and not between runs (`edgefl_client.runtime`); PyTorch's are as PyTorch sets them:
 
     PyTorch eager           the same model, float32
-    linear layers, fp32     the network's linear layers alone as one graph of Gemm nodes: the floor of docs/design.md 8
+    linear layers, fp32     the network's linear layers alone as one graph of Gemm nodes: the floor; all 197 tokens in every
+                            block, where ours computes the last block's class token alone
     linear layers, int8     the same with 8 bits per weight, in two forms; the faster one is the floor
     ours                    what `edgefl-export bundle` puts into a bundle, fused fp32 and int8; and the plain form
 
