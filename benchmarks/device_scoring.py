@@ -5,8 +5,8 @@ of block medians, as ratios. onnxruntime's threads are those of a device in ever
 the next part of a run, and not between runs (`edgefl_client.runtime`); PyTorch's are as PyTorch sets them:
 
     PyTorch eager           the same model, float32
-    linear layers, fp32     the network's linear layers alone as one graph of Gemm nodes: the floor; all 197 tokens in every
-                            block, where ours computes the last block's class token alone
+    linear layers, fp32     the network's linear layers alone as one graph of Gemm nodes: the floor, with all
+                            197 tokens in the last block too, where ours computes the class token alone
     linear layers, int8     the same with 8 bits per weight, in two forms; the faster one is the floor
     ours                    what `edgefl-export bundle` puts into a bundle, fused fp32 and int8; and the plain form
 
