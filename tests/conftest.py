@@ -195,6 +195,28 @@ def a_plan(**changes: Any) -> TrainingPlan:
     return TrainingPlan(**{**values, **changes})
 
 
+def step_shapes(
+    plan: TrainingPlan, weights: dict[str, np.ndarray], size: int, grid: int
+) -> dict[str, tuple[int, list[Any]]]:
+    """Type and shape of everything a step takes that is no lone float."""
+    classes = len(weights["head.bias"])
+    shapes: dict[str, tuple[int, list[Any]]] = {
+        "image": (TensorProto.UINT8, ["B", size, size, 3]), "target": (TensorProto.INT64, ["B"]),
+        "optimizer.step": (TensorProto.INT64, []), "peers.means": (TensorProto.FLOAT, [classes, grid * grid]),
+        "peers.counts": (TensorProto.FLOAT, [classes]),
+    }  # fmt: skip
+    for name in plan.trained:
+        for moment in ("", "optimizer.exp_avg.", "optimizer.exp_avg_sq."):
+            shapes[moment + name] = (TensorProto.FLOAT, list(weights[name].shape))
+    shapes |= {name: (TensorProto.FLOAT, list(weights[name].shape)) for name in fixed_by(plan, weights)}
+    return shapes
+
+
+def fixed_by(plan: TrainingPlan, weights: dict[str, np.ndarray]) -> list[str]:
+    """The tensors of a bundle that a step reads and never changes."""
+    return [name for name in weights if name not in plan.trained and name != "temperature"]
+
+
 def step_graph(plan: TrainingPlan, weights: dict[str, np.ndarray], size: int, grid: int) -> bytes:
     """value − rate·m, m = 0.9·m + 0.1·g, g of the cross-entropy of softmax(x·wᵀ + b).
 
@@ -243,16 +265,7 @@ def step_graph(plan: TrainingPlan, weights: dict[str, np.ndarray], size: int, gr
             node("Mul", [f"next.{first}", f"rate.{name}"], [f"c.{name}"]),
             node("Sub", [name, f"c.{name}"], [f"next.{name}"]),
         ]
-    shapes: dict[str, tuple[int, list[Any]]] = {
-        "image": (TensorProto.UINT8, ["B", size, size, 3]), "target": (TensorProto.INT64, ["B"]),
-        "optimizer.step": (TensorProto.INT64, []), "peers.means": (TensorProto.FLOAT, [classes, grid * grid]),
-        "peers.counts": (TensorProto.FLOAT, [classes]),
-    }  # fmt: skip
-    for name in plan.trained:
-        for moment in ("", "optimizer.exp_avg.", "optimizer.exp_avg_sq."):
-            shapes[moment + name] = (TensorProto.FLOAT, list(weights[name].shape))
-    fixed = [name for name in weights if name not in plan.trained and name != "temperature"]
-    shapes |= {name: (TensorProto.FLOAT, list(weights[name].shape)) for name in fixed}
+    shapes, fixed = step_shapes(plan, weights, size, grid), fixed_by(plan, weights)
     info = helper.make_tensor_value_info
     inputs = [info(name, *shapes.get(name, (TensorProto.FLOAT, []))) for name in (*plan.inputs, *fixed)]
     outputs = [info(name, *shapes.get(name.removeprefix("next."), (TensorProto.FLOAT, []))) for name in plan.outputs]

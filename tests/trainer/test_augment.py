@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from edgefl_protocol.crops import crop_boxes
 from edgefl_trainer.augment import (
     blur_kernel,
     contrastive_views,
-    crop_boxes,
     dihedral,
     random_crops,
     resized_one_by_one,

@@ -6,7 +6,6 @@ autoencoder's crops are two batched matrix products. Sources: MoCo v2 (arXiv 200
 appendix A), MAE (arXiv 2111.06377), RotNet (arXiv 1803.07728); docs/methods.md, FedCLF.
 """
 
-import math
 from functools import cache
 from typing import Literal
 
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms.v2.functional import resized_crop
 
+from edgefl_protocol.crops import RATIO, crop_boxes
+
 Recipe = Literal["moco-v2", "simclr", "rotation"]
 """`moco-v2`: crop of 20 to 100 % of the area, colours, grey, blur, mirror. `simclr`: crop from 8 %, colours twice as
 strong, otherwise the same. `rotation`: crop and mirror only."""
 
 SMALLEST_CROP = {"moco-v2": 0.2, "simclr": 0.08, "rotation": 0.2}  # share of the area
 COLOURS = {"moco-v2": (0.4, 0.4, 0.4, 0.1), "simclr": (0.8, 0.8, 0.8, 0.2)}  # brightness, contrast, saturation, hue
-RATIO = (3 / 4, 4 / 3)  # of a crop's sides
-CROP_TRIES = 10  # as torchvision's RandomResizedCrop
 
 
 def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt8[Tensor, "B H W 3"]:
@@ -63,21 +62,6 @@ def random_crops(
     boxes = crop_boxes(rng, len(images), images.shape[1], smallest)
     resample = resized_one_by_one if images.device.type == "cpu" else resized_together
     return dihedral(resample(images, boxes), rng)
-
-
-def crop_boxes(rng: np.random.Generator, count: int, side: int, smallest: float) -> NDArray[np.int64]:
-    """Boxes (count, 4) of top, left, height and width in pixels, drawn as torchvision's RandomResizedCrop does.
-
-    Area uniform in (smallest, 1), logarithm of the ratio of sides uniform in (3:4, 4:3), the first of ten draws that
-    fits, else the whole image; then the place, uniform.
-    """
-    area = rng.uniform(smallest, 1.0, (count, CROP_TRIES)) * side**2
-    ratio = np.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1]), (count, CROP_TRIES)))
-    sides = np.stack([np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))], axis=-1)  # height, width
-    fits = np.logical_and(sides > 0, sides <= side).all(axis=-1)  # (count, tries)
-    first = sides[np.arange(count), fits.argmax(axis=1)]
-    chosen = np.where(np.logical_or.reduce(fits, axis=1)[:, None], first, side).astype(np.int64)
-    return np.concatenate([rng.integers(0, side - chosen, endpoint=True), chosen], axis=1)
 
 
 def resized_one_by_one(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64]) -> UInt8[Tensor, "B H W 3"]:

@@ -12,18 +12,17 @@ are this device's own. Guarantees: `views` is a function of pictures and draws; 
 (arXiv 2003.04297); docs/methods.md, FedCLF.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.crops import crop_boxes
+
 Pictures = NDArray[np.uint8]  # (B, S, S, 3)
 Views = NDArray[np.float32]  # (B, 3, px, px), in [0, 1]
 
 SMALLEST_CROP = 0.2  # share of the area
-RATIO = (3 / 4, 4 / 3)  # of a crop's sides
-CROP_TRIES = 10
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 STRENGTH = (0.4, 0.4, 0.4)  # of brightness, contrast and saturation, about 1
 HUE_TURN = 0.1  # of a whole turn, either way
@@ -66,7 +65,7 @@ def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
         side: of the square pictures, in pixels.
     """
     low, high = 1 - np.array(STRENGTH), 1 + np.array(STRENGTH)
-    boxes = crop_boxes(rng, count, side)
+    boxes = crop_boxes(rng, count, side, SMALLEST_CROP)
     jittered = rng.random(count) < JITTERED
     order = tuple(int(change) for change in rng.permutation(4))
     colours = rng.uniform(low, high, (count, 3))
@@ -81,26 +80,6 @@ def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
         sigma=rng.uniform(*SIGMA, count),
         mirrored=rng.random(count) < MIRRORED,
     )
-
-
-def crop_boxes(rng: np.random.Generator, count: int, side: int) -> NDArray[np.int64]:
-    """Boxes (count, 4) of top, left, height and width.
-
-    Area uniform, logarithm of the ratio of sides uniform, the first of ten draws that fits, else the whole picture;
-    then the place, uniform.
-
-    Args:
-        rng: source of every draw.
-        count: B.
-        side: of the square pictures, in pixels.
-    """
-    area = rng.uniform(SMALLEST_CROP, 1.0, (count, CROP_TRIES)) * side**2
-    ratio = np.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1]), (count, CROP_TRIES)))
-    sides = np.stack([np.rint(np.sqrt(area / ratio)), np.rint(np.sqrt(area * ratio))], axis=-1)  # height, width
-    fits = np.logical_and(sides > 0, sides <= side).all(axis=-1)  # (count, tries)
-    first = sides[np.arange(count), fits.argmax(axis=1)]
-    chosen = np.where(np.logical_or.reduce(fits, axis=1)[:, None], first, side).astype(np.int64)
-    return np.concatenate([rng.integers(0, side - chosen, endpoint=True), chosen], axis=1)
 
 
 def views(images: Pictures, drawn: Draws, view_px: int) -> Views:
