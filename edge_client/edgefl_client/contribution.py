@@ -22,6 +22,7 @@ from edgefl_protocol.payload import Payload
 MAX_MAPS = 5  # M of the paper
 MAX_LABELS_BYTES = 16 * 2**20
 MAX_ROWS = 100_000
+UNLABELLED = -1
 
 
 class LabelsError(EdgeflError):
@@ -36,7 +37,7 @@ class LabelledImage:
 
     Attributes:
         path: the picture's file.
-        label: index of its class.
+        label: index of its class, or `UNLABELLED`.
         lesion: what the column `lesion_id` calls the lesion, or None.
     """
 
@@ -71,22 +72,11 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
         LabelsError: a column is missing, a label is no class of the model, or the table is empty or no text.
         StorageError: the table cannot be read.
     """
-    try:
-        text = read_bounded(path, MAX_LABELS_BYTES).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise LabelsError(f"{path} is no CSV in UTF-8; save it as one with the columns image and label") from error
-    if not rows or len(rows) > MAX_ROWS:
-        raise LabelsError(f"{path} has {len(rows)} rows of data; allowed are 1 to {MAX_ROWS}")
-    missing = {"image", "label"} - set(rows[0])
-    if missing:
-        raise LabelsError(f"{path} has no column {' and no column '.join(sorted(missing))}; add it to the first line")
+    rows = _rows(path, {"image", "label"})
     index = {name: position for position, name in enumerate(classes)}
     found = []
     for number, row in enumerate(rows, start=2):
-        image, label = row["image"], row["label"]
-        if not image:
-            raise LabelsError(f"{path}, line {number}: no image is named; fill it in or remove the line")
+        image, label = _image(path, number, row), row["label"]
         if label not in index:
             raise LabelsError(
                 f"{path}, line {number}: the label {str(label)[:60]!r} is no class of this model; "
@@ -94,8 +84,43 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
                 code="unknown_class",
             )
         lesion = row.get("lesion_id") or None
-        found.append(LabelledImage(path=path.parent / image, label=index[label], lesion=lesion))
+        found.append(LabelledImage(path=image, label=index[label], lesion=lesion))
     return found
+
+
+def read_images(path: Path) -> list[LabelledImage]:
+    """Read the column `image` of a CSV, for learning that looks at no label.
+
+    Args:
+        path: the table; relative pictures are looked up beside it.
+
+    Raises:
+        LabelsError: the column is missing, or the table is empty or no text.
+        StorageError: the table cannot be read.
+    """
+    rows = _rows(path, {"image"})
+    return [LabelledImage(path=_image(path, number, row), label=UNLABELLED) for number, row in enumerate(rows, start=2)]
+
+
+def _rows(path: Path, columns: set[str]) -> list[dict[str, str]]:
+    try:
+        text = read_bounded(path, MAX_LABELS_BYTES).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        named = f"columns {' and '.join(sorted(columns))}" if len(columns) > 1 else f"column {min(columns)}"
+        raise LabelsError(f"{path} is no CSV in UTF-8; save it as one with the {named}") from error
+    if not rows or len(rows) > MAX_ROWS:
+        raise LabelsError(f"{path} has {len(rows)} rows of data; allowed are 1 to {MAX_ROWS}")
+    missing = columns - set(rows[0])
+    if missing:
+        raise LabelsError(f"{path} has no column {' and no column '.join(sorted(missing))}; add it to the first line")
+    return rows
+
+
+def _image(path: Path, number: int, row: Mapping[str, str]) -> Path:
+    if not row["image"]:
+        raise LabelsError(f"{path}, line {number}: no image is named; fill it in or remove the line")
+    return path.parent / row["image"]
 
 
 def select_maps(candidates: Sequence[Candidate], most: int = MAX_MAPS) -> dict[int, list[int]]:

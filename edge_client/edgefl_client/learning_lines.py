@@ -5,6 +5,7 @@ Only `click` is imported before a command runs.
 
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -46,6 +47,26 @@ _OPTIONS = (
         help="At most this much work is lost when the power fails; 0 saves after every step.",
     ),
 )
+
+
+pictures_option = click.option(
+    "--pictures",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Learn from the pictures in this folder and below, for a method that needs no labels (FedCLF); edgefl sync "
+    "does so from now on.",
+)
+
+
+def one_of(labels: Path | None, pictures: Path | None) -> Path | None:
+    """The owner's pictures, as a table or as a folder; None where neither was named.
+
+    Raises:
+        click.UsageError: both were.
+    """
+    if labels is not None and pictures is not None:
+        raise click.UsageError("name the pictures once, with --labels or with --pictures.")
+    return labels or pictures
 
 
 def limits_options(command: Command) -> Command:

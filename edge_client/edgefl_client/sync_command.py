@@ -17,7 +17,15 @@ from edgefl_client.command_options import (
     threads_option,
     trust_option,
 )
-from edgefl_client.learning_lines import clear_line, learned_text, limits_of, limits_options, progress
+from edgefl_client.learning_lines import (
+    clear_line,
+    learned_text,
+    limits_of,
+    limits_options,
+    one_of,
+    pictures_option,
+    progress,
+)
 from edgefl_client.stopping import pausing, stop_on_signal
 
 
@@ -26,7 +34,7 @@ from edgefl_client.stopping import pausing, stop_on_signal
     "--learn/--no-learn",
     default=True,
     show_default=True,
-    help="Learn the open round from the pictures that --labels named last, or only exchange.",
+    help="Learn the open round from the pictures that --labels or --pictures named last, or only exchange.",
 )
 @click.option(
     "--labels",
@@ -34,6 +42,7 @@ from edgefl_client.stopping import pausing, stop_on_signal
     metavar="CSV",
     help="Learn from this table of labelled pictures, now and at every later sync; as in edgefl train.",
 )
+@pictures_option
 @click.option("--hold", is_flag=True, help="Learn, but send nothing: look at it with edgefl outbox show first.")
 @limits_options
 @threads_option
@@ -47,6 +56,7 @@ def sync(
     /,
     learn: bool,
     labels: Path | None,
+    pictures: Path | None,
     hold: bool,
     passphrase_file: Path | None,
     as_json: bool,
@@ -65,9 +75,10 @@ def sync(
     from edgefl_client.syncing import HELD_BACK, run_sync
 
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
+    named = one_of(labels, pictures)
     device = device_of(context, home_dir, passphrase_file)
-    if labels is not None:
-        name_table(device.home, labels.absolute())
+    if named is not None:
+        name_table(device.home, named.absolute())
     with stop_on_signal() as stop:
         options = TrainOptions(
             threads=given["threads"],
@@ -102,7 +113,9 @@ def _text(found: dict[str, Any]) -> str:
     ]
     got = found["broadcast"]
     if got is not None:
-        maps = "1 map" if got["maps"] == 1 else f"{got['maps']} maps"
-        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{maps} of others here")
+        kind = "feature" if got["features"] else "map"
+        count = got[f"{kind}s"]
+        here = f"1 {kind}" if count == 1 else f"{count} {kind}s"
+        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of others here")
     parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
     return "; ".join(parts)

@@ -25,6 +25,7 @@ from edgefl_client.exchange.outbox import LEARNED, WorkItem
 from edgefl_client.federate import Device
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.feature_queue import RECEIVED
 from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, learn_live, refused_reply
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import remembered_table
@@ -233,6 +234,9 @@ def _live_round(home: Home, before: _Exchanged) -> LiveRound:
         seed=task.seed,
         maps_per_class=min(MAX_MAPS, task.maps_per_class),
         travels=task.travels,
+        settings=task.settings,
+        backbone=task.backbone,
+        complete=task.train_rounds > 0,
         broadcast=Payload.from_bytes(data, _MAX_BROADCAST_BYTES),
         permitted=lambda travels: policy.check(travels, 0, spent),
     )
@@ -266,10 +270,12 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
         try:
             write_atomic(path, member.broadcast(number).to_bytes(), mode=0o600)
         except Refused as refusal:
-            return {"file": None, "maps": 0, "bytes": 0, "error": {"code": refusal.code, "message": str(refusal)}}
+            error = {"code": refusal.code, "message": str(refusal)}
+            return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
         for old in sorted(folder.glob(f"{member.membership.federation}-*.payload"))[:-KEPT_BROADCASTS]:
             old.unlink(missing_ok=True)
     data = read_bounded(path, _MAX_BROADCAST_BYTES)
     arrays = Payload.from_bytes(data, _MAX_BROADCAST_BYTES).arrays
     maps = sum(len(array) for name, array in arrays.items() if name.startswith("maps."))
-    return {"file": str(path), "maps": maps, "bytes": len(data), "error": None}
+    features = len(arrays[RECEIVED]) if RECEIVED in arrays else 0
+    return {"file": str(path), "maps": maps, "features": features, "bytes": len(data), "error": None}

@@ -17,7 +17,15 @@ from edgefl_client.command_options import (
     threads_option,
     trust_option,
 )
-from edgefl_client.learning_lines import clear_line, learned_text, limits_of, limits_options, progress
+from edgefl_client.learning_lines import (
+    clear_line,
+    learned_text,
+    limits_of,
+    limits_options,
+    one_of,
+    pictures_option,
+    progress,
+)
 from edgefl_client.score_command import formats_option
 from edgefl_client.stopping import pausing, stop_on_signal
 
@@ -31,11 +39,11 @@ if TYPE_CHECKING:
 @click.option(
     "--labels",
     type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
     metavar="CSV",
     help="Table with the columns image (a file, relative to the table), label (a class of the model) and, where known, "
     "lesion_id.",
 )
+@pictures_option
 @click.option(
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Epochs of this round.  [default: the bundle's]"
 )
@@ -65,6 +73,9 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     from edgefl_client.learning.rounds import ALONE
     from edgefl_client.learning.running import run_train
 
+    pictures = one_of(given["labels"], given["pictures"])
+    if pictures is None:
+        raise click.UsageError("name a table with --labels, or a folder with --pictures.")
     home = home_of(context, home_dir)
     bundle = _bundle(home, given["model"], given["trusted"])
     name, others = _membership(home, bundle)
@@ -81,7 +92,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             report=pausing(progress(), stop),
         )
         try:
-            found = run_train(home, bundle, given["labels"], options, site=name or ALONE, others=others)
+            found = run_train(home, bundle, pictures, options, site=name or ALONE, others=others)
         except Paused as paused:  # before the first step: nothing was begun
             clear_line()
             report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")

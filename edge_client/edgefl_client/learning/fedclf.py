@@ -36,7 +36,7 @@ from edgefl_client.learning.feature_queue import (
     received,
 )
 from edgefl_client.learning.rounds import Arrays, Circumstances, Report, phase_and_round, rounds_of
-from edgefl_client.learning.rows import Dealt
+from edgefl_client.learning.rows import LEAST_UNLABELLED, Dealt
 from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
@@ -55,7 +55,7 @@ class FedCLFLearner:
 
     Args:
         bundle: the verified bundle with its training step.
-        rows: pictures that teach; their labels are not looked at, but by `balance`.
+        rows: pictures that teach; whether they have labels is not looked at.
         around: the rest.
 
     Raises:
@@ -69,7 +69,7 @@ class FedCLFLearner:
         plan = around.options.plan(bundle)
         if not isinstance(plan, FedCLFPlan):
             raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
-        if len(rows.learn) < 2:
+        if len(rows.learn) < LEAST_UNLABELLED:
             raise LearningError("batch norm and negatives need two pictures; name at least one more", "few_images")
         self._bundle, self._plan, self._rows, self._around = bundle, plan, rows.learn, around
         self._session = ContrastSession(bundle, plan, around.options.threads or processors())
@@ -186,7 +186,7 @@ class FedCLFLearner:
         rounds, others = rounds_of(broadcast), self._others(broadcast)
         started, saved = self._around.since(), options.limits.clock()
         for epoch in range(point.epoch, plan.epochs):
-            order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, plan.balance)
+            order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, "none")
             parts = cut(order, plan.batch)
             m, remote = plan.follows(rounds * plan.epochs * len(parts)), self._remote(point, others, len(order))
             for step in range(point.step, len(parts)):

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.learning.agreed import Settings, agreed
 from edgefl_client.learning.checkpoint import Standing, damaged, load_standing, only_one, same_form, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt
 from edgefl_client.learning.peers import numbered_as, renumbered
 from edgefl_client.learning.rounds import Arrays, Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_client.learning.session import plan_of
 from edgefl_client.learning.told import Told, keep_judged, round_facts
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import sync_folder
@@ -45,6 +47,9 @@ class LiveRound:
         seed: of every draw that server and sites share.
         maps_per_class: most rollout maps of a class.
         travels: what replies hold, as the task says; empty where it does not.
+        settings: hyper-parameters of the task that differ from the method's defaults.
+        backbone: the task's description of the network; empty where it is not told.
+        complete: whether the coordinator describes its task, so that what `settings` lacks has its default.
         broadcast: as it came.
         permitted: asked with what a reply would hold, before the work; raises where the owner does not allow it.
     """
@@ -58,6 +63,9 @@ class LiveRound:
     seed: int
     maps_per_class: int
     travels: tuple[str, ...]
+    settings: Settings
+    backbone: Settings
+    complete: bool
     broadcast: Payload
     permitted: Callable[[Sequence[str]], None]
 
@@ -81,24 +89,18 @@ def learn_live(
         LearningError: it cannot be learned, or another process learns here (`busy`).
         EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
     """
-    agreed = replace(
-        options, formats=table.formats, batch=table.batch, seed=live.seed, epochs=live.epochs or options.epochs
-    )
-    told, kind = Told(agreed), agreed.plan(bundle).kind  # before the work of reading pictures
-    if kind != live.method:
-        raise LearningError(
-            f"the federation learns {live.method}, this bundle {kind}: fetch the federation's with edgefl pull",
-            "other_method",
-        )
+    bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
     live.permitted(live.travels)
+    told = Told(options)
     started = options.limits.clock()
     with only_one(home):
         dealt = read_dealt(home, bundle, table, options.limits, told.report)
         around = Circumstances(
-            points=PointFile(home.learning / _POINT), site=live.site, options=agreed,
+            points=PointFile(home.learning / _POINT), site=live.site, options=options,
             maps_per_class=live.maps_per_class, judged=told.hear, started=started,
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
+        _check_travels(live.travels, learner.travels)
         live.permitted(learner.travels)
         theirs, ours = live.classes, bundle.labels.classes
         by_class = "maps" in learner.travels  # other methods send nothing that classes number
@@ -113,6 +115,35 @@ def learn_live(
         save_standing(home.learning / _NEXT, next_)
         facts = round_facts(home, bundle, dealt, broadcast, told, after, None)
         return {"round": live.number, **facts}, numbered_as(reply, ours, theirs) if by_class else reply
+
+
+def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound) -> tuple[Bundle, TrainOptions]:
+    """Bundle and options under which the federation's round is learned.
+
+    Raises:
+        LearningError: the bundle is of another method, or its step cannot learn so.
+    """
+    kind = plan_of(bundle).kind
+    if kind != live.method:
+        raise LearningError(
+            f"the federation learns {live.method}, this bundle {kind}: fetch the federation's with edgefl pull",
+            "other_method",
+        )
+    options = replace(
+        options, formats=table.formats, batch=table.batch, seed=live.seed, epochs=live.epochs or options.epochs
+    )
+    bundle = agreed(bundle, live.settings, live.backbone, complete=live.complete)
+    options.plan(bundle)
+    return bundle, options
+
+
+def _check_travels(told: Sequence[str], ours: Sequence[str]) -> None:
+    if told and set(told) != set(ours):
+        raise LearningError(
+            f"the federation says that {', '.join(sorted(told))} leave a site, its method on this device sends "
+            f"{', '.join(sorted(ours))}: tell its operator",
+            "other_travels",
+        )
 
 
 def count_reply(home: Home, federation: str, number: int) -> None:

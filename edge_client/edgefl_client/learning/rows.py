@@ -1,8 +1,9 @@
-"""The owner's labelled pictures: prepared for the network, and dealt into those that teach and those that judge.
+"""The owner's pictures: prepared for the network, and dealt into those that teach and those that judge.
 
 Of each class 15 %, at least 20, are held back for the gate. Who is held back is decided by the SHA-256 of the lesion's
 name, or of the prepared pixels where the table names no lesion: all pictures of a lesion, and all copies of a picture,
 stand on one side, and a picture keeps its side when others are added later, because the limit of each class is kept.
+Pictures without labels all teach, but for those that the gate before the model refers: nobody has said what they show.
 Source: docs/design.md, section 7 (gate) and section 5 (rows); DESIGN: at least 20 a class.
 """
 
@@ -24,6 +25,7 @@ from edgefl_protocol.quality import measure_quality
 
 HELD_SHARE = 0.15
 LEAST_LEARNED = 5  # of each class: as many maps as a class shares
+LEAST_UNLABELLED = 2  # without labels: batch norm and negatives need two
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Rows:
 
     Attributes:
         images: (n, S, S, 3).
-        labels: class index of each, (n,).
+        labels: class index of each, -1 for none, (n,).
         groups: 64 hex digits that all pictures of one lesion share, (n,).
         unfit: positions of those that the gate before the model refers: they teach, but nothing of them is shared.
     """
@@ -67,10 +69,17 @@ class Dealt:
     Attributes:
         learn: those that teach.
         held: those that judge; none for a method that learns without labels.
+        refused: how many more there are, which take no part at all.
     """
 
     learn: Rows
     held: Rows
+    refused: int = 0
+
+    @property
+    def left_out(self) -> int:
+        """Pictures of which nothing is shared."""
+        return self.refused + len(self.learn.unfit)
 
 
 def read_rows(
@@ -78,14 +87,17 @@ def read_rows(
     preprocess: Preprocess,
     formats: Sequence[str] = DEFAULT_FORMATS,
     report: Callable[[int], None] = lambda done: None,
+    refused: Callable[[EdgeflError], None] | None = None,
 ) -> Rows:
-    """Decode and prepare the pictures of a table; they stay in memory as small squares.
+    """Decode and prepare pictures; they stay in memory as small squares.
 
     Args:
-        table: what `read_labels` gave.
+        table: what `read_labels` or `read_images` gave.
         preprocess: the bundle's.
         formats: kinds of files that are read (`pictures.FORMATS`).
         report: called with the number of pictures read so far.
+        refused: told of each picture that cannot be used, which is left out; None for those that somebody named one
+            by one.
 
     Raises:
         ImageError: a picture cannot be used; the sentence names its file.
@@ -93,20 +105,31 @@ def read_rows(
     """
     side = preprocess.size
     images = np.empty((len(table), side, side, 3), np.uint8)
-    groups, unfit = [], set()
+    labels, groups, unfit = list[int](), list[str](), set[int]()
     with PictureReader(formats) as reader:
-        for index, row in enumerate(table):
+        for done, row in enumerate(table, start=1):
+            index = len(labels)
             try:
                 photo = reader.read(read_bounded(row.path, MAX_FILE_BYTES))
                 images[index] = prepare(photo, preprocess)
             except EdgeflError as error:
-                raise type(error)(f"{row.path}: {error}", error.code) from error
-            named = row.lesion.encode() if row.lesion else images[index].tobytes()
-            groups.append(hashlib.sha256(named).hexdigest())
+                named = type(error)(f"{row.path}: {error}", error.code)
+                if refused is None:
+                    raise named from error
+                refused(named)
+                continue
+            lesion = row.lesion.encode() if row.lesion else images[index].tobytes()
+            groups.append(hashlib.sha256(lesion).hexdigest())
+            labels.append(row.label)
             if measure_quality(photo).reasons(side):
                 unfit.add(index)
-            report(index + 1)
-    return Rows(images, np.array([row.label for row in table], np.int64), tuple(groups), frozenset(unfit))
+            report(done)
+    return Rows(images[: len(labels)], np.array(labels, np.int64), tuple(groups), frozenset(unfit))
+
+
+def fit_rows(rows: Rows) -> Rows:
+    """The rows that the gate before the model does not refer, in order."""
+    return rows.take(np.array([index not in rows.unfit for index in range(len(rows))], np.bool_))
 
 
 def hold_back(

@@ -1,4 +1,4 @@
-"""`edgefl train`: one round of learning alone, from the owner's table of labelled pictures to personal values.
+"""`edgefl train`: one round of learning alone, from the owner's labelled pictures to personal values.
 
     read    prepare the pictures, hold 15 % of each class back (at least 20)
     go on   from the point of this very round, or from the values of the round before, or from the bundle's
@@ -28,14 +28,21 @@ STANDING, POINT = "alone.payload", "alone-round.payload"
 
 
 def run_train(
-    home: Home, bundle: Bundle, table: Path, options: TrainOptions, *, site: str = ALONE, others: Payload | None = None
+    home: Home,
+    bundle: Bundle,
+    pictures: Path,
+    options: TrainOptions,
+    *,
+    site: str = ALONE,
+    others: Payload | None = None,
 ) -> dict[str, Any]:
     """Learn one round, or go on with one that was stopped.
 
     Args:
         home: the device's home.
         bundle: the verified bundle to learn with.
-        table: CSV with the columns image and label, and lesion_id where known; remembered for `edgefl sync`.
+        pictures: CSV with the columns image and label, and lesion_id where known, or a folder of pictures; remembered
+            for `edgefl sync`.
         options: what the caller changes.
         site: this member's name, which enters the draws.
         others: the newest broadcast of the others' maps; None for none.
@@ -44,25 +51,24 @@ def run_train(
         What `edgefl train --json` prints.
 
     Raises:
-        LearningError: too few pictures or too little memory, no training step, another process, or a loss that is
-            not finite.
+        LearningError: too few pictures or too little memory, no training step, another process, a loss that is not
+            finite, or a method that learns in a federation only (`alone`).
         EdgeflError: a picture or a file cannot be used.
     """
     plan, started = options.plan(bundle), options.limits.clock()  # before the work of reading
-    named, told = Table(file=table.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
+    named, told = Table(file=pictures.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
     with only_one(home):
-        dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
-        remember_table(home, named)
-        if options.restart:
-            for name in (STANDING, POINT):
-                (home.learning / name).unlink(missing_ok=True)
-            forget_live(home)
         if plan.kind == "fedclf":
+            remember_table(home, named)
+            _restart(home, options)
             raise LearningError(
                 "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
-                "take part with edgefl sync, the table is remembered for it",
+                "take part with edgefl sync, the pictures are remembered for it",
                 "alone",
             )
+        dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
+        remember_table(home, named)
+        _restart(home, options)
         around = Circumstances(
             points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear,
             started=started,
@@ -84,6 +90,14 @@ def run_train(
                 Standing(bundle_sha256=bundle.sha256, federation="", round=round_ + 1, state=after),
             )
         return {"round": round_ + 1, **round_facts(home, bundle, dealt, broadcast, told, after, reason)}
+
+
+def _restart(home: Home, options: TrainOptions) -> None:
+    """Forget where learning stands, alone and in federations, where the owner asks for it."""
+    if options.restart:
+        for name in (STANDING, POINT):
+            (home.learning / name).unlink(missing_ok=True)
+        forget_live(home)
 
 
 def _standing(home: Home, bundle: Bundle, learner: RoundLearner) -> tuple[int, Arrays]:

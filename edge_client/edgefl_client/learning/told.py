@@ -82,7 +82,7 @@ def round_facts(
         "epochs": epochs,
         "step": int(told.progress.get("step", 0)) if reason else 0,
         "learned_from": len(dealt.learn),
-        "left_out": len(dealt.learn.unfit),
+        "left_out": dealt.left_out,
         "held_back": len(dealt.held),
         "classes_with_others_maps": len(shared),
         "peak_memory_mib": round(told.options.limits.memory(), 1),

@@ -282,7 +282,7 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
     for number, (phase, round_, counts) in enumerate(rounds, 1):
         live = LiveRound(
             federation="skin", site=SITE, number=number, method="fedclf", classes=bundle.labels.classes, epochs=2,
-            seed=5, maps_per_class=0, travels=("features", "weights"),
+            seed=5, maps_per_class=0, travels=("features", "weights"), settings={}, backbone={}, complete=False,
             permitted=lambda kinds: asked.append(tuple(kinds)),
             broadcast=broadcast(phase, round_, **({"remote": REMOTE} if phase == "train" else {})),
         )  # fmt: skip

@@ -178,7 +178,7 @@ def test_pictures_that_take_too_much_are_not_even_read(bundle, home, school, tmp
     """24 x 24 pixels are 1.7 kB: 700 pictures, twice while they are dealt, are 2.3 MiB; no file is opened."""
     table = tmp_path / "many.csv"
     table.write_text("image,label\n" + "\n".join(f"{number}.png,NV" for number in range(700)) + "\n")
-    with pytest.raises(LearningError, match=r"700 pictures of the table take 2 MiB") as caught:
+    with pytest.raises(LearningError, match=r"700 pictures take 2 MiB") as caught:
         run_train(home, bundle, table, TrainOptions(**ONE, limits=Limits(memory_mib=2)))
     assert caught.value.code == "memory"
 

@@ -1,0 +1,124 @@
+"""How a live round is learned: the signed task's settings, in the bundle's step.
+
+    followed   what a step takes as an input, or the device does itself: the federation's value holds, not the bundle's
+    fixed      what stands in the bundle's graph: another value is refused in a sentence, before any picture is read
+    the rest   of FedEvPrompt the form of prompts, head and maps, which the record of a bundle does not tell: the
+               bundle's hold, for that model is the device's own
+
+A setting that the task does not name has the method's default; one that this version does not know is refused. The
+batch is the owner's where he named one, for it is his memory. Source: docs/design.md, section 4; docs/decisions/0028.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.session import plan_of
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.contrast_training import FedCLFPlan
+from edgefl_protocol.task_reply import Plain
+from edgefl_protocol.training import Plan, TrainingPlan
+
+Settings = Mapping[str, Plain]
+
+# The methods' own defaults; `tests/integration/test_agreed_defaults.py` holds them against the trainer's.
+DEFAULTS: Final[Mapping[str, Settings]] = {
+    "fedclf": {
+        "lr": 0.03, "momentum": 0.9, "weight_decay": 1e-4, "batch": 128, "bn": "averaged", "view_px": 0, "queue": 1024,
+        "temperature": 0.2, "key_momentum": 0.0, "momentum_encoder": "reset", "projection": "mlp",
+        "negatives": "remote", "dp_noise": 0.0, "dp_delta": 1e-5,
+    },
+    "fedevprompt": {
+        "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "weight_decay": 1e-2, "batch": 32, "anneal_epochs": 10,
+        "anneal_clock": "run", "prior_floor": 1e-2, "augment": "dihedral", "kd_weight": 1e-6, "kd_peers": "sum",
+        "loss": "evidential", "select": "vacuity",
+        # the form of the model and its maps
+        "prompts": "bt", "b_blocks": 3, "prompt_length": 0, "prompt_init": "normal", "evidence": "softplus",
+        "discount": "none", "readout": "auto", "head_norm": "auto", "rollout": "renormalise",
+        "kd_metric": "bilinear", "maps_per_class": 5,
+    },
+}  # fmt: skip
+FOLLOWED: Final[Mapping[str, tuple[str, ...]]] = {
+    "fedclf": (
+        "lr", "momentum", "weight_decay", "batch", "bn", "queue", "key_momentum", "momentum_encoder", "negatives",
+    ),
+    "fedevprompt": (
+        "weight_decay", "batch", "anneal_epochs", "anneal_clock", "prior_floor", "augment", "kd_weight", "kd_peers",
+    ),
+}  # fmt: skip
+_FIXED_FEDEVPROMPT: Final[Settings] = {"loss": "evidential", "select": "vacuity"}  # all that devices do
+_PROMPT_RATES: Final = {"prompts.b": "lr_b", "prompts.g": "lr_b", "prompts.t": "lr_t"}  # of others: lr_head
+
+
+def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: bool) -> Bundle:
+    """The bundle, learning as the federation does.
+
+    Args:
+        bundle: the verified bundle with its training step.
+        settings: hyper-parameters of the task that differ from the method's defaults.
+        backbone: the task's description of the network; empty where it is not told.
+        complete: whether the coordinator describes its task, so that what `settings` lacks has the method's default;
+            else it is the bundle's.
+
+    Raises:
+        LearningError: the bundle's step cannot learn so (`other_settings`, `bad_settings`), or it brings none.
+    """
+    plan = plan_of(bundle)
+    defaults = DEFAULTS[plan.kind]
+    unknown = sorted(settings.keys() - defaults.keys())
+    if unknown:
+        raise LearningError(
+            f"the federation sets {unknown[0]}, which this version does not know: install a newer edgefl",
+            "other_settings",
+        )
+    wanted = {**defaults, **settings} if complete else dict(settings)
+    fixed = _fixed_fedclf(bundle, plan, wanted, backbone) if isinstance(plan, FedCLFPlan) else _FIXED_FEDEVPROMPT
+    for name, here in fixed.items():
+        if name in wanted and wanted[name] != here:
+            raise _other(name, wanted[name], here)
+    changes: dict[str, Any] = {name: wanted[name] for name in FOLLOWED[plan.kind] if name in wanted}
+    if isinstance(plan, TrainingPlan):
+        told = {name: wanted.get(_PROMPT_RATES.get(name, "lr_head")) for name in plan.trained}
+        changes["rates"] = {name: plan.rates[name] if rate is None else rate for name, rate in told.items()}
+    return replace(bundle, training=_changed(plan, changes))
+
+
+def _fixed_fedclf(bundle: Bundle, plan: FedCLFPlan, wanted: Settings, backbone: Settings) -> Settings:
+    """What stands in the graphs of a FedCLF bundle, under the names of the settings.
+
+    Raises:
+        LearningError: the network takes other pixels.
+    """
+    pixels = bundle.preprocess
+    form = {"image_px": pixels.size, "mean": tuple(pixels.mean), "std": tuple(pixels.std)}
+    for name, here in form.items():
+        if name in backbone and backbone[name] != here:
+            raise _other(f"{name} of the network", backbone[name], here)
+    noise = wanted.get("dp_noise", 0.0)
+    if noise:
+        raise LearningError(
+            f"the federation adds noise to features (dp_noise {noise}); devices do not, so this one takes no part",
+            "other_settings",
+        )
+    from_image = max(1, pixels.size * 8 // 9)  # view_px 0, as the trainer takes it
+    return {
+        "temperature": plan.temperature,
+        "view_px": 0 if plan.view_px == from_image and not wanted.get("view_px") else plan.view_px,
+        "projection": "linear" if "head.weight" in plan.parameters else "mlp",
+    }
+
+
+def _changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:
+    try:
+        return replace(plan, **changes)
+    except ValueError as error:
+        raise LearningError(f"this device cannot learn so: {error}; tell the operator", "bad_settings") from error
+
+
+def _other(name: str, theirs: object, ours: object) -> LearningError:
+    return LearningError(
+        f"the federation's {name} is {str(theirs)[:60]}, the training step of this bundle has {ours}: fetch the "
+        "federation's bundle with edgefl pull; where it is this one, its operator has to publish another",
+        "other_settings",
+    )
