@@ -95,6 +95,8 @@ def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only
+    # Left to guess, it would run bytes that its own file format also fits, and nobody has checked that reading.
+    options.add_session_config_entry("session.load_model_format", "ONNX")
     spins = _runtime() >= SPINS_BRIEFLY
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spins else "0")
     if spins:

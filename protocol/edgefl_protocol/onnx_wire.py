@@ -10,6 +10,7 @@ Guarantees of `read_graph`:
         TensorProto, wherever it hangs (initializer, sparse initializer, attribute, subgraph, function, training graph)
     (4) operators are listed from every node, those of subgraphs and functions included
     (5) graph inputs and outputs are named once and carry type and dimensions
+    (6) the file is not marked as one of onnxruntime's own format, which the runtime would read in place of this one
 
 Whether these operators and inputs are allowed is the business of `onnx_rules`.
 
@@ -28,6 +29,7 @@ MAX_DEPTH: Final = 24  # messages inside messages: a subgraph costs four
 MAX_FIELDS: Final = 1_000_000
 MAX_NODES: Final = 50_000
 MAX_NAME_BYTES: Final = 512
+_RUNTIME_MARK: Final = slice(4, 8), b"ORTM"  # identifier of a flatbuffer that onnxruntime wrote
 
 # Message -> field number -> (name, kind). Kinds: int, fixed32, fixed64, bytes, or the name of a message; a trailing *
 # marks a repeated field, whose numbers may also come packed in one byte string.
@@ -241,6 +243,9 @@ def read_graph(data: bytes) -> Graph:
     Raises:
         BundleError: `external_data` for a tensor outside the file, `bad_graph` for everything else.
     """
+    place, mark = _RUNTIME_MARK
+    if data[place] == mark:  # (6)
+        raise _malformed("it is marked as a file of onnxruntime's own format")
     walk = _Walk()
     model = walk.message(memoryview(data), "ModelProto", 0)
     graphs = model.messages("graph")

@@ -235,3 +235,19 @@ def test_the_runtime_reads_no_file_beside_the_graph(with_external_data):
     with pytest.raises(BundleError) as error:
         load_graph(with_external_data, 1)
     assert error.value.code == "graph_load"
+
+
+def test_the_runtime_reads_no_format_but_the_checked_one(plain_bundle, tmp_path):
+    """docs/security.md, attack list 3: the bundle's checks read ONNX; a file of onnxruntime's own format, which it
+    would tell by four bytes, is not run."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(tmp_path / "model.ort")
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(plain_bundle.score_onnx, options, providers=["CPUExecutionProvider"])
+    saved = (tmp_path / "model.ort").read_bytes()
+    assert saved[4:8] == b"ORTM"
+    onnxruntime.InferenceSession(saved, providers=["CPUExecutionProvider"])  # the file itself is sound
+    with pytest.raises(BundleError) as error:
+        load_graph(saved, 1)
+    assert error.value.code == "graph_load"

@@ -102,6 +102,21 @@ def test_initializers_that_stand_as_inputs_are_left_out(good: Any) -> None:
     assert "plane" not in read_graph(model.SerializeToString()).inputs
 
 
+def test_a_file_that_the_runtime_would_read_otherwise(good: Any) -> None:
+    """docs/security.md, attack list 3: where bytes 4 to 7 say so, onnxruntime reads its own format, which is not
+    walked; protobuf allows those bytes in a text field."""
+    model = model_of(good)
+    model.ClearField("producer_name")
+    rest = model.SerializeToString()
+    for name, allowed in ((b"\0\0ORTM", False), (b"\0\0ORTN", True), (b"\0ORTM\0", True)):
+        data = message(2, name) + rest
+        assert onnx.load_from_string(data).graph == model.graph  # sound for every reader of protobuf
+        if allowed:
+            read_graph(data)
+        else:
+            assert refused(data) == "bad_graph"
+
+
 def external(tensor: Any, way: str) -> Any:
     """Turn a tensor into one whose data lie elsewhere."""
     locations = {"relative": "weights.bin", "parent": "../secret", "absolute": "/etc/passwd", "hard link": "link.bin"}
