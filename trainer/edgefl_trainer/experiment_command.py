@@ -19,6 +19,7 @@ from edgefl_trainer.evaluate.table import origin, render_table
 from edgefl_trainer.experiments.comparison import bars_of, render_comparison
 from edgefl_trainer.experiments.files import Experiment, read_experiment
 from edgefl_trainer.experiments.finished import environment_of, find_runs, run_folders
+from edgefl_trainer.experiments.measured import tracked
 from edgefl_trainer.experiments.planning import Choice, commands, plan_runs, pretraining_of
 from edgefl_trainer.experiments.running import run_planned
 
@@ -37,7 +38,7 @@ def print_table(runs: Sequence[Path], style: str, metric: str, plot: Path | None
         click.echo(render_table(summaries, style, machine=machine, metric=metric))
         if plot is not None:
             tracks = {str(f) if names.count(f.name) > 1 else f.name: [read_metrics(f)] for f in folders}
-            _draw(plot, tracks, "")
+            _draw(plot, tracks, JUDGED, "")
 
 
 def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | None) -> None:
@@ -63,7 +64,7 @@ def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | 
             if (one.part, one.row) == (part.name, row.folder):
                 tracks.setdefault(name, []).append(one.measured.lines)
     with _comparable():
-        _draw(plot, tracks, experiment.title)
+        _draw(plot, tracks, tracked(experiment.metric), experiment.title)
 
 
 def print_commands(file: Path, out: Path, options: Mapping[str, Any]) -> None:
@@ -123,8 +124,8 @@ def _comparable() -> Iterator[None]:
         raise EdgeflError(f"{error}: name other runs.", "run") from error
 
 
-def _draw(path: Path, tracks: Mapping[str, Sequence[Lines]], title: str) -> None:
-    _write(path, plot_progress(tracks, metric=JUDGED, title=title))
+def _draw(path: Path, tracks: Mapping[str, Sequence[Lines]], metric: str, title: str) -> None:
+    _write(path, plot_progress(tracks, metric=metric, title=title))
 
 
 def _write(path: Path, picture: bytes) -> None:

@@ -138,10 +138,10 @@ def test_a_selecting_run_judges_every_tune_row(monkeypatch):
     here = replace(site([0, 1]), tune=rows_of([0, 1] * 150))
     seen = []
     monkeypatch.setattr(selection, "predict", lambda predictor, images, device: seen.append(len(images)) or Scores)
-    monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": 0.5})
+    monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": 0.5, "open_accuracy": 0.4})
     for most in (200, None):
         judge = tune_judge(Scores, {"east": here}, most=most)
-        assert judge("east", None, None) == {"tune_balanced_accuracy": 0.5}
+        assert judge("east", None, None) == {"tune_balanced_accuracy": 0.5, "tune_open_accuracy": 0.4}
     assert seen == [200, 300]
 
 

@@ -70,6 +70,10 @@ def oracle(probabilities, target, predicted, uncertainty):
         "ece": ece,
         "brier": brier,
         "aurc": np.mean(risks),
+        "open_accuracy": np.mean([p.argmax() == t for p, t in zip(probabilities, target, strict=True)]),
+        "open_balanced_accuracy": np.mean(
+            [np.mean(probabilities[target == k].argmax(axis=1) == k) for k in sorted(set(target.tolist()))]
+        ),
     }
 
 
@@ -129,6 +133,17 @@ def test_an_abstention_is_wrong_but_no_false_alarm():
     assert (found["balanced_accuracy"], found["accuracy"]) == (0.75, 0.75)
     assert (found["macro_precision"], found["specificity"]) == (1.0, 1.0)
     assert found["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)
+
+
+def test_open_figures_let_a_model_name_what_its_site_has_never_seen():
+    """What is shown names classes 0 and 1 only; papers judge the argmax over all three."""
+    probabilities = np.array([[0.3, 0.2, 0.5], [0.1, 0.8, 0.1], [0.5, 0.4, 0.1]])
+    target, shown = np.array([0, 1, 0]), np.array([0, 1, -1])  # the last one abstained
+    found = site_metrics(probabilities, target, predicted=shown)
+    assert (found["accuracy"], found["balanced_accuracy"]) == (pytest.approx(2 / 3), 0.75)
+    assert (found["open_accuracy"], found["open_balanced_accuracy"]) == (pytest.approx(2 / 3), 0.75)
+    sure = site_metrics(probabilities, target, predicted=np.array([0, 1, 0]))
+    assert (sure["accuracy"], sure["open_accuracy"]) == (1.0, pytest.approx(2 / 3))
 
 
 def test_present_restricts_the_mean():

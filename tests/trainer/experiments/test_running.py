@@ -196,7 +196,7 @@ def test_what_it_took_to_get_there():
     """PEP-FedPT Table 6: rounds, time of all sites, bytes that one site sent, all phases counted."""
     lines = [
         {"phase_index": i, "round": i, "site": site, "seconds": 2.0, "bytes_up": 100 * (i + 1)}
-        | ({"tune_balanced_accuracy": 0.6 + 0.1 * i} if i else {})
+        | ({"tune_balanced_accuracy": 0.6 + 0.1 * i, "tune_open_accuracy": 0.5 + 0.1 * i} if i else {})
         for i in range(4)
         for site in ("a", "b")
     ]
@@ -206,6 +206,7 @@ def test_what_it_took_to_get_there():
     }
     assert took == {"rounds": 2, "seconds": 12.0, "bytes": 600.0}
     assert figure_of(Column(name="x", figure="rounds", target=0.95), "accuracy", run) is None
+    assert figure_of(Column(name="x", figure="rounds", target=0.79), "open_accuracy", run) == 3
 
 
 def test_spread_runs_over_what_the_paper_says():

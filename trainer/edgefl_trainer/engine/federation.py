@@ -26,6 +26,7 @@ from edgefl_trainer.evaluate.probe import ProbeReport, choose_readout
 
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
+OPEN = "tune_open_accuracy"  # the same for tables whose paper lets a model name any class
 
 
 class SiteRunner(Protocol):

@@ -12,7 +12,7 @@ import numpy as np
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Method, Scalar, Site, State
-from edgefl_trainer.engine.federation import JUDGED
+from edgefl_trainer.engine.federation import JUDGED, OPEN
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.evaluate.calibration import MIN_ROWS
 from edgefl_trainer.evaluate.metrics import site_metrics
@@ -49,7 +49,7 @@ def tune_judge(
             return {}
         scores = predict(predictor, some.images[some.rows], site.device)
         figures = site_metrics(scores.probabilities, some.targets, predicted=scores.predicted, vacuity=scores.vacuity)
-        figure = figures["balanced_accuracy"]
-        return {} if figure is None else {JUDGED: figure}
+        found = {JUDGED: figures.get("balanced_accuracy"), OPEN: figures.get("open_accuracy")}
+        return {name: figure for name, figure in found.items() if figure is not None}
 
     return judge_site

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from edgefl_trainer.evaluate.metrics import ABSTAINED, ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats
+from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, entropy_nats, open_answers
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -91,7 +91,12 @@ def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[
     top = probabilities.max(axis=1)
     bins = np.eye(ECE_BINS)[ece_bin(top)] * (correct - top)[:, None]  # (B, bins)
     brier = np.square(probabilities - np.eye(classes)[scored.target]).sum(axis=1)
-    figures = _confusion_figures(scored, weights)
+    likeliest = open_answers(probabilities)
+    figures = _confusion_figures(scored.target, scored.predicted, weights, classes)
+    figures["open_accuracy"] = weights @ (likeliest == scored.target).astype(np.float64) / total
+    figures["open_balanced_accuracy"] = _confusion_figures(scored.target, likeliest, weights, classes)[
+        "balanced_accuracy"
+    ]
     figures["auroc"] = _auroc(scored, weights)
     figures["accuracy"] = weights @ correct.astype(np.float64) / total
     figures["ece"] = np.abs(weights @ bins).sum(axis=1) / total
@@ -115,13 +120,13 @@ def _mean(values: Float[np.ndarray, "R K"], defined: Bool[np.ndarray, "R K"]) ->
     return np.where(count > 0, np.where(defined, values, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
 
 
-def _confusion_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:
-    classes = scored.probabilities.shape[1]
-    answer = np.where(scored.predicted == ABSTAINED, classes, scored.predicted)
-    cells = np.eye(classes * (classes + 1))[scored.target * (classes + 1) + answer]  # (B, K·(K+1))
-    matrix = (weights @ cells).reshape(-1, classes, classes + 1)  # (R, K, K+1): true, predicted or abstained
-    hits = np.diagonal(matrix, axis1=1, axis2=2)  # (R, K)
-    true_rows, predicted_rows = matrix.sum(axis=2), matrix.sum(axis=1)[:, :classes]
+def _confusion_figures(
+    target: Int[np.ndarray, " B"], predicted: Int[np.ndarray, " B"], weights: Float[np.ndarray, "R B"], classes: int
+) -> dict[str, Float[np.ndarray, " R"]]:
+    """From the margins and the diagonal of the confusion matrices: whole ones of 1,203 classes fit in no memory."""
+    named, truth = np.eye(classes + 1)[predicted][:, :classes], np.eye(classes)[target]  # (B, K); -1: no class
+    hits = weights @ (named * truth)  # (R, K)
+    true_rows, predicted_rows = weights @ truth, weights @ named
     other_rows = weights.sum(axis=1)[:, None] - true_rows
     counted = true_rows > 0
     recall = _mean(hits / np.maximum(true_rows, 1), counted)
@@ -144,7 +149,7 @@ def _auroc(scored: Scored, weights: Float[np.ndarray, "R B"]) -> Float[np.ndarra
     """Mann and Whitney's share of pairs in the right order, ties half; of class 1, or the mean over classes."""
     classes = scored.probabilities.shape[1]
     areas = []
-    for k in [1] if classes == 2 else range(classes):
+    for k in [1] if classes == 2 else np.unique(scored.target):  # the others have no row inside in any draw
         order, starts = _by_level(scored.probabilities[:, k])
         inside = (scored.target == k)[order]
         ordered = weights[:, order]

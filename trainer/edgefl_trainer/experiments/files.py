@@ -26,7 +26,15 @@ GIVEN_ELSEWHERE = ("method", "data", "hyper", "partition", "seed")  # settings t
 SHARED = ("preset", "task", "classes", "image_px", "images_per_site", "device", "autocast")  # by both stages of a row
 
 MetricName = Literal[
-    "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy"
+    "balanced_accuracy",
+    "macro_precision",
+    "macro_recall",
+    "macro_f1",
+    "specificity",
+    "auroc",
+    "accuracy",
+    "open_accuracy",
+    "open_balanced_accuracy",
 ]
 
 

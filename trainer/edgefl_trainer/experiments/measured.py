@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edgefl_trainer.engine.federation import JUDGED
+from edgefl_trainer.engine.federation import JUDGED, OPEN
 from edgefl_trainer.experiments.files import Column
 
 PERCENTILES = {"p5": 5, "p10": 10, "p15": 15}
@@ -58,10 +58,10 @@ def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
     if column.figure == "none":
         return None
     if column.figure in ("rounds", "seconds", "bytes"):
-        reached = _reached(run.lines, column.target)
+        reached = _reached(run.lines, tracked(metric), column.target)
         return None if reached is None else reached[column.figure]
     if column.figure == "pooled":
-        pooled = run.summary["pooled"][column.metric or metric]
+        pooled = run.summary["pooled"].get(column.metric or metric)
         return None if pooled is None else float(pooled)
     found = list(site_figures(column, metric, run.summary).values())
     if not found:
@@ -84,6 +84,11 @@ def site_figures(column: Column, metric: str, summary: Mapping[str, Any]) -> dic
     }
 
 
+def tracked(metric: str) -> str:
+    """The key of the lines of ``metrics.jsonl`` that an experiment of this metric follows over rounds."""
+    return OPEN if metric.startswith("open_") else JUDGED
+
+
 def _site_means(column: Column, metric: str, runs: Sequence[Measurement]) -> dict[str, float]:
     found: dict[str, list[float]] = {}
     for run in runs:
@@ -92,14 +97,14 @@ def _site_means(column: Column, metric: str, runs: Sequence[Measurement]) -> dic
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def _reached(lines: Sequence[Mapping[str, Any]], target: float) -> dict[str, float] | None:
+def _reached(lines: Sequence[Mapping[str, Any]], name: str, target: float) -> dict[str, float] | None:
     """Rounds, seconds of all sites' work, and bytes up of one site, until the mean on tune rows is at the target."""
     seconds = sent = 0.0
     for index in sorted({int(line["phase_index"]) for line in lines}):
         phase = [line for line in lines if int(line["phase_index"]) == index]
         seconds += sum(float(line["seconds"]) for line in phase)
         sent += float(np.mean([int(line["bytes_up"]) for line in phase]))
-        judged = [float(line[JUDGED]) for line in phase if line.get(JUDGED) is not None]
+        judged = [float(line[name]) for line in phase if line.get(name) is not None]
         if judged and float(np.mean(judged)) >= target:
             return {"rounds": float(phase[0]["round"]), "seconds": seconds, "bytes": sent}
     return None
