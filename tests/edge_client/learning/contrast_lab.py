@@ -5,13 +5,17 @@
 The gradient of that loss is an outer product of two means, so a round can be followed in a few lines of numpy.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from edgefl_protocol.contrast_training import FedCLFPlan
+from edgefl_protocol.archive import read_archive
+from edgefl_protocol.bundle import Bundle, BundleFields, build_bundle, load_bundle
+from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
+from edgefl_protocol.training import GRAPH, RECORD
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 VIEW_PX = 16
@@ -25,6 +29,23 @@ def contrast_plan(**changes: Any) -> FedCLFPlan:
         "momentum_encoder": "reset", "negatives": "remote", "epochs": 2, "balance": "none", "seed": 5,
     }  # fmt: skip
     return FedCLFPlan(**{**values, **changes})
+
+
+def contrast_bytes(lab: SimpleNamespace, plan: FedCLFPlan) -> bytes:
+    """The file of a bundle that learns as `plan` says."""
+    members = {
+        name: content
+        for name, content in read_archive(lab.bundle_bytes()).items()
+        if not name.startswith(("manifest", "signatures"))
+    }
+    members |= {GRAPH: step_graph(plan), ENCODER: encoder_graph(plan), RECORD: plan.to_bytes()}
+    fields = BundleFields(federation="skin", line="main", task="all", version=1, created_ms=lab.NOW_MS)
+    return build_bundle(members, fields, [lab.SIGNER])
+
+
+def contrast_bundle(lab: SimpleNamespace, plan: FedCLFPlan) -> Bundle:
+    """The same, verified."""
+    return load_bundle(contrast_bytes(lab, plan), [lab.SIGNER.public], lab.NOW_MS)
 
 
 def _encode(view: str, weight: str, out: str) -> list[onnx.NodeProto]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.edge_client.learning.contrast_lab import VIEW_PX, contrast_plan, encoder_graph, step_graph
+from tests.edge_client.learning.contrast_lab import VIEW_PX, contrast_bundle, contrast_plan
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
@@ -30,11 +30,9 @@ from edgefl_client.learning.rows import Dealt, Rows
 from edgefl_client.learning.running import run_train
 from edgefl_client.learning.views import draw, views
 from edgefl_client.policy import travels_of
-from edgefl_protocol.archive import read_archive
-from edgefl_protocol.bundle import Bundle, BundleFields, build_bundle, load_bundle
-from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.contrast_training import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
-from edgefl_protocol.training import GRAPH, RECORD
 
 SITE, ROWS, ROUNDS = "ward-3", 9, 4  # batches of four and five: a single picture joins the last
 LIMITS = Limits(battery=lambda: None)
@@ -42,19 +40,9 @@ REMOTE = np.random.default_rng(2).normal(size=(7, 128))
 REMOTE = (REMOTE / np.linalg.norm(REMOTE, axis=1, keepdims=True)).astype(np.float16)
 
 
-def make(lab: SimpleNamespace, plan: FedCLFPlan) -> Bundle:
-    data = lab.bundle_bytes()
-    members = {
-        name: content for name, content in read_archive(data).items() if not name.startswith(("manifest", "signatures"))
-    }
-    members |= {GRAPH: step_graph(plan), ENCODER: encoder_graph(plan), RECORD: plan.to_bytes()}
-    fields = BundleFields(federation="skin", line="main", task="all", version=1, created_ms=lab.NOW_MS)
-    return load_bundle(build_bundle(members, fields, [lab.SIGNER]), [lab.SIGNER.public], lab.NOW_MS)
-
-
 @pytest.fixture(scope="module")
 def bundle(lab: SimpleNamespace) -> Bundle:
-    return make(lab, contrast_plan())
+    return contrast_bundle(lab, contrast_plan())
 
 
 def rows(n: int = ROWS) -> Rows:
@@ -125,7 +113,7 @@ def by_hand(plan: FedCLFPlan, bank: np.ndarray, remote: np.ndarray | None) -> di
 def test_a_round_is_the_one_by_hand(lab, tmp_path, negatives):
     """docs/methods.md, FedCLF: order of a step, both queues, what enters them, rates and pace over a whole round."""
     plan = contrast_plan(negatives=negatives)
-    ours = learner(make(lab, plan), tmp_path)
+    ours = learner(contrast_bundle(lab, plan), tmp_path)
     state, warm = ours.local_round(ours.start(), broadcast("warm", 0), quiet)
     assert set(warm.arrays) == ({"features"} if plan.shares else set()) and warm.scalars["n_train"] == ROWS
     bank = state["bank"]
@@ -203,7 +191,7 @@ def test_a_point_of_another_round_is_not_gone_on_from(bundle, tmp_path):
 
 def test_batch_norm_stays_where_it_is_told_to(lab, tmp_path):
     """FedBN (arXiv 2102.07623): with bn=local its tensors neither leave nor come in, and are sent once at the end."""
-    ours = learner(make(lab, contrast_plan(bn="local", momentum_encoder="averaged")), tmp_path)
+    ours = learner(contrast_bundle(lab, contrast_plan(bn="local", momentum_encoder="averaged")), tmp_path)
     state, _ = ours.local_round({}, broadcast("warm", 0), quiet)
     state, reply = ours.local_round(state, broadcast(remote=REMOTE), quiet)
     kept = {"backbone.mean", "backbone.seen"}

@@ -1,0 +1,139 @@
+"""How a device learns a live round: the task's settings in the bundle's step (docs/decisions/0028)."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.edge_client.learning.contrast_lab import contrast_bundle, contrast_plan
+
+from edgefl_client.home import Home
+from edgefl_client.learning.agreed import DEFAULTS, agreed
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.live import LiveRound, learn_live
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.owned import Table
+from edgefl_protocol import Payload
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.contrast_training import FedCLFPlan
+from edgefl_protocol.training import TrainingPlan
+
+SAME = {"projection": "linear", "view_px": 16}  # what stands in the graph of the lab's bundle
+OPTIONS = TrainOptions(threads=1, limits=Limits(battery=lambda: None))
+
+
+@pytest.fixture(scope="module")
+def encoder(lab: SimpleNamespace) -> Bundle:
+    return contrast_bundle(lab, contrast_plan())
+
+
+def fedclf(bundle: Bundle, *, complete: bool = True, **settings: Any) -> FedCLFPlan:
+    plan = agreed(bundle, {**SAME, **settings}, {}, complete=complete).training
+    assert isinstance(plan, FedCLFPlan)
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.2), ("batch", 16), ("bn", "local"), ("queue", 33),
+        ("key_momentum", 0.7), ("momentum_encoder", "averaged"), ("negatives", "both"),
+    ],
+)  # fmt: skip
+def test_what_a_step_takes_as_an_input_is_the_federations(encoder: Bundle, name: str, value: Any) -> None:
+    """Each setting that a FedCLF device can follow: told, it holds; not told, the method's default does."""
+    told, silent = fedclf(encoder, **{name: value}), fedclf(encoder)
+    assert getattr(told, name) == value != getattr(silent, name) == DEFAULTS["fedclf"][name]
+    assert replace(told, **{name: getattr(silent, name)}) == silent
+    untold = fedclf(encoder, complete=False)  # a coordinator that does not describe its task
+    assert getattr(untold, name) == getattr(encoder.training, name)
+
+
+@pytest.mark.parametrize(
+    ("settings", "backbone", "sentence"),
+    [
+        ({"temperature": 0.07}, {}, r"temperature is 0\.07, the training step of this bundle has 0\.2"),
+        ({"view_px": 0}, {}, r"view_px is 0, the training step of this bundle has 16"),
+        ({"projection": "mlp"}, {}, r"projection is mlp, the training step of this bundle has linear"),
+        ({"dp_noise": 0.5}, {}, r"adds noise to features \(dp_noise 0\.5\); devices do not"),
+        ({"warmth": 3}, {}, r"sets warmth, which this version does not know"),
+        ({}, {"image_px": 72}, r"image_px of the network is 72, the training step of this bundle has 24"),
+        ({}, {"mean": (0.1, 0.2, 0.3)}, r"mean of the network is \(0\.1, 0\.2, 0\.3\)"),
+    ],
+)
+@pytest.mark.parametrize("complete", [True, False])
+def test_what_stands_in_the_graph_must_be_the_same(
+    encoder: Bundle, settings: dict[str, Any], backbone: dict[str, Any], sentence: str, complete: bool
+) -> None:
+    """Another temperature, view, projection, network, or noise that a device does not add: refused in a sentence."""
+    with pytest.raises(LearningError, match=sentence) as refused:
+        agreed(encoder, {**SAME, **settings}, backbone, complete=complete)
+    assert refused.value.code == "other_settings" and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("lr", "fast"), ("lr", 11.0), ("queue", 1), ("queue", 20.5), ("bn", (1, 2)), ("batch", True)]
+)
+def test_values_that_mean_nothing_are_refused(encoder: Bundle, name: str, value: Any) -> None:
+    """A coordinator that errs, or lies: one sentence, no traceback."""
+    with pytest.raises(LearningError, match=f"cannot learn so: {name} must be") as refused:
+        fedclf(encoder, **{name: value})
+    assert refused.value.code == "bad_settings"
+
+
+def test_views_of_the_usual_size_need_no_word(lab: SimpleNamespace) -> None:
+    """docs/methods.md, FedCLF: view_px 0 is 8/9 of the image, 21 of 24."""
+    bundle = contrast_bundle(lab, contrast_plan(view_px=21))
+    assert agreed(bundle, {"projection": "linear"}, {}, complete=True).training.view_px == 21  # type: ignore[union-attr]
+    assert agreed(bundle, {**SAME, "view_px": 21}, {}, complete=True).training.view_px == 21  # type: ignore[union-attr]
+
+
+def test_prompts_follow_the_task_too(school: SimpleNamespace) -> None:
+    """FedEvPrompt: rates by the names of their tensors, and every number of the loss."""
+    bundle = school.learning_bundle()
+    told = {"lr_head": 0.2, "kd_weight": 0.3, "kd_peers": "mean5", "anneal_clock": "round", "augment": "none"}
+    plan = agreed(bundle, told, {}, complete=True).training
+    assert isinstance(plan, TrainingPlan)
+    assert dict(plan.rates) == {"head.weight": 0.2, "head.bias": 0.2}
+    assert (plan.kd_weight, plan.kd_peers, plan.anneal_clock, plan.augment) == (0.3, "mean5", "round", "none")
+    assert (plan.batch, plan.weight_decay, plan.prior_floor) == (32, 1e-2, 1e-2)  # docs/methods.md, 1.6
+    assert agreed(bundle, {}, {}, complete=False).training == bundle.training
+    for settings in ({"loss": "ce"}, {"select": "random"}):
+        with pytest.raises(LearningError, match="the training step of this bundle has"):
+            agreed(bundle, settings, {}, complete=True)
+
+
+def test_a_live_round_is_learned_with_the_federations_rate(encoder: Bundle, labels: Path, tmp_path: Path) -> None:
+    """With a rate of 0 a round gives the encoder back that came; with the bundle's it would not."""
+    weight = np.random.default_rng(4).normal(size=(128, 3)).astype(np.float32)
+    arrays = {
+        "head.weight": weight, "backbone.mean": np.full(3, 0.5, np.float32), "backbone.seen": np.asarray(3, np.int64)
+    }  # fmt: skip
+
+    def reply(name: str, **settings: Any) -> Payload:
+        live = LiveRound(
+            federation="skin", site="ward-3", number=1, method="fedclf", classes=(), epochs=1, seed=5,
+            maps_per_class=0, travels=(), settings={**SAME, **settings}, backbone={}, complete=False,
+            permitted=lambda kinds: None, broadcast=Payload(arrays, {"phase": "train", "round": 1, "rounds": 2}),
+        )  # fmt: skip
+        _, found = learn_live(Home(tmp_path / name), encoder, Table(file=labels), OPTIONS, live)
+        assert found is not None
+        return found
+
+    np.testing.assert_array_equal(reply("still", lr=0.0).arrays["head.weight"], weight)
+    assert abs(reply("moving").arrays["head.weight"] - weight).max() > 1e-3
+
+
+def test_what_the_task_says_of_what_leaves_must_be_so(encoder: Bundle, home: Home, labels: Path) -> None:
+    """A task that says weights alone, of a method that sends features too: nothing is learned."""
+    live = LiveRound(
+        federation="skin", site="ward-3", number=1, method="fedclf", classes=(), epochs=1, seed=5, maps_per_class=0,
+        travels=("weights",), settings={}, backbone={}, complete=False, permitted=lambda kinds: None,
+        broadcast=Payload({}, {"phase": "train", "round": 1, "rounds": 2}),
+    )  # fmt: skip
+    with pytest.raises(LearningError, match="says that weights leave a site") as refused:
+        learn_live(home, encoder, Table(file=labels), OPTIONS, live)
+    assert refused.value.code == "other_travels"
