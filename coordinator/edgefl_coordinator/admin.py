@@ -11,20 +11,22 @@ import json
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgefl_coordinator.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.operations import OPERATIONS, REFUSING, Arguments, Facts
 from edgefl_coordinator.settings import Home
 from edgefl_protocol.errors import EdgeflError
+
+if TYPE_CHECKING:  # the store takes half a second to import, which a command that asks the server can do without
+    from edgefl_coordinator.coordinator import Coordinator
+    from edgefl_coordinator.operations import Arguments, Facts
 
 _MAX_LINE = 64 * 2**10
 _MAX_ANSWER = 16 * 2**20
 _TIMEOUT_S = 60.0
 
 
-def run_operation(home: Home, name: str, arguments: Arguments, passphrase: bytes | None = None) -> Facts:
+def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: bytes | None = None) -> "Facts":
     """Run one operation, by the running server if there is one.
 
     Args:
@@ -39,6 +41,9 @@ def run_operation(home: Home, name: str, arguments: Arguments, passphrase: bytes
     """
     answer = _ask(home, {"operation": name, "arguments": dict(arguments)})
     if answer is None:
+        from edgefl_coordinator.coordinator import open_coordinator
+        from edgefl_coordinator.operations import OPERATIONS
+
         coordinator = open_coordinator(home, passphrase)
         try:
             return OPERATIONS[name](coordinator, arguments)
@@ -50,7 +55,7 @@ def run_operation(home: Home, name: str, arguments: Arguments, passphrase: bytes
     return dict(answer["result"])
 
 
-async def serve_admin(coordinator: Coordinator) -> asyncio.Server:
+async def serve_admin(coordinator: "Coordinator") -> asyncio.Server:
     """Listen on the administration socket; close the returned server at the end.
 
     Raises:
@@ -74,8 +79,10 @@ async def serve_admin(coordinator: Coordinator) -> asyncio.Server:
         os.umask(before)
 
 
-def _answer(coordinator: Coordinator, line: bytes) -> Facts:
+def _answer(coordinator: "Coordinator", line: bytes) -> "Facts":
     """Run what one line asks for."""
+    from edgefl_coordinator.operations import OPERATIONS, REFUSING
+
     try:
         request = json.loads(line)
         operation = OPERATIONS[request["operation"]]
