@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.v2.functional import resized_crop
 
 from edgefl_protocol.crops import RATIO, crop_boxes
 
@@ -66,6 +64,9 @@ def random_crops(
 
 def resized_one_by_one(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64]) -> UInt8[Tensor, "B H W 3"]:
     """Cut each box out of its image and enlarge it to the image's size (bicubic): torchvision, quickest on a CPU."""
+    from torchvision.transforms import InterpolationMode  # here: what only aggregates needs no seconds for it
+    from torchvision.transforms.v2.functional import resized_crop
+
     size = list(images.shape[1:3])
     mode = InterpolationMode.BICUBIC
     pairs = zip(images.permute(0, 3, 1, 2), boxes.tolist(), strict=True)
