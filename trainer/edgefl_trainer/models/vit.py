@@ -13,8 +13,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
-from timm.layers.attention import Attention
-from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -96,6 +94,9 @@ def init_prompts(
 
 def _refusals(vit: nn.Module) -> list[str]:
     """What keeps a network from being a plain vision transformer with a class token."""
+    from timm.layers.attention import Attention  # here: aggregation holds no network, and needs no seconds for timm
+    from timm.models.vision_transformer import Block, VisionTransformer
+
     if not isinstance(vit, VisionTransformer):
         return [f"a timm VisionTransformer (found {type(vit).__name__})"]
     blocks = list(vit.blocks)
