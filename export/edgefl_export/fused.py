@@ -30,8 +30,9 @@ AFTER_SOFTMAX = 3  # qk_matmul_output_mode
 
 
 def can_fuse(module: ScoreModule) -> bool:
-    """Whether a fused form exists: for vision transformers without prompt tokens in the sequence."""
-    return isinstance(module.backbone, FrozenViT) and module.options.insert is None
+    """Whether a fused form exists: for vision transformers whose prompts, if any, join projected keys and values."""
+    options = module.options
+    return isinstance(module.backbone, FrozenViT) and options.insert is None and options.prefix == "after"
 
 
 class _Attention(nn.Module):

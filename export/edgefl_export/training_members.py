@@ -51,6 +51,11 @@ def training_plan(run: FinishedRun) -> TrainingPlan:
             "fedclf on a convolutional network: leave --with-training out, or export such a run"
         )
     recipe, maps = method.recipe, method.maps
+    if recipe.optimizer != "adamw":
+        raise ExportError(
+            f"the run's optimizer is {recipe.optimizer}; a device learns with adamw: leave --with-training out, or "
+            "export a run with --set optimizer=adamw"
+        )
     return TrainingPlan(
         trained=recipe.trained,
         rates=_rates(recipe),

@@ -27,6 +27,7 @@ OPTIONS = [
     {},
     {"readout": "mean", "evidence": "relu", "head_norm": "none"},
     {"evidence": "exp", "prefix_mode": "sink"},
+    {"prefix": "before"},
     {"output": "softmax", "prompts": ()},
     {"discount": "unusual"},
 ]

@@ -32,10 +32,10 @@ DEFAULTS: Final[Mapping[str, Settings]] = {
     "fedevprompt": {
         "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "weight_decay": 1e-2, "batch": 32, "anneal_epochs": 10,
         "anneal_clock": "run", "prior_floor": 1e-2, "augment": "dihedral", "kd_weight": 1e-6, "kd_peers": "sum",
-        "loss": "evidential", "select": "vacuity",
+        "loss": "evidential", "select": "vacuity", "optimizer": "adamw",
         # the form of the model and its maps
         "prompts": "bt", "b_blocks": 3, "prompt_length": 0, "prompt_init": "normal", "evidence": "softplus",
-        "discount": "none", "readout": "auto", "head_norm": "auto", "rollout": "renormalise",
+        "prefix": "after", "discount": "none", "readout": "auto", "head_norm": "auto", "rollout": "renormalise",
         "kd_metric": "bilinear", "maps_per_class": 5,
     },
 }  # fmt: skip
@@ -47,7 +47,7 @@ FOLLOWED: Final[Mapping[str, tuple[str, ...]]] = {
         "weight_decay", "batch", "anneal_epochs", "anneal_clock", "prior_floor", "augment", "kd_weight", "kd_peers",
     ),
 }  # fmt: skip
-_FIXED_FEDEVPROMPT: Final[Settings] = {"loss": "evidential", "select": "vacuity"}  # all that devices do
+_FIXED_FEDEVPROMPT: Final[Settings] = {"loss": "evidential", "select": "vacuity", "optimizer": "adamw"}  # of devices
 _PROMPT_RATES: Final = {"prompts.b": "lr_b", "prompts.g": "lr_b", "prompts.t": "lr_t"}  # of others: lr_head
 
 

@@ -35,6 +35,8 @@ SETTINGS = {
     "kd": (True,),
     "share": ("b", "g"),
     "predict": ("nearest",),
+    "prototypes": ("during",),
+    "head": ("local",),
     "mode": ("local",),
     "negatives": ("both", "local"),
     "momentum_encoder": ("averaged", "local"),

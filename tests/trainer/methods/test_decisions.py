@@ -13,7 +13,8 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "methods.md"
 
 RECIPE = {"weight_decay": 1e-2, "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "batch": 32, "evidence": "softplus",
           "readout": "auto", "head_norm": "auto", "anneal_clock": "run", "anneal_epochs": 10, "prompt_init": "normal",
-          "prompt_length": 0, "b_blocks": 3, "prior_floor": 1e-2, "loss": "evidential"}  # fmt: skip
+          "prompt_length": 0, "b_blocks": 3, "prior_floor": 1e-2, "loss": "evidential", "optimizer": "adamw",
+          "prefix": "after"}  # fmt: skip
 MAPS = {"rollout": "renormalise", "kd_metric": "bilinear", "kd_peers": "sum", "kd_weight": 1e-6, "maps_per_class": 5,
         "select": "vacuity"}  # fmt: skip
 TOKENS = {"lr": 0.1, "lr_decay": 0.998, "momentum": 0.9, "clip": 10, "batch": 50, "weight_decay": 0}
@@ -21,9 +22,9 @@ DEFAULTS = {
     "local": RECIPE,
     "fedevprompt": RECIPE | MAPS,
     "fedavg": RECIPE | MAPS | {"weighting": "samples", "share": "bt", "kd": False},
-    "fedavgpers": RECIPE | {"weighting": "samples"},
+    "fedavgpers": RECIPE | {"weighting": "samples", "final_epochs": 0},
     "fedprox": RECIPE | {"mu": 0.01},
-    "fedproto": RECIPE | {"proto_weight": 1, "weighting": "samples", "predict": "head"},
+    "fedproto": RECIPE | {"proto_weight": 1, "weighting": "samples", "predict": "head", "prototypes": "after"},
     "feddistill": RECIPE | {"distill_weight": 1, "exclude_own": False},
     "head": TOKENS,
     "fedvpt": TOKENS | {"n": 1},
@@ -31,7 +32,7 @@ DEFAULTS = {
     "fedpr": TOKENS | {"n": 10, "ratio": 0, "fro_norm": False},
     "sgpt": {"groups": 20, "key_momentum": 0.5, "prompt_momentum": 0.5, "lr": 0.01, "weight_decay": 1e-5, "batch": 40},
     "pfedpg": {"n": 10, "residual": True, "server_lr": 1e-3, "lr": 0.25, "weight_decay": 1e-3, "batch": 64},
-    "p-pt": TOKENS | {"n": 1},
+    "p-pt": TOKENS | {"n": 1, "head": "averaged"},
     "pep-fedpt": TOKENS
     | {
         "slot": "replace",
@@ -44,6 +45,22 @@ DEFAULTS = {
         "dp_clip_l1": 0,
     },
 }
+ALTERNATIVES = {  # the table's other column, method by method
+    "fedevprompt": {
+        "optimizer": ("sgd", "adam"), "evidence": ("exp", "relu"), "readout": ("cls", "mean"),
+        "head_norm": ("standardise", "none"), "anneal_clock": ("round",), "prefix": ("before",), "rollout": ("sink",),
+        "kd_metric": ("nearest",), "kd_peers": ("mean5",), "select": ("random", "correct"), "prior_floor": (0.0,),
+    },
+    "fedavg": {"weighting": ("uniform",)},
+    "fedavgpers": {"final_epochs": (3,)},
+    "fedprox": {"mu": (0.001, 0.1, 0.5, 1.0)},
+    "fedproto": {"weighting": ("uniform",), "prototypes": ("during",)},
+    "feddistill": {"exclude_own": (True,)},
+    "pep-fedpt": {"ccmp_blocks": ((4, 5, 6),), "slot": ("append",), "dp_epsilon": (0.2,)},
+    "fedpr": {"ratio": (0.8,), "fro_norm": (True,)},
+    "pfedpg": {"residual": (False,)},
+    "p-pt": {"head": ("local",)},
+}  # fmt: skip
 EVIDENTIAL = {"evidence": "relu", "prompt_init": "uniform", "head_norm": "none", "augment": "none"}
 TOKEN = {"weighting": "uniform", "head_norm": "none", "readout": "cls"}
 PAPER = {
@@ -60,6 +77,13 @@ PAPER = {
 def test_defaults_are_those_of_the_decision_table(name):
     method = build(METHODS[name], {})
     assert {key: value_of(method, key) for key in DEFAULTS[name]} == DEFAULTS[name]
+
+
+@pytest.mark.parametrize("name", sorted(ALTERNATIVES))
+def test_the_other_column_of_the_decision_table_can_be_set(name):
+    for key, values in ALTERNATIVES[name].items():
+        for value in values:
+            assert value_of(build(METHODS[name], {key: value}), key) == value != value_of(build(METHODS[name], {}), key)
 
 
 @pytest.mark.parametrize("name", sorted(PAPER))

@@ -16,6 +16,7 @@ from edgefl_trainer.contract import State
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.results import calibrate
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import TrainingError
 from edgefl_trainer.learning import attention_buffer, evidential, features
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
 from edgefl_trainer.losses import class_prior, evidential_loss
@@ -97,6 +98,54 @@ def one_loop(site, recipe: EvidentialRecipe, rounds: int) -> dict[str, np.ndarra
             evidential_loss(evidence, target, prior, t / 10).backward()
             optimizer.step()
     return {name: value.detach().numpy() for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd"])
+def test_a_first_step_is_the_optimisers_own(kind, backbone):
+    """Closed forms of one step at rate r with decay d: AdamW w(1 - rd) - r·sign(g), Adam w - r·sign(g + dw),
+    SGD w - r(g + dw); Loshchilov and Hutter (arXiv 1711.05101)."""
+    recipe = EvidentialRecipe(optimizer=kind, weight_decay=0.25, lr_b=0.1, lr_t=0.2, lr_head=0.3)
+    start = initial_tensors(recipe, backbone.spec, 2, 0)
+    tensors = {name: value.clone().requires_grad_() for name, value in start.items()}
+    optimizer = evidential.make_optimizer(recipe, tensors, None)
+    generator = torch.Generator().manual_seed(0)
+    for value in tensors.values():
+        value.grad = torch.randn(value.shape, generator=generator)
+    optimizer.step()
+    for name, rate in (("prompts.b", 0.1), ("prompts.t", 0.2), ("head.weight", 0.3), ("head.bias", 0.3)):
+        w, g = start[name], tensors[name].grad
+        decayed = g + 0.25 * w
+        expected = {
+            "adamw": w * (1 - rate * 0.25) - rate * g.sign(), "adam": w - rate * decayed.sign(),
+            "sgd": w - rate * decayed,
+        }[kind]  # fmt: skip
+        steady = decayed.abs() > 1e-3  # where Adam's epsilon does not show
+        torch.testing.assert_close(tensors[name].detach()[steady], expected[steady], atol=2e-5, rtol=2e-5)
+    kept = evidential.optimizer_state(recipe, optimizer, tensors)
+    assert bool(kept.arrays) == (kind != "sgd")
+
+
+@pytest.mark.parametrize("kind", ["adam", "sgd"])
+def test_other_optimisers_go_on_across_rounds_too(kind, make_task, make_site):
+    """Kept moments: two rounds of one epoch are one round of two, but for the draws; sgd has none to keep."""
+    task = make_task(rounds=2)
+    states = {
+        keep: play(build(METHODS["local"], {**HYPER, "optimizer": kind, "optimizer_state": keep}), task,
+                   {"a": make_site(task)})[1]["a"]
+        for keep in ("keep", "reset")
+    }  # fmt: skip
+    learned = [{name: value for name, value in state.arrays.items() if "optimizer" not in name}
+               for state in states.values()]  # fmt: skip
+    assert (State(learned[0]).digest() == State(learned[1]).digest()) == (kind == "sgd")
+
+
+def test_a_prior_of_zero_is_told_before_it_becomes_a_loss_without_value(make_task, make_site):
+    """docs/methods.md 1.3: a site of one class without a floor has W = 0 there, and lnGamma(0) is infinite."""
+    task = make_task()
+    method = build(METHODS["local"], {**HYPER, "prior_floor": 0.0})
+    play(method, task, {"a": make_site(task)})  # both classes: no floor is needed
+    with pytest.raises(TrainingError, match=r"site a has images of one class only.*raise prior_floor"):
+        play(method, task, {"a": make_site(task, labels=[0] * 12)})
 
 
 def test_kept_moments_make_two_rounds_one_run(make_task, make_site):

@@ -7,6 +7,8 @@ from tests.trainer.methods.conftest import Exchange, play, told
 from edgefl_trainer.contract import Phase, State
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import evidential
 from edgefl_trainer.methods import METHODS
 
 HYPER = {"batch": 4, "lr_head": 2e-3}
@@ -45,6 +47,21 @@ def test_the_averaged_model_is_fedavgs_and_fine_tuning_is_one_more_round(hyper, 
         for tensor in set(averaged.tensors) - set(trained):  # prior, statistics, temperature
             np.testing.assert_array_equal(predictor.tensors[tensor], averaged.tensors[tensor])
         assert not np.array_equal(predictor.tensors["prompts.b"], averaged.tensors["prompts.b"])
+
+
+@pytest.mark.parametrize(("final_epochs", "count"), [(0, 2), (3, 3)])
+def test_the_length_of_the_fine_tuning_can_be_named(final_epochs, count, make_task, make_site, monkeypatch):
+    """docs/methods.md 4.1: one round's worth unless named; the annealing clock goes on from R·E either way."""
+    task = make_task(rounds=2, epochs=2)
+    weights, loss = [], evidential.evidential_loss
+    monkeypatch.setattr(evidential, "evidential_loss", lambda e, t, w, kl: weights.append(kl) or loss(e, t, w, kl))
+    play(build(METHODS["fedavgpers"], {"batch": 12, "final_epochs": final_epochs}), task, {"a": make_site(task)})
+    assert weights == pytest.approx([t / 10 for t in range(4 + count)])
+
+
+def test_a_length_out_of_range_is_told():
+    with pytest.raises(SettingError, match="final_epochs is -1; allowed: 0"):
+        build(METHODS["fedavgpers"], {"final_epochs": -1})
 
 
 @pytest.mark.parametrize("kd", [False, True])

@@ -124,6 +124,23 @@ def test_a_reply_is_as_large_as_its_prototypes(make_task, make_site):
     assert numbers <= len(seen[-1].replies["a"].to_bytes()) <= numbers + 1024
 
 
+def test_prototypes_of_the_last_epoch_are_of_the_moving_weights(make_task, make_site):
+    """`prototypes=during`, the authors' code: with one batch an epoch, the second of two epochs reads the features that
+    one epoch left behind, which are those that `after` sends where there is one epoch."""
+    sent = {}
+    for prototypes, epochs in (("during", 2), ("after", 1), ("after", 2)):
+        task = make_task(epochs=epochs)
+        method = proto(prototypes=prototypes, batch=12, augment="none", head_norm="none", lr_t=0.05)
+        seen: list[Exchange] = []
+        play(method, task, {"a": make_site(task)}, watch=seen.append)
+        sent[prototypes, epochs] = seen[-1].replies["a"]
+    during, before, end = (sent[key] for key in (("during", 2), ("after", 1), ("after", 2)))
+    assert dict(during.scalars) == dict(end.scalars)
+    for name in ("prototypes.0", "prototypes.1"):
+        np.testing.assert_allclose(during.arrays[name], before.arrays[name], atol=1e-5)
+        assert np.abs(during.arrays[name] - end.arrays[name]).max() > 1e-3
+
+
 def test_all_sites_read_features_on_one_scale(make_task, make_site):
     """Prototypes of different sites can be averaged: statistics and readout are the federation's, at every site."""
     task = make_task()

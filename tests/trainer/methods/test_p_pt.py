@@ -42,6 +42,23 @@ def test_a_round_goes_on_from_the_sites_prompts_and_the_averaged_head(make_task,
     assert not np.array_equal(states["a"].arrays["head.weight"], server.arrays["head.weight"])
 
 
+def test_with_a_local_head_nothing_that_learns_leaves(make_task, make_site):
+    """docs/methods.md 5.7, `head=local`: each site goes on from its own prompts and its own head."""
+    task = make_task(rounds=2)
+    method = build(METHODS["p-pt"], {**HYPER, "head": "local"})
+    sites = {name: make_site(task, name, seed=seed) for seed, name in enumerate("ab")}
+    server, states = play(method, task, sites)
+    assert not server.arrays and method.travels == ()
+    alone, own = play(method, task, {"a": sites["a"]})
+    assert own["a"].digest() == states["a"].digest()
+    broadcast = stamped(method.broadcast(server, after(task), ["a"])["a"], after(task), 2)
+    tensors = method.predictor(sites["a"], states["a"], broadcast).tensors
+    for name in ("prompts.s", "head.weight"):
+        np.testing.assert_array_equal(tensors[name], states["a"].arrays[name])
+    first, _ = play(method, make_task(rounds=1), {"a": sites["a"]})
+    assert first.digest() == alone.digest()  # the server holds nothing, ever
+
+
 def test_a_newcomer_has_the_initial_prompts_and_the_averaged_head(make_task, make_site):
     task = make_task()
     method = build(METHODS["p-pt"], HYPER)

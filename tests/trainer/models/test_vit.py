@@ -35,7 +35,7 @@ def test_without_prompts_the_features_are_timms(make_timm, spec, batch, options,
     assert torch.allclose(pooled, plain.forward_head(tokens, pre_logits=True), atol=1e-5)
 
 
-def reference(plain, image, prompts):
+def reference(plain, image, prompts, place="after"):
     """FedEvPrompt eq. 1 token by token: Attention(h_Q, [P_k; h_K], [P_v; h_V]) in einsum, sharing nothing with ours."""
     x = plain._pos_embed(plain.patch_embed(image))
     attentions = []
@@ -44,6 +44,11 @@ def reference(plain, image, prompts):
         b, t, d = y.shape
         h = block.attn.num_heads
         q, k, v = (part.view(b, t, h, d // h) for part in block.attn.qkv(y).split(d, dim=-1))
+        if place == "before":  # prefixes are tokens of width d, and pass through W_k and W_v with their biases
+            weight, bias = block.attn.qkv.weight, block.attn.qkv.bias
+            rows = [prefix[j].flatten(1) @ weight[(j + 1) * d : (j + 2) * d].T for j in (0, 1)]
+            rows = [row + bias[(j + 1) * d : (j + 2) * d] for j, row in enumerate(rows)]
+            prefix = torch.stack([row.view(-1, h, d // h) for row in rows])
         k = torch.cat([prefix[0].expand(b, *prefix[0].shape), k], dim=1)
         v = torch.cat([prefix[1].expand(b, *prefix[1].shape), v], dim=1)
         scores = torch.einsum("bthe,bshe->bhts", q, k) / (d // h) ** 0.5
@@ -54,11 +59,12 @@ def reference(plain, image, prompts):
     return plain.norm(x), attentions
 
 
+@pytest.mark.parametrize("place", ["after", "before"])
 @pytest.mark.parametrize("need_attention", [False, True])
-def test_prefix_attention_equals_the_einsum_reference(make_timm, spec, vit, batch, prompts, need_attention):
-    """docs/methods.md, prefix prompts: prefix first, keys and values only, after the projection."""
-    tokens, _ = reference(make_timm(spec), batch, prompts)
-    output = vit(batch, prompts, need_attention=need_attention)
+def test_prefix_attention_equals_the_einsum_reference(make_timm, spec, vit, batch, prompts, need_attention, place):
+    """docs/methods.md, prefix prompts: prefix first, keys and values only, after the projection or before it."""
+    tokens, _ = reference(make_timm(spec), batch, prompts, place)
+    output = vit(batch, prompts, need_attention=need_attention, prefix_place=place)
     assert torch.allclose(output.cls, tokens[:, 0], atol=1e-5)
     assert torch.allclose(output.patch_mean, tokens[:, 1:].mean(1), atol=1e-5)
     assert len(output.factors) == (spec.depth if need_attention else 0)

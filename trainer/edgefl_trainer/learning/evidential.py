@@ -6,7 +6,7 @@ the step is a plain function here and its settings are one dataclass that each m
 docs/methods.md: prefix prompts, prior, evidential loss, readout and feature standardisation.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.augment import dihedral
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
-from edgefl_trainer.errors import SettingError
+from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.terms import Step, Term
 from edgefl_trainer.learning.usual import everything_usual
@@ -27,13 +27,13 @@ from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.spec import BackboneSpec, Readout, ViTSpec, require_vit, settled_readout
-from edgefl_trainer.models.vit import PromptInit, ViTOutput, init_prompts, prefix_length
+from edgefl_trainer.models.vit import PrefixPlace, PromptInit, ViTOutput, init_prompts, prefix_length
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
 HEAD = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
 MAX_PROMPT_LENGTH = 10_000
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of adamw and adam; plain sgd remembers nothing
 LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
 
@@ -45,11 +45,13 @@ class EvidentialRecipe:
     lr_t: float = 5e-4  # mu2, t-prompts
     lr_head: float = 5e-4  # mu2 unless features are standardised, where a larger step pays
     weight_decay: float = 1e-2
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # sgd: without momentum
     batch: int = 32
     prompts: Literal["bt", "g", "none"] = "bt"  # g: one set in all blocks, learned at lr_b; none: the head alone
     b_blocks: int = 3  # l: blocks with b-prompts, the others hold t-prompts
     prompt_length: int = 0  # P; 0: 50·N/196, rounded
     prompt_init: PromptInit = "normal"
+    prefix: PrefixPlace = "after"  # where prompts join keys and values: behind the projection, or as tokens before it
     loss: Literal["evidential", "ce"] = "evidential"  # ce: cross-entropy over a softmax, without uncertainty
     evidence: EvidenceKind = "softplus"
     anneal_epochs: int = 10  # the KL weight is min(1, t / anneal_epochs)
@@ -99,6 +101,7 @@ class EvidentialRecipe:
             head_norm=norm,
             prompts=self.prompt_names,
             prefix_mode=mode,
+            prefix=self.prefix,
             discount=self.discount,
         )
 
@@ -148,12 +151,20 @@ def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
     These are the site's training counts, or equal ones where `--balance class` draws the classes equally: correcting
     for the counts a second time would favour the rare classes (docs/methods.md, prior). Classes without a row keep 0.
     A site without labelled rows, one that never trains, has W = 1.
+
+    Raises:
+        TrainingError: no floor keeps the prior of a site's only class above 0, where the loss has no value.
     """
     counts = site.train.counts(len(site.task.classes))
     if not counts.any():
         return torch.ones(len(counts), device=site.device)
     shown = (counts > 0).astype(np.int64) if site.balance == "class" else counts
-    return class_prior(torch.from_numpy(shown), recipe.prior_floor).float().to(site.device)
+    prior = class_prior(torch.from_numpy(shown), recipe.prior_floor).float().to(site.device)
+    if not bool((prior > 0).all()):
+        raise TrainingError(
+            f"site {site.name} has images of one class only, whose prior W is 0 with prior_floor=0: raise prior_floor."
+        )
+    return prior
 
 
 def learn(
@@ -166,6 +177,8 @@ def learn(
     optimizer: torch.optim.Optimizer,
     terms: Sequence[Term] = (),
     mode: PrefixMode = "renormalise",
+    epochs: int | None = None,
+    watch: Callable[[int, Step], None] | None = None,
 ) -> None:
     """E local epochs: steps `tensors` in place and reports loss, each term's share of it and dead evidence.
 
@@ -178,17 +191,19 @@ def learn(
         optimizer: over the trained tensors, see `make_optimizer`.
         terms: what the method adds to the loss; attention stays fused where none needs maps.
         mode: how rollout treats the prefix columns.
+        epochs: another number of epochs than E; the annealing clock still counts E for each round before.
+        watch: is given the epochs that are left and every step.
     """
     assert site.backbone is not None
     module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, mode))
     prior = site_prior(recipe, site)
     need_maps = any(term.needs_maps for term in terms)
-    epochs = site.task.epochs
+    count = site.task.epochs if epochs is None else epochs
     per_epoch = -(-len(site.train) // recipe.batch)
     largest = np.zeros(len(terms))
-    for epoch in range(epochs):
+    for epoch in range(count):
         rng = site.rng("augment", round_, epoch)
-        kl_weight = recipe.kl_weight(round_, epoch, epochs)
+        kl_weight = recipe.kl_weight(round_, epoch, site.task.epochs)
         totals = np.zeros(2 + len(terms))
         for step, (images, target) in enumerate(site.batches(site.train, recipe.batch, round_, epoch)):
             views = dihedral(images, rng) if recipe.augment == "dihedral" else images
@@ -199,6 +214,8 @@ def learn(
             optimizer.zero_grad(set_to_none=True)
             total.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
+            if watch is not None:
+                watch(count - 1 - epoch, seen)
             shares = [float(term.detach()) / max(1e-12, float(loss.detach())) for term in added]
             totals += len(images) * np.array([value, dead, *shares])
             site.report(
@@ -219,10 +236,11 @@ def learn(
 def make_optimizer(
     recipe: EvidentialRecipe, tensors: Mapping[str, Tensor], state: State | None
 ) -> torch.optim.Optimizer:
-    """AdamW over the trained tensors; with `state`, its moments go on where they stopped."""
+    """The recipe's optimiser over the trained tensors; with `state`, its moments go on where they stopped."""
     rates = {"prompts.b": recipe.lr_b, "prompts.g": recipe.lr_b, "prompts.t": recipe.lr_t}
     groups = [{"params": [tensors[name]], "lr": rates.get(name, recipe.lr_head)} for name in recipe.trained]
-    optimizer = torch.optim.AdamW(groups, weight_decay=recipe.weight_decay)
+    kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[recipe.optimizer]
+    optimizer: torch.optim.Optimizer = kind(groups, weight_decay=recipe.weight_decay)
     if state is not None and "optimizer.step" in state.values:
         for name in recipe.trained:
             moments = {key: torch.from_numpy(np.array(state.arrays[f"optimizer.{key}.{name}"])) for key in MOMENTS}
@@ -235,7 +253,9 @@ def make_optimizer(
 
 
 def optimizer_state(recipe: EvidentialRecipe, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> State:
-    """The moments of `make_optimizer`'s AdamW under stable names."""
+    """The moments of `make_optimizer`'s optimiser under stable names; nothing of one that has none."""
+    if recipe.optimizer == "sgd":
+        return State()
     arrays = {}
     for name in recipe.trained:
         moments = optimizer.state[tensors[name]]

@@ -4,14 +4,14 @@ State of such a site: the trained tensors, the feature statistics where they are
 its readout as a plain value. Methods differ only in the terms they add and in what is sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Site, State
 from edgefl_trainer.learning import evidential, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.features import own_features, readout_named
-from edgefl_trainer.learning.terms import Term
+from edgefl_trainer.learning.terms import Step, Term
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.rollout import PrefixMode
 
@@ -25,6 +25,7 @@ def private_round(
     keep_optimizer: bool,
     terms: Sequence[Term] = (),
     mode: PrefixMode = "renormalise",
+    watch: Callable[[int, Step], None] | None = None,
 ) -> State:
     """E epochs from where the site stopped; the first round starts it.
 
@@ -36,6 +37,7 @@ def private_round(
         keep_optimizer: carry the optimiser's moments from round to round.
         terms: what the method adds to the loss.
         mode: how rollout treats the prefix columns.
+        watch: see `evidential.learn`.
 
     Returns:
         The site's new state.
@@ -53,6 +55,7 @@ def private_round(
         optimizer=optimizer,
         terms=terms,
         mode=mode,
+        watch=watch,
     )
     kept = evidential.optimizer_state(recipe, optimizer, tensors) if keep_optimizer else State()
     values = {"readout": before.values["readout"], **kept.values}

@@ -102,8 +102,10 @@ class FedAvg:
         new = self.learned(site, state, broadcast)
         return new, self.reply(site, new, broadcast)
 
-    def learned(self, site: Site, state: State, broadcast: Payload, terms: Sequence[Term] = ()) -> State:
-        """E epochs from the averaged tensors, with a method's own `terms` in the loss."""
+    def learned(
+        self, site: Site, state: State, broadcast: Payload, terms: Sequence[Term] = (), epochs: int | None = None
+    ) -> State:
+        """E epochs, or as many as named, from the averaged tensors, with a method's own `terms` in the loss."""
         before = self.model(site, state, broadcast)
         tensors = evidential.trainable(self.recipe, before.arrays, site.device)
         evidential.learn(
@@ -115,6 +117,7 @@ class FedAvg:
             optimizer=evidential.make_optimizer(self.recipe, tensors, None),
             terms=[*terms, *(distillation(self.maps, site, broadcast.arrays) if self.kd else ())],
             mode=self.maps.rollout,
+            epochs=epochs,
         )
         return State(steps.as_arrays(tensors), before.values)
 

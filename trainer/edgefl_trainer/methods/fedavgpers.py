@@ -4,7 +4,8 @@
     site c: E more epochs from the final model; nothing is sent            local_round, `final`
     site c scores with its own fine-tuned model                            predictor
 
-Differs from the paper: it gives no length for the fine-tuning; one round's worth of epochs here (docs/methods.md).
+Differs from the paper: it gives no length for the fine-tuning; one round's worth of epochs here, `final_epochs` for
+another number (docs/methods.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -25,6 +27,11 @@ class FedAvgPers:
     needs_labels: ClassVar[bool] = True
 
     fedavg: FedAvg = field(default_factory=FedAvg)
+    final_epochs: int = 0  # of the fine-tuning; 0: as many as a round has
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.final_epochs <= 10_000:
+            raise SettingError(f"final_epochs is {self.final_epochs}; allowed: 0 (as many as a round has) to 10000.")
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -47,7 +54,7 @@ class FedAvgPers:
         """A round of FedAvg; in the final phase the same at home, with nothing sent."""
         if broadcast.scalars["phase"] != "final":
             return self.fedavg.local_round(site, state, broadcast)
-        own = self.fedavg.learned(site, state, broadcast)
+        own = self.fedavg.learned(site, state, broadcast, epochs=self.final_epochs or None)
         return State(own.arrays, {**own.values, "personal": 1}), Payload({}, {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:

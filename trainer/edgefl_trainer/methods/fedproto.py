@@ -8,9 +8,10 @@
 Prompts and head stay at their site. A run reports the answers of the head and, beside them, those of the nearest
 prototype; with `predict=nearest` that one is evaluated in full and exported, and the head stands beside it.
 
-Differs from the paper: prototypes are computed in one pass after local training, not over batches while weights move;
-a warm phase pools feature statistics, without which the sites' standardised features had no common scale; a class
-without a prototype adds no term; the loss beside the term is that of the evidential family (docs/methods.md).
+Differs from the paper: prototypes are computed in one pass after local training (`prototypes=during`: over the batches
+of the last epoch while weights move, as the authors' code has it); a warm phase pools feature statistics, without which
+the sites' standardised features had no common scale; a class without a prototype adds no term; the loss beside the term
+is that of the evidential family (docs/methods.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,6 +56,20 @@ class ToPrototype:
         return self.weight * torch.where(self.known[step.target], distance, 0).mean()
 
 
+@dataclass(frozen=True)
+class LastEpoch:
+    """What the head read of the images of the last epoch, step by step."""
+
+    features: list[Prototypes] = field(default_factory=list)  # (B, D) each
+    targets: list[NDArray[np.int64]] = field(default_factory=list)  # (B,) each
+
+    def __call__(self, epochs_left: int, step: Step) -> None:
+        """See `evidential.learn`."""
+        if epochs_left == 0:
+            self.features.append(step.features.detach().cpu().numpy())
+            self.targets.append(step.target.cpu().numpy())
+
+
 @dataclass(frozen=True, kw_only=True)
 class FedProto:
     """Private models that agree on where each class lies in feature space."""
@@ -67,6 +82,7 @@ class FedProto:
     proto_weight: float = 1.0  # lambda
     weighting: Literal["samples", "uniform"] = "samples"  # of a class's prototypes
     predict: Literal["head", "nearest"] = "head"
+    prototypes: Literal["after", "during"] = "after"  # local training, or its last epoch while weights move
 
     def __post_init__(self) -> None:
         if not 0 <= self.proto_weight <= 1000:
@@ -99,10 +115,13 @@ class FedProto:
         if broadcast.scalars["phase"] == "warm":
             standardise = self.recipe.standardises(site.task.backbone)
             return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
-        terms = self._terms(site, broadcast)
-        new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
-        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
-        means = class_means(training_features(site, predictor), site.train.targets)
+        terms, seen = self._terms(site, broadcast), LastEpoch() if self.prototypes == "during" else None
+        new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, watch=seen)
+        if seen is not None:
+            means = class_means(np.concatenate(seen.features), np.concatenate(seen.targets))
+        else:
+            predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
+            means = class_means(training_features(site, predictor), site.train.targets)
         counts = site.train.counts(len(site.task.classes))
         arrays = {f"prototypes.{k}": mean for k, mean in means.items()}
         return new, Payload(arrays, {f"n.{k}": int(counts[k]) for k in means})

@@ -5,13 +5,13 @@
     server: H = sum_c n_c/n H_c                                       aggregate
 
 Differs from the paper: it says no more than that the prompts are personalised; prompts at the input, a site that took
-part in no round uses the initial ones; a warm phase pools readout and feature statistics where they are asked for;
-images are turned and mirrored (docs/methods.md 5.7).
+part in no round uses the initial ones; `head=local` keeps the head, too, at its site; a warm phase pools readout and
+feature statistics where they are asked for; images are turned and mirrored (docs/methods.md 5.7).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class PPT:
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens
+    head: Literal["averaged", "local"] = "averaged"  # local: nothing that learns leaves its site
     weighting: Weighting = "samples"
 
     def __post_init__(self) -> None:
@@ -50,16 +51,17 @@ class PPT:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "weights")
+        return averaged.travels(self.recipe, *(("weights",) if self.head == "averaged" else ()))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""
         return averaged.phases(self.recipe, rounds)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh head."""
+        """A fresh head; with `head=local` nothing."""
         check_fits(task, Tokens())
-        return averaged.start(self.recipe, task, {HEAD: self._initial(task)[HEAD]})
+        shared = {HEAD: self._initial(task)[HEAD]} if self.head == "averaged" else {}
+        return averaged.start(self.recipe, task, shared)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """H to everyone."""
@@ -71,20 +73,21 @@ class PPT:
             return State(), averaged.warm_reply(self.recipe, site)
         model = self._model(site, state, broadcast)
         learned = averaged.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD))
-        return State(learned), averaged.reply(site, {HEAD: learned[HEAD]})
+        shared = {HEAD: learned[HEAD]} if self.head == "averaged" else {}
+        return State(learned), averaged.reply(site, shared)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """The mean of the heads."""
         return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's prompts, initial ones where it has none, and the averaged head."""
+        """The site's prompts, initial ones where it has none, and the averaged head, or its own."""
         model = self._model(site, state, broadcast)
         return averaged.predictor(self.recipe, site, Tokens(), model, broadcast)
 
     def _model(self, site: Site, state: State, broadcast: Payload) -> Arrays:
         own = state.arrays or steps.as_arrays(self._initial(site.task))
-        return {**broadcast.arrays, PROMPTS: own[PROMPTS]}
+        return {**own, **broadcast.arrays, PROMPTS: own[PROMPTS]}
 
     def _initial(self, task: Task) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(task.seed)

@@ -26,7 +26,7 @@ from edgefl_trainer.models.head import (
 )
 from edgefl_trainer.models.inserts import Insert, insert_from_json, insert_to_json
 from edgefl_trainer.models.spec import Readout
-from edgefl_trainer.models.vit import FrozenViT, ViTOutput
+from edgefl_trainer.models.vit import FrozenViT, PrefixPlace, ViTOutput
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
 Output = Literal["evidential", "softmax"]
@@ -50,6 +50,7 @@ class ScoreOptions:
         insert: prompt tokens in the sequence; None for none.
         prompted: for the readout `prompted`, how many prompt tokens it takes in.
         prefix_mode: what the map does with the columns of prompts.
+        prefix: where prefix prompts join keys and values, after or before the projection.
         discount: whether evidence is taken away from features that are unusual at the site, unused by softmax.
     """
 
@@ -61,6 +62,7 @@ class ScoreOptions:
     insert: Insert | None = None
     prompted: int = 0
     prefix_mode: PrefixMode = "renormalise"
+    prefix: PrefixPlace = "after"
     discount: Literal["none", "unusual"] = "none"
 
     @property
@@ -188,6 +190,7 @@ class ScoreModule(nn.Module):
             insert=None if insert is None else insert.bind(tensors, lambda: vit(pixels).cls),
             need_attention=need_attention,
             prefix_mode=self.options.prefix_mode,
+            prefix_place=self.options.prefix,
         )
         return found
 

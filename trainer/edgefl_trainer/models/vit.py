@@ -24,6 +24,9 @@ from edgefl_trainer.rollout import PrefixMode
 PromptInit = Literal["uniform", "normal"]
 """`uniform`: everything U(−1, 1), as DualPrompt; `normal`: keys N(0, 0.02), values zero."""
 
+PrefixPlace = Literal["after", "before"]
+"""`after`: prefixes join the projected keys and values; `before`: they are tokens, which the block projects itself."""
+
 
 class ViTOutput(NamedTuple):
     """Outputs of `FrozenViT`.
@@ -183,6 +186,7 @@ class FrozenViT(nn.Module):
         insert: Inserter | None = None,
         need_attention: bool = False,
         prefix_mode: PrefixMode = "renormalise",
+        prefix_place: PrefixPlace = "after",
     ) -> ViTOutput:
         """Features of a batch, and the rollout factors when asked for.
 
@@ -194,6 +198,7 @@ class FrozenViT(nn.Module):
                 probabilities of every block. Otherwise attention is fused.
             prefix_mode: what the factors do with the columns of prefixes and prompt tokens, see
                 `edgefl_trainer.rollout.PrefixMode`.
+            prefix_place: where prompts join, see `PrefixPlace`.
 
         Returns:
             The readouts and the factors.
@@ -207,6 +212,8 @@ class FrozenViT(nn.Module):
         for index, block in enumerate(self.vit.blocks):
             tokens = tokens if insert is None else insert(index, tokens)
             prefix = None if prompts is None else prompts[index]
+            if prefix is not None and prefix_place == "before":
+                prefix = _projected(block.attn, prefix)
             recorded = (prefix_mode, self.tokens) if need_attention else None
             mixed, factor = _attend(block.attn, block.norm1(tokens), prefix, recorded)
             # Stochastic depth and dropout are the identity here: the network stays in evaluation mode.
@@ -235,6 +242,16 @@ class FrozenViT(nn.Module):
                 f"prompts have shape {tuple(prompts.shape)}; {self.spec.name} takes {wanted}:"
                 " blocks, keys and values, prefix length, heads, head width"
             )
+
+
+def _projected(attention: Any, prefix: Float[Tensor, "two P H dh"]) -> Float[Tensor, "two P H dh"]:
+    """Prefixes that are tokens of width D = h·d_h, as the keys and values that the block makes of tokens."""
+    length, width = prefix.shape[1], attention.num_heads * attention.head_dim
+    key, value = (
+        attention.qkv(tokens).split(width, dim=-1)[part].reshape(length, attention.num_heads, attention.head_dim)
+        for part, tokens in enumerate(prefix.reshape(2, length, width), start=1)
+    )
+    return torch.stack([attention.k_norm(key), value])
 
 
 def _attend(
