@@ -10,6 +10,7 @@ that the method takes. The rules, in order:
         more than eight times the median one is refused; a site with more images than the median may go farther, in
         proportion. A reply times a million, times −10, or far from everything does not enter the mean
     (4) a reply that the method cannot take alone is refused, once it could not take them all together
+A contribution of features (`beside_the_average`) is compared with others of its kind alone, and counts for no quorum.
 A problem that no rule pins on a reply is told as such, and nothing is aggregated. Pure: the method comes as a function.
 Source: docs/security.md, poisoning, and check 46.
 """
@@ -17,7 +18,7 @@ Source: docs/security.md, poisoning, and check 46.
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -30,6 +31,7 @@ Replies = Mapping[str, Payload]
 Form = tuple[tuple[str, str], ...]
 
 _ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
+_BESIDE = frozenset({"features"})  # what says something without anything that is averaged
 _CLASS = re.compile(r"(.+)\.(?:0|[1-9][0-9]*)")
 
 # What a missing name, or arithmetic on arrays that do not fit, raises; never a failure of the machine.
@@ -54,25 +56,54 @@ class Verdict(Generic[Result]):
     problem: str = ""
 
 
-def judge(replies: Replies, broadcasts: Replies, take: Callable[[Replies], Result], *, quorum: int) -> Verdict[Result]:
+def beside_the_average(travels: Collection[str], phase: str) -> frozenset[str]:
+    """Names of arrays that a member may send alone in a round in which the others send more: FedCLF's features.
+
+    They join what the others are dealt. In the warm phase they are what everybody sends, so nothing is beside it.
+
+    Args:
+        travels: what replies of the method hold.
+        phase: of the round.
+    """
+    return frozenset() if phase == "warm" else _BESIDE & frozenset(travels)
+
+
+def is_beside(names: Collection[str], beside: Collection[str]) -> bool:
+    """Tell whether a reply with arrays of these names is a contribution beside the average."""
+    return bool(names) and set(names) <= set(beside)
+
+
+def judge(
+    replies: Replies,
+    broadcasts: Replies,
+    take: Callable[[Replies], Result],
+    *,
+    quorum: int,
+    beside: Collection[str] = frozenset(),
+) -> Verdict[Result]:
     """Aggregate the sound replies.
 
     Args:
         replies: by site.
         broadcasts: what these sites were sent at the start of the round.
         take: the method's aggregation.
-        quorum: sound replies below which nothing is aggregated.
+        quorum: sound replies below which nothing is aggregated, contributions not counted.
+        beside: see `beside_the_average`.
     """
+
+    def counted(sound: Replies) -> int:
+        return sum(not is_beside(reply.arrays, beside) for reply in sound.values())
+
     refused = {name: why for name in sorted(replies) if (why := _against_broadcast(replies[name], broadcasts[name]))}
     sound = _without(replies, refused)
-    odd, problem = _minority(sound)
+    odd, problem = _minority(sound, beside)
     refused, sound = {**refused, **odd}, _without(sound, odd)
     if problem:
         return Verdict(None, refused, problem)
     far = _too_far(sound, broadcasts)
     refused, sound = {**refused, **far}, _without(sound, far)
-    if len(sound) < quorum:
-        return Verdict(None, refused, _too_few(sound, quorum))
+    if counted(sound) < quorum:
+        return Verdict(None, refused, _too_few(counted(sound), quorum))
     result, why = _try(take, sound)
     if result is not None:
         return Verdict(result, refused)
@@ -80,8 +111,8 @@ def judge(replies: Replies, broadcasts: Replies, take: Callable[[Replies], Resul
     if not alone:
         return Verdict(None, refused, f"the replies cannot be aggregated together: {why}")
     refused, sound = {**refused, **alone}, _without(sound, alone)
-    if len(sound) < quorum:
-        return Verdict(None, refused, _too_few(sound, quorum))
+    if counted(sound) < quorum:
+        return Verdict(None, refused, _too_few(counted(sound), quorum))
     result, why = _try(take, sound)
     problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
     return Verdict(result, refused, problem)
@@ -97,9 +128,9 @@ def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
     return ""
 
 
-def _minority(replies: Replies) -> tuple[dict[str, str], str]:
+def _minority(replies: Replies, beside: Collection[str]) -> tuple[dict[str, str], str]:
     """Rule (2): return the replies of another form than most, and a problem where no form is that of most."""
-    parts = {name: _parts(reply) for name, reply in replies.items() if reply.arrays}
+    parts = {name: _parts(reply, beside) for name, reply in replies.items() if reply.arrays}
     refused: dict[str, str] = {}
     for part in sorted({part for found in parts.values() for part in found}):
         forms = {name: found[part] for name, found in parts.items() if part in found and name not in refused}
@@ -111,9 +142,10 @@ def _minority(replies: Replies) -> tuple[dict[str, str], str]:
     return refused, ""
 
 
-def _parts(reply: Payload) -> dict[str, Form]:
+def _parts(reply: Payload, beside: Collection[str]) -> dict[str, Form]:
     """Return the form of a reply: one part for what every reply holds, one for each name that is there by class."""
-    parts: dict[str, set[tuple[str, str]]] = {"": set()}
+    whole = "beside" if is_beside(reply.arrays, beside) else ""
+    parts: dict[str, set[tuple[str, str]]] = {whole: set()}
     for name, array in reply.arrays.items():
         by_class = _CLASS.fullmatch(name)
         extents: list[object] = list(array.shape)
@@ -121,12 +153,12 @@ def _parts(reply: Payload) -> dict[str, Form]:
             extents[0] = "any"
         shown = f"array {by_class.group(1)}.<k>" if by_class else f"array {name}"
         described = f"{array.dtype} with shape ({', '.join(map(str, extents))})"
-        parts.setdefault(shown if by_class else "", set()).add((shown, described))
+        parts.setdefault(shown if by_class else whole, set()).add((shown, described))
     for name, value in reply.scalars.items():
         by_class = _CLASS.fullmatch(name)
         shown = f"scalar {by_class.group(1)}.<k>" if by_class else f"scalar {name}"
         kind = "text" if isinstance(value, str) else "a number"
-        parts.setdefault(shown if by_class else "", set()).add((shown, kind))
+        parts.setdefault(shown if by_class else whole, set()).add((shown, kind))
     return {part: tuple(sorted(form)) for part, form in parts.items()}
 
 
@@ -189,8 +221,8 @@ def _try(take: Callable[[Replies], Result], replies: Replies) -> tuple[Result | 
         return None, f"the method cannot use it ({said[:_MAX_REASON]})"
 
 
-def _too_few(sound: Replies, quorum: int) -> str:
-    return f"too few sound replies: {len(sound)}, at least {quorum} are needed"
+def _too_few(sound: int, quorum: int) -> str:
+    return f"too few sound replies: {sound}, at least {quorum} are needed"
 
 
 def _without(replies: Replies, names: Mapping[str, str]) -> dict[str, Payload]:

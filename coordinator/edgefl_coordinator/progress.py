@@ -8,13 +8,14 @@ sender does not reply again in that round. Source: docs/security.md, reliability
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
 
 from edgefl_coordinator import audit, members
 from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.judging import beside_the_average, is_beside
 from edgefl_coordinator.members import Member
 from edgefl_coordinator.rounds import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
 from edgefl_coordinator.schema import broadcasts, facts, offers, refused_replies, replies, rounds, states
@@ -29,7 +30,7 @@ class Accepted:
 
     blob: Blob
     idem: str
-    arrays: int
+    names: tuple[str, ...]  # of its arrays
     site_sha256: str
 
 
@@ -51,8 +52,14 @@ def current_round(connection: Connection) -> Round | None:
     row = connection.execute(select(rounds).order_by(rounds.c.number.desc()).limit(1)).first()
     if row is None:
         return None
-    count = connection.scalar(select(func.count()).select_from(replies).where(replies.c.number == row.number))
-    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count or 0, tried=row.tried)
+    count = _counted(connection, row.number)
+    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count, tried=row.tried)
+
+
+def _counted(connection: Connection, number: int) -> int:
+    """Count the replies of a round, without contributions beside the average."""
+    which = (replies.c.number == number) & (replies.c.beside == 0)
+    return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
 
 
 def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round | None:
@@ -76,15 +83,31 @@ def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round |
 
 
 def accept_reply(
-    connection: Connection, policy: RoundPolicy, now_ms: int, member: Member, number: int, reply: Accepted
+    connection: Connection,
+    policy: RoundPolicy,
+    now_ms: int,
+    member: Member,
+    number: int,
+    reply: Accepted,
+    travels: Sequence[str] = (),
 ) -> None:
     """Store a reply in the open round; the round closes at once when that completes its target.
+
+    Args:
+        connection: the transaction.
+        policy: of the federation's rounds.
+        now_ms: Unix milliseconds.
+        member: who sent it.
+        number: the round.
+        reply: what was sent.
+        travels: what replies of the method hold.
 
     Raises:
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
             earlier reply of this member in this round.
     """
     check_reply_due(connection, policy, now_ms, member, number)
+    beside = is_beside(reply.names, beside_the_average(travels, phase_of(connection, number)))
     connection.execute(
         insert(replies).values(
             number=number,
@@ -93,9 +116,10 @@ def accept_reply(
             blob=reply.blob.name,
             sha256=reply.blob.sha256,
             bytes=reply.blob.size,
-            arrays=reply.arrays,
+            arrays=len(reply.names),
             site_sha256=reply.site_sha256,
             accepted_ms=now_ms,
+            beside=int(beside),
         )
     )
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
@@ -193,7 +217,7 @@ def reopen_round(
         return []
     dropped = refuse_replies(connection, now_ms, number, refused)
     dropped += _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
-    left = connection.scalar(select(func.count()).select_from(replies).where(replies.c.number == number)) or 0
+    left = _counted(connection, number)
     connection.execute(update(rounds).where(rounds.c.number == number).values(tried=left))
     detail = {"problem": problem, "replies": left, "deadline_ms": deadline_ms}
     audit.append(connection, now_ms, "round_reopened", str(number), detail)
@@ -266,13 +290,13 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
 
 def contributors(connection: Connection, *, before: int) -> set[str]:
     """Return the names in the newest average before a round: who sent something in the last round that got anything."""
-    sent = (rounds.c.state == "done") & (replies.c.number < before) & (replies.c.arrays > 0)
+    sent = (rounds.c.state == "done") & (replies.c.number < before) & (replies.c.arrays > 0) & (replies.c.beside == 0)
     both = replies.join(rounds, rounds.c.number == replies.c.number)
     newest = connection.scalar(select(func.max(replies.c.number)).select_from(both).where(sent))
     found = (
         select(member_table.c.name)
         .join(replies, replies.c.skid == member_table.c.skid)
-        .where(replies.c.number == newest, replies.c.arrays > 0)
+        .where(replies.c.number == newest, replies.c.arrays > 0, replies.c.beside == 0)
     )
     return set(connection.scalars(found))
 

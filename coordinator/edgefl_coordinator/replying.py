@@ -49,7 +49,8 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin
-        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply)
+        travels = call.coordinator.settings.task.travels
+        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply, travels)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
         if isinstance(request.reply, BlobReference):
@@ -87,4 +88,4 @@ def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
         refused = error if isinstance(error, RefusedError) else RefusedError("bad_contribution", str(error)[:500])
         refuse(call, refused)
     blob = call.coordinator.store.put_blob(data)
-    return progress.Accepted(blob, request.idem, len(reply.arrays), site_sha256)
+    return progress.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)

@@ -91,6 +91,7 @@ replies = Table(
     Column("arrays", Integer),
     Column("site_sha256", Text),
     Column("accepted_ms", Integer),
+    Column("beside", Integer),  # 1: a contribution beside the average, which counts for no quorum and no cohort
 )
 
 refused_replies = Table(
@@ -245,6 +246,11 @@ def m005_blobs_in_pieces(connection: Connection) -> None:
             connection.execute(text(statement))
 
 
+def m007_contributions_beside_the_average(connection: Connection) -> None:
+    """Mark the replies that join what others are dealt, and not the average."""
+    connection.execute(text("ALTER TABLE replies ADD COLUMN beside INTEGER NOT NULL DEFAULT 0"))
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     m001_first_tables,
     m002_others_in_a_broadcast,
@@ -252,6 +258,7 @@ MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     m004_past_blobs_go,
     m005_blobs_in_pieces,
     m006_keys_over_time,
+    m007_contributions_beside_the_average,
 )
 
 _M001 = """

@@ -21,7 +21,7 @@ import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Encoded, Job, JobResult, read_job, write_result
-from edgefl_coordinator.judging import judge
+from edgefl_coordinator.judging import beside_the_average, judge
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
@@ -71,6 +71,7 @@ def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[
         method.broadcast(state, phase, sorted(replies)),
         take,
         quorum=job.quorum,
+        beside=beside_the_average(method.travels, phase.kind),
     )
     made = verdict.result or JobResult(b"", kinds, {})
     return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem)

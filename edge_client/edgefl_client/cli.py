@@ -3,7 +3,8 @@
 Results go to standard output, everything meant for a person in passing to standard error. Exit codes: 0 done,
 1 failed, 2 usage or a missing extra, 3 refused. A known failure is one sentence. Only `click` is imported before a
 command runs; the commands stand in `score_command`, `watch_command`, `train_command`, `sync_command`, `trust_commands`,
-`policy_commands`, `outbox_commands`, `personal_commands`, `doctor_command` and `federation_commands`.
+`policy_commands`, `outbox_commands`, `personal_commands`, `contribute_command`, `doctor_command` and
+`federation_commands`.
 """
 
 import os
@@ -12,8 +13,9 @@ import sys
 import click
 
 from edgefl_client.command_options import home_option
+from edgefl_client.contribute_command import contribute
 from edgefl_client.doctor_command import doctor
-from edgefl_client.federation_commands import contribute, enrol, pull, status
+from edgefl_client.federation_commands import enrol, pull, status
 from edgefl_client.outbox_commands import outbox
 from edgefl_client.personal_commands import personal
 from edgefl_client.policy_commands import policy

@@ -19,12 +19,12 @@ from edgefl_client.contribution import (
     select_maps,
 )
 from edgefl_client.exchange.errors import ExchangeError
-from edgefl_client.exchange.identity import Identity
 from edgefl_client.exchange.membership import load_membership, load_task
 from edgefl_client.federate import Device
+from edgefl_client.offering import keep, policy_told, refused
 from edgefl_client.outgoing import describe
 from edgefl_client.pictures import PictureReader
-from edgefl_client.policy import Policy, PolicyError, Spent, load_policy
+from edgefl_client.policy import Spent, load_policy
 from edgefl_client.scorer import Scorer
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import read_bounded
@@ -96,23 +96,19 @@ def run_contribute(
     _check_fits(payload, task)
     content = payload.to_bytes()
     described = describe(content)
-    refused = _refused(policy, described, spent)
-    if refused is not None and not dry_run:
-        raise refused
+    refusal = refused(policy, described, spent)
+    if refusal is not None and not dry_run:
+        raise refusal
     return {
         "dry_run": dry_run,
-        "policy": {
-            "allowed": refused is None,
-            "code": None if refused is None else refused.code,
-            "message": None if refused is None else str(refused),
-        },
+        "policy": policy_told(refusal),
         "images": len(found.candidates),
         "left_out": found.left_out,
         "maps": {work.classes[label]: len(positions) for label, positions in found.chosen.items()},
         **described,
         "made_of": _made_of(found, work.classes),
         "sheets": None if sheets is None else _draw(work, found, payload, described, sheets),
-        "idem": None if dry_run else _keep(device, content),
+        "idem": None if dry_run else keep(device, content),
     }
 
 
@@ -127,23 +123,6 @@ def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
     return classes
 
 
-def _keep(device: Device, content: bytes) -> str:
-    federation = load_membership(device.home.member).federation
-    with (
-        Identity(device.home.member, device.passphrase) as identity,
-        device.outbox(identity) as outbox,
-    ):
-        return outbox.put(federation, "reply", content, device.clock_ms())
-
-
-def _refused(policy: Policy, described: Mapping[str, Any], spent: Spent) -> PolicyError | None:
-    try:
-        policy.check(described["travels"], described["bytes"], spent)
-    except PolicyError as error:
-        return error
-    return None
-
-
 def _task(device: Device, *, required: bool) -> TaskReply | None:
     """The task as last fetched, of a method that takes maps; where it is required and missing, say how to get it."""
     if required:
@@ -153,7 +132,9 @@ def _task(device: Device, *, required: bool) -> TaskReply | None:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
     if task is not None and not (task.tokens and task.maps_per_class):
         raise LabelsError(
-            f"the federation learns {task.method}, which takes no maps: take part with edgefl sync", "no_maps"
+            f"the federation learns {task.method}, which takes no maps: take part with edgefl sync"
+            + (", or give features with edgefl contribute --features" if "features" in task.travels else ""),
+            "no_maps",
         )
     return task
 

@@ -1,4 +1,4 @@
-"""`edgefl enrol`, `pull`, `contribute`, `status`: a device's part in a federation, at the command line.
+"""`edgefl enrol`, `pull`, `status`: a device's part in a federation, at the command line.
 
 The work is done by `federate` and `status`; here its results become lines.
 """
@@ -12,14 +12,9 @@ from edgefl_client.command_options import (
     device_of,
     home_option,
     json_option,
-    model_option,
-    open_scorer,
     passphrase_option,
     report,
-    threads_option,
-    trust_option,
 )
-from edgefl_client.score_command import formats_option
 
 
 @click.command()
@@ -82,72 +77,6 @@ def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
     found = federate.run_pull(device_of(context, home_dir, passphrase_file))
     verb = "now in use" if found["changed"] else "in use already"
     report(found, as_json, f"{found['line']}/{found['task']} version {found['version']} is {verb}: {found['file']}")
-
-
-@click.command()
-@click.option(
-    "--labels",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="CSV",
-    help="Table with the columns image (a file, relative to the table) and label (a class of the model).",
-)
-@click.option("--dry-run", is_flag=True, help="Only say what would leave this device, to the last number.")
-@click.option(
-    "--sheets",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Draw into this folder the maps that leave, and beside them, at the same places, the pictures that stay.",
-)
-@model_option
-@trust_option
-@formats_option
-@threads_option
-@passphrase_option
-@json_option
-@home_option
-@click.pass_context
-def contribute(
-    context: click.Context,
-    labels: Path,
-    dry_run: bool,
-    sheets: Path | None,
-    model: Path | None,
-    trusted: tuple[str, ...],
-    formats: tuple[str, ...],
-    threads: int | None,
-    passphrase_file: Path | None,
-    as_json: bool,
-    home_dir: str | None,
-) -> None:
-    """Score labelled pictures here and put a few attention maps per class into the outbox; pictures never leave.
-
-    A picture that is blurred, badly lit, too small or not of skin gives no map.
-    """
-    from edgefl_client.contributing import run_contribute
-    from edgefl_client.outgoing import described_text
-    from edgefl_client.pictures import PictureReader
-    from edgefl_protocol.referral import REASON_WORDS
-
-    device = device_of(context, home_dir, passphrase_file)
-    scorer, bundle = open_scorer(device.home, model, trusted, threads, None)
-    with PictureReader(formats) as reader:
-        found = run_contribute(device, labels, reader, scorer, bundle, dry_run=dry_run, sheets=sheets)
-    left_out = found["left_out"]
-    if left_out["images"]:
-        why = "; ".join(f"{REASON_WORDS[reason]}: {number}" for reason, number in left_out["reasons"].items())
-        noun = "picture gives" if left_out["images"] == 1 else "pictures give"
-        click.echo(f"{left_out['images']} {noun} no map ({why}).", err=True)
-    maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
-    what = f"{found['bytes']} bytes: attention maps ({maps}) and the digest of the model's values; no picture, no name"
-    text = (
-        f"would leave: {what}\n{described_text(found)}" if dry_run else f"in the outbox: {what}; edgefl sync sends it"
-    )
-    report(found, as_json, text)
-    if found["sheets"] is not None:
-        click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)
-    if found["policy"]["message"] is not None:
-        click.echo(f"As the policy is now, this stays here: {found['policy']['message']}.", err=True)
 
 
 @click.command()

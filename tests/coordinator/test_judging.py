@@ -14,7 +14,7 @@ from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import JobResult, read_job, write_result
-from edgefl_coordinator.judging import judge
+from edgefl_coordinator.judging import beside_the_average, judge
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.progress import try_again
 from edgefl_coordinator.schema import audit, replies
@@ -134,6 +134,32 @@ def test_a_site_with_few_images_has_few_features() -> None:
     assert not verdict.refused and not verdict.problem
     wide = judged({**offered, "c": weights({"features": np.full((5, 6), 0.5, np.float16)})})
     assert list(wide.refused) == ["c"] and "features" in wide.refused["c"]
+
+
+BANK = np.full((3, 4), 0.5, np.float16)
+
+
+def test_features_alone_are_a_contribution_beside_the_average() -> None:
+    """docs/decisions/0033: some send features alone, whether they are many or few; nobody is refused for the other's
+    form, contributions count for no quorum, and where a method shares no features such a reply is odd."""
+    alone = Payload({"features": BANK}, {**SHA, "n_train": 0})
+    whole = weights({"features": BANK})
+    beside = beside_the_average(("features", "weights"), "train")
+    for many, few in ((alone, whole), (whole, alone)):
+        offered = {"a": many, "b": few, "c": many}
+        verdict = judge(offered, dict.fromkeys(offered, Payload()), sorted, quorum=1, beside=beside)
+        assert verdict.result == ["a", "b", "c"] and not verdict.refused
+    offered = {"a": alone, "b": whole, "c": alone}
+    assert judge(offered, dict.fromkeys(offered, Payload()), sorted, quorum=2, beside=beside).problem == (
+        "too few sound replies: 1, at least 2 are needed"
+    )
+    assert beside_the_average(("weights",), "train") == beside_the_average(("features",), "warm") == frozenset()
+    odd = judge({"a": whole, "b": alone, "c": whole}, dict.fromkeys("abc", Payload()), sorted, quorum=2)
+    assert set(odd.refused) == {"b"}
+    said = Payload({"features": BANK}, {**SHA, "n_train": 0, "patient": 7})
+    offered = {"a": alone, "b": said, "c": alone, "d": whole}
+    verdict = judge(offered, dict.fromkeys(offered, Payload()), sorted, quorum=1, beside=beside)
+    assert set(verdict.refused) == {"b"} and "patient" in verdict.refused["b"]
 
 
 def test_what_the_method_cannot_use_is_refused_alone() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import func, select
 
 from edgefl_coordinator import aggregation
 from edgefl_coordinator.aggregation import commit, next_job, step
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import read_result, write_job
+from edgefl_coordinator.jobs import JobResult, read_job, read_result, write_job, write_result
 from edgefl_coordinator.operations import OPERATIONS
 from edgefl_coordinator.schema import audit, broadcasts, replies, rounds, states
 from edgefl_protocol import Payload
@@ -133,6 +134,42 @@ def test_an_empty_second_reply_isolates_nobody(coordinator, tools, four) -> None
     step(coordinator, tools.toy_worker)
     for member in four:
         assert broadcast(member, 3).code == "small_cohort"
+
+
+def test_features_alone_close_no_round_and_fill_no_cohort(make_coordinator, clock, tools) -> None:
+    """Check 51 and docs/decisions/0033: in a train round features alone do not count for the quorum, and who sends
+    nothing else is no other in the average; in the warm round everybody sends features, and each counts."""
+    task_ = {"method": "fedclf", "shares_maps": False, "travels": ["features", "weights"]}
+    coordinator = make_coordinator(task=task_)
+    five = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abcde"]
+    features = Payload({"features": np.ones((2, 4), np.float16)}, {"site_sha256": "0" * 64, "n_train": 0})
+    whole = Payload({"features": np.ones((2, 4), np.float16), "head.weight": np.ones(3, np.float32)},
+                    {"site_sha256": "0" * 64, "n_train": 3})  # fmt: skip
+
+    def worker(folder: Path, timeout_s: float) -> None:
+        job = read_job(folder)
+        made = {site: Payload({}, {"phase": "train", "round": 1, "rounds": 2}).to_bytes() for site in job.sites}
+        write_result(folder, JobResult(Payload({}, {"after": job.number}).to_bytes(), ("warm", "train", "train"), made))
+
+    OPERATIONS["start"](coordinator, {})
+    assert step(coordinator, worker)
+    for member in five[:4]:
+        assert isinstance(member.reply(1, payload=features), Payload)
+    assert step(coordinator, worker)  # the warm round closed at its target
+    assert isinstance(broadcast(five[0], 2), Payload)
+    for member in five[1:]:
+        assert isinstance(member.reply(2, payload=features), Payload)
+    clock.now_ms += 60_000
+    assert not step(coordinator, worker) and task(five[0]).state == "open"
+    assert isinstance(five[0].reply(2, payload=whole), Payload)
+    clock.now_ms += 60_000
+    assert not step(coordinator, worker)  # one reply that is averaged, the minimum is two
+    late = tools.approved_member(coordinator, "clinic-f")
+    assert isinstance(late.reply(2, payload=whole), Payload)
+    clock.now_ms += 60_000
+    assert step(coordinator, worker) and task(five[0]).round == 3
+    for member in five:
+        assert broadcast(member, 3).code == "small_cohort"  # an average of two sites, whoever sent features beside it
 
 
 @pytest.mark.parametrize("shares_maps", [True, False])

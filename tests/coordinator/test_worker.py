@@ -225,3 +225,32 @@ def test_a_site_without_a_class_token_is_no_offender(tmp_path) -> None:
     result = run_job(job("aggregate", 3, str(tmp_path / "start"), files, **plain))
     assert not result.refused and not result.problem
     np.testing.assert_allclose(Payload.from_bytes(result.state).arrays["backbone.cls_token"], 2 * token)
+
+
+def test_fedclf_deals_features_that_came_alone_and_averages_the_others(tmp_path) -> None:
+    """docs/decisions/0033 with the real method: the average is that of the two who sent weights, and every other site
+    is dealt the third's features."""
+    settings = {"batch": 8, "queue": 16}
+    plain = {"method": "fedclf", "settings": settings, "sites": ("a", "b", "c")}
+    start = run_job(job("start", 0, **plain)).state
+    (tmp_path / "start").write_bytes(start)
+    network = dict(Payload.from_bytes(start).arrays)
+    rng = np.random.default_rng(1)
+    banks = {site: rng.normal(size=(5, 128)) for site in "abc"}
+    banks = {
+        site: (bank / np.linalg.norm(bank, axis=1, keepdims=True)).astype(np.float16) for site, bank in banks.items()
+    }
+    files = {}
+    for site, n_train in (("a", 30), ("b", 10), ("c", 0)):
+        share = 1.0 if site == "a" else 3.0
+        moved = {name: (array * share).astype(array.dtype) for name, array in network.items()} if n_train else {}
+        reply = Payload({**moved, "features": banks[site]}, {"n_train": n_train, "site_sha256": "0" * 64})
+        (tmp_path / site).write_bytes(reply.to_bytes())
+        files[site] = str(tmp_path / site)
+    result = run_job(job("aggregate", 2, str(tmp_path / "start"), files, **plain))
+    assert not result.refused and not result.problem
+    after = Payload.from_bytes(result.state).arrays
+    for name, array in network.items():
+        np.testing.assert_allclose(after[name], (0.75 * 1 + 0.25 * 3) * array, rtol=1e-6)
+    dealt = Payload.from_bytes(result.broadcasts["a"]).arrays["remote"]
+    assert {row.tobytes() for row in dealt} == {row.tobytes() for site in "bc" for row in banks[site]}
