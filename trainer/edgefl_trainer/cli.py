@@ -19,6 +19,10 @@ from edgefl_trainer.finetune_command import finetune
 from edgefl_trainer.join_command import join
 
 FAILED, USAGE, REFUSED = 1, 2, 3
+SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module imports
+    "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy", "ece",
+    "brier", "aurc", "open_accuracy", "open_balanced_accuracy",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -278,8 +282,16 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
 )
 @click.option(
     "--metric",
-    type=click.Choice(["balanced_accuracy", "macro_precision", "macro_f1", "auroc", "accuracy"]),
-    help="Figure of a site.  [default: balanced_accuracy; with --experiment the paper's]",
+    type=click.Choice(SITE_FIGURES),
+    metavar="NAME",
+    help=f"Figure of a site: {', '.join(SITE_FIGURES)}.  [default: balanced_accuracy; with --experiment the paper's]",
+)
+@click.option(
+    "--spread",
+    type=click.Choice(["sample", "population"]),
+    default="sample",
+    show_default=True,
+    help="Standard deviation behind ±: divided by n - 1, or by n.",
 )
 @click.option(
     "--format",
@@ -296,19 +308,22 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
     help="Also draw accuracy on tune rows over rounds and over bytes.",
 )
 @needs_trainer
-def table(runs: tuple[Path, ...], file: Path | None, metric: str | None, style: str, plot: Path | None) -> None:
+def table(
+    runs: tuple[Path, ...], file: Path | None, metric: str | None, spread: str, style: str, plot: Path | None
+) -> None:
     """Compare runs: sites by methods, mean and spread, worst site, bytes of a round.
 
     A RUN is a run directory, or a folder with finished runs below it.
     """
     from edgefl_trainer.experiment_command import print_comparison, print_table
 
+    ddof = 1 if spread == "sample" else 0
     if file is None:
-        print_table(runs, style, metric or "balanced_accuracy", plot)
+        print_table(runs, style, metric or "balanced_accuracy", plot, ddof)
     elif metric is not None:
         raise click.UsageError("--metric and --experiment cannot stand together: the experiment names its figures.")
     else:
-        print_comparison(file, runs, style, plot)
+        print_comparison(file, runs, style, plot, ddof)
 
 
 @cli.command()

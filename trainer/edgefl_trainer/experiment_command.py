@@ -24,7 +24,7 @@ from edgefl_trainer.experiments.planning import Choice, commands, plan_runs, pre
 from edgefl_trainer.experiments.running import run_planned
 
 
-def print_table(runs: Sequence[Path], style: str, metric: str, plot: Path | None) -> None:
+def print_table(runs: Sequence[Path], style: str, metric: str, plot: Path | None, ddof: int) -> None:
     """Print finished runs as a table and draw them.
 
     Raises:
@@ -35,13 +35,13 @@ def print_table(runs: Sequence[Path], style: str, metric: str, plot: Path | None
     names = [folder.name for folder in folders]
     with _comparable():
         machine = origin([environment_of(folder) for folder in folders])
-        click.echo(render_table(summaries, style, machine=machine, metric=metric))
+        click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))
         if plot is not None:
             tracks = {str(f) if names.count(f.name) > 1 else f.name: [read_metrics(f)] for f in folders}
             _draw(plot, tracks, JUDGED, "")
 
 
-def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | None) -> None:
+def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | None, ddof: int) -> None:
     """Print finished runs beside the paper's numbers and draw them.
 
     Raises:
@@ -49,7 +49,7 @@ def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | 
     """
     experiment = read_experiment(file)
     found = find_runs(experiment, runs)
-    click.echo(render_comparison(experiment, found, style))
+    click.echo(render_comparison(experiment, found, style, ddof))
     if plot is None:
         return
     if experiment.plot == "bars":

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgefl_trainer.evaluate.metrics import federation_summary
+from edgefl_trainer.cli import SITE_FIGURES
+from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
 from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows
 
@@ -43,6 +44,29 @@ def test_spread_over_seeds_for_several():
     assert (row.sites["a"].mean, row.sites["a"].std) == pytest.approx((0.8, 0.1))
     assert row.worst == pytest.approx((0.7 + 0.5 + 0.8) / 3)
     assert row.spread_over == "seeds"
+
+
+def test_the_spread_of_a_population_can_be_asked_for():
+    """docs/methods.md 11, spread: divided by n instead of n - 1; the caption says which."""
+    (row,) = table_rows([ONE], ddof=0)
+    assert row.mean.std == pytest.approx(statistics.pstdev([0.6, 0.8]))
+    seeds = [ONE, summary("local", 1, {"a": 0.5, "b": 0.5})]
+    (row,) = table_rows(seeds, ddof=0)
+    assert row.mean.std == pytest.approx(statistics.pstdev([0.7, 0.5]))
+    assert row.sites["a"].std == pytest.approx(statistics.pstdev([0.8, 0.5]))
+    assert "population standard deviation (ddof=0) over sites" in render_table([ONE], ddof=0)
+    assert "sample standard deviation (ddof=1) over sites" in render_table([ONE])
+
+
+@pytest.mark.parametrize(("metric", "worst"), [("brier", 0.9), ("ece", 0.9), ("aurc", 0.9), ("open_accuracy", 0.2)])
+def test_the_worst_site_has_the_largest_error(metric, worst):
+    run = ONE | {"sites": {"a": {metric: 0.9}, "b": {metric: 0.2}}}
+    (row,) = table_rows([run], metric)
+    assert row.worst == worst
+
+
+def test_every_figure_of_a_site_can_be_asked_for():
+    assert SITE_FIGURES == METRIC_NAMES
 
 
 def test_all_rows_together_stand_beside_the_mean_over_sites():

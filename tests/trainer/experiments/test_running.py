@@ -218,6 +218,9 @@ def test_spread_runs_over_what_the_paper_says():
     assert (over_sites.value, over_sites.std) == pytest.approx((0.45, statistics.stdev([0.3, 0.6])))
     assert cell_of(column, "accuracy", "seeds", runs[:1]).std is None
     assert cell_of(column, "accuracy", "sites", runs[:1]).std == pytest.approx(statistics.stdev([0.2, 0.4]))
+    for spread, values in (("seeds", [0.3, 0.6]), ("sites", [0.3, 0.6])):
+        found = cell_of(column, "accuracy", spread, runs, ddof=0)
+        assert found.std == pytest.approx(statistics.pstdev(values))
 
 
 @pytest.mark.parametrize("style", ["md", "csv", "json", "latex"])

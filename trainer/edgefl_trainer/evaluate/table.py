@@ -23,6 +23,8 @@ Summary = Mapping[str, Any]
 FORMATS = ("md", "csv", "json", "latex")
 MAX_SITES = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
 UNDEFINED = "–"
+LOWER_IS_BETTER = ("ece", "brier", "aurc")  # the worst site has the largest
+SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
 LATEX = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {
     letter: "\\" + letter for letter in "_%&#${}"
 }
@@ -53,7 +55,7 @@ class TableRow:
     bytes_down_per_round: float | None
 
 
-def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") -> list[TableRow]:
+def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", ddof: int = 1) -> list[TableRow]:
     """Gather summaries into rows, in the order in which a setting first appears.
 
     Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``. A run whose method
@@ -62,6 +64,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") 
     Args:
         summaries: Of the runs to compare.
         metric: Figure of a site.
+        ddof: Of the spread, see ``SPREADS``.
 
     Raises:
         ValueError: There is no run, or the runs are of different tasks.
@@ -82,7 +85,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy") 
                 break
         else:
             groups.append((key, [summary]))
-    return _numbered([_row(runs, metric) for _, runs in groups])
+    return _numbered([_row(runs, metric, ddof) for _, runs in groups])
 
 
 def _answers(summary: Summary) -> list[Summary]:
@@ -101,22 +104,22 @@ def _numbered(rows: list[TableRow]) -> list[TableRow]:
     return numbered
 
 
-def _row(runs: Sequence[Summary], metric: str) -> TableRow:
+def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
     first = runs[0]
     several = len(runs) > 1
     names = sorted({name for run in runs for name in run["sites"]})
-    per_site = {name: _figure([run["sites"].get(name, {}).get(metric) for run in runs]) for name in names}
-    over_sites = [_over_sites(run, metric) for run in runs]
+    per_site = {name: _figure([run["sites"].get(name, {}).get(metric) for run in runs], ddof) for name in names}
+    over_sites = [_over_sites(run, metric, ddof) for run in runs]
     return TableRow(
         method=_name(first),
         preset=first.get("preset"),
         rounds=first.get("rounds"),
         seeds=tuple(sorted(int(run["seed"]) for run in runs if run.get("seed") is not None)),
         sites=per_site,
-        mean=_figure([found.mean for found, _ in over_sites]) if several else over_sites[0][0],
+        mean=_figure([found.mean for found, _ in over_sites], ddof) if several else over_sites[0][0],
         spread_over="seeds" if several else "sites",
         worst=_figure([worst for _, worst in over_sites]).mean,
-        pooled=_figure([run.get("pooled", {}).get(metric) for run in runs]),
+        pooled=_figure([run.get("pooled", {}).get(metric) for run in runs], ddof),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
     )
@@ -131,26 +134,30 @@ def _name(run: Summary) -> str:
     return ", ".join([str(run["method"]), *mode, *([f"{share:.3g} of labels"] if share < 1 else [])])
 
 
-def _over_sites(run: Summary, metric: str) -> tuple[Figure, float | None]:
+def _over_sites(run: Summary, metric: str, ddof: int) -> tuple[Figure, float | None]:
     """Mean and spread over the sites that trained, and the worst of them."""
     found = [site.get(metric) for site in run["sites"].values() if not site.get("held_out")]
-    return _figure(found), min((float(value) for value in found if value is not None), default=None)
+    worst = max if metric in LOWER_IS_BETTER else min
+    return _figure(found, ddof), worst((float(value) for value in found if value is not None), default=None)
 
 
-def _figure(values: Sequence[int | float | None]) -> Figure:
+def _figure(values: Sequence[int | float | None], ddof: int = 1) -> Figure:
     known = [float(value) for value in values if value is not None]
     if not known:
         return Figure(mean=None)
-    return Figure(mean=float(np.mean(known)), std=float(np.std(known, ddof=1)) if len(known) > 1 else None)
+    return Figure(mean=float(np.mean(known)), std=float(np.std(known, ddof=ddof)) if len(known) > 1 else None)
 
 
-def caption(summaries: Sequence[Summary], machine: str | None = None, metric: str = "balanced_accuracy") -> str:
+def caption(
+    summaries: Sequence[Summary], machine: str | None = None, metric: str = "balanced_accuracy", ddof: int = 1
+) -> str:
     """Return what a reader must know to judge the figures: rows reported, presets, seeds, spread, machine.
 
     Args:
         summaries: Of the runs shown.
         machine: What they ran on, in words; left out when unknown.
         metric: Figure of a site.
+        ddof: Of the spread, see ``SPREADS``.
     """
     rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
@@ -164,7 +171,7 @@ def caption(summaries: Sequence[Summary], machine: str | None = None, metric: st
         f"task {summaries[0].get('task')}",
         f"preset {', '.join(sorted({str(row.preset) for row in rows if row.preset})) or 'none'}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
-        f"± is the sample standard deviation (ddof=1) over {over}",
+        f"± is the {SPREADS[ddof]} over {over}",
         *([f"{_named(held_out)} never trained and do not count in mean and worst"] if held_out else []),
     ]
     return "; ".join(parts + ([machine] if machine else [])) + "."
@@ -189,7 +196,12 @@ def origin(environments: Sequence[Mapping[str, Any]]) -> str:
 
 
 def render_table(
-    summaries: Sequence[Summary], style: str = "md", *, machine: str | None = None, metric: str = "balanced_accuracy"
+    summaries: Sequence[Summary],
+    style: str = "md",
+    *,
+    machine: str | None = None,
+    metric: str = "balanced_accuracy",
+    ddof: int = 1,
 ) -> str:
     """Return the table as text.
 
@@ -198,14 +210,15 @@ def render_table(
         style: One of ``FORMATS``.
         machine: For the caption; see ``caption``.
         metric: Figure of a site.
+        ddof: Of the spread, see ``SPREADS``.
 
     Raises:
         ValueError: The style is unknown, there is no run, or the runs are of different tasks.
     """
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; {', '.join(FORMATS)} are known")
-    rows = table_rows(summaries, metric)
-    text = caption(summaries, machine, metric)
+    rows = table_rows(summaries, metric, ddof)
+    text = caption(summaries, machine, metric, ddof)
     if style == "json":
         return json.dumps({"caption": text, "rows": [asdict(row) for row in rows]}, indent=2, allow_nan=False) + "\n"
     names = sorted({name for row in rows for name in row.sites})

@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.table import UNDEFINED, bytes_text, latex, markdown, origin
+from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin
 from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
 from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of
 
@@ -48,20 +48,24 @@ class Line:
     bytes_down_per_round: float | None
 
 
-def lines_of(experiment: Experiment, part: Part, found: Sequence[Found]) -> list[Line]:
+def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[Line]:
     """Every row of a part, run or not."""
     return [
-        _line(experiment, part, row, [one.measured for one in found if (one.part, one.row) == (part.name, row.folder)])
+        _line(experiment, part, row, _runs_of(part, row, found), ddof)
         for where, row in experiment.pairs()
         if where is part
     ]
 
 
-def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measurement]) -> Line:
+def _runs_of(part: Part, row: Row, found: Sequence[Found]) -> list[Measurement]:
+    return [one.measured for one in found if (one.part, one.row) == (part.name, row.folder)]
+
+
+def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measurement], ddof: int) -> Line:
     return Line(
         label=row.label,
         seeds=tuple(sorted(run.seed for run in runs)),
-        ours=tuple(cell_of(column, experiment.metric, experiment.spread, runs) for column in part.columns),
+        ours=tuple(cell_of(column, experiment.metric, experiment.spread, runs, ddof) for column in part.columns),
         paper=row.paper.get(part.name, ("",) * len(part.columns)),
         bytes_up_per_round=_mean([run.summary["bytes_up_per_round"] for run in runs]),
         bytes_down_per_round=_mean([run.summary["bytes_down_per_round"] for run in runs]),
@@ -98,19 +102,20 @@ def _bar(ours: Cell, printed: str) -> Bar:
     )
 
 
-def render_comparison(experiment: Experiment, found: Sequence[Found], style: str = "md") -> str:
+def render_comparison(experiment: Experiment, found: Sequence[Found], style: str = "md", ddof: int = 1) -> str:
     """Return the tables of all parts of which there is a run, or of every part where there is none.
 
     Args:
         experiment: The file.
         found: Finished runs.
         style: md, csv, json or latex.
+        ddof: of the spread, 1 of a sample, 0 of a population.
     """
     parts = [part for part in experiment.parts if any(one.part == part.name for one in found)] or experiment.parts
-    tables = [(part, lines_of(experiment, part, found)) for part in parts]
+    tables = [(part, lines_of(experiment, part, found, ddof)) for part in parts]
     if style == "csv":
         return _csv(tables)
-    texts = {part.name: caption(experiment, part, [one for one in found if one.part == part.name]) for part in parts}
+    texts = {p.name: caption(experiment, p, [one for one in found if one.part == p.name], ddof) for p in parts}
     if style == "json":
         content = [
             {
@@ -126,13 +131,14 @@ def render_comparison(experiment: Experiment, found: Sequence[Found], style: str
     return "\n".join(write(*_page(part, lines), texts[part.name]) for part, lines in tables)
 
 
-def caption(experiment: Experiment, part: Part, found: Sequence[Found]) -> str:
+def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> str:
     """Return what a reader must know: source, figure, rows, data, network, schedule, seeds, spread, machine, commit.
 
     Args:
         experiment: The file.
         part: Which of its tables.
         found: The runs of that part.
+        ddof: Of the spread.
     """
     source = experiment.source
     parts = [f"{experiment.title}, {part.name}. Paper: {source.paper}, {source.place}, numbers as printed"]
@@ -148,7 +154,7 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found]) -> str:
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
     ]
     if experiment.spread == "sites" or len(seeds) > 1:
-        parts.append(f"± is the sample standard deviation (ddof=1) over {experiment.spread}")
+        parts.append(f"± is the {SPREADS[ddof]} over {experiment.spread}")
     parts.append(origin([one.environment for one in found]))
     if any(one.settings.preset == "tiny" for one in found):
         trial = " A trial on small data with an untrained network: nothing here can be compared with the paper."

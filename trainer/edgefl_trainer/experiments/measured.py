@@ -30,10 +30,10 @@ class Cell:
     """Ours in one cell; None where there is nothing."""
 
     value: float | None = None
-    std: float | None = None  # sample standard deviation (ddof=1)
+    std: float | None = None  # standard deviation, of a sample unless asked for otherwise
 
 
-def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement]) -> Cell:
+def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int = 1) -> Cell:
     """Ours under a heading.
 
     Args:
@@ -41,6 +41,7 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
         metric: of a site.
         spread: `seeds`: ± over runs; `sites`: of a mean over sites ± runs over the sites, each its mean over runs.
         runs: of one row, one for each seed.
+        ddof: of the standard deviation.
     """
     values = [value for run in runs if (value := figure_of(column, metric, run)) is not None]
     if not values:
@@ -49,8 +50,8 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
     if spread == "sites":
         per_site = list(_site_means(column, metric, runs).values())
         is_mean = column.figure == "mean" and len(per_site) > 1
-        return Cell(value=mean, std=float(np.std(per_site, ddof=1)) if is_mean else None)
-    return Cell(value=mean, std=float(np.std(values, ddof=1)) if len(values) > 1 else None)
+        return Cell(value=mean, std=float(np.std(per_site, ddof=ddof)) if is_mean else None)
+    return Cell(value=mean, std=float(np.std(values, ddof=ddof)) if len(values) > 1 else None)
 
 
 def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
