@@ -3,11 +3,12 @@
     convolution             a convolution; over few positions one over the whole batch, (1, C, B, H, W)
     convolution_backward    data: a convolution with the turned kernel; weights: matrix products or one convolution
     native_batch_norm       with the statistics of the batch, and its gradient
-    max_pool2d              and its gradient, a comparison for each place of the window
+    pooling, backward       largest: each gradient added at the place of its maximum; average: shared out
 
 `DECOMPOSITIONS` puts them in the place of PyTorch's own while a step is traced. Each weight gradient takes the form
 that measured fastest for its shape (docs/decisions/0027). Guarantees: the result is PyTorch's up to the order of sums,
-for every batch size. Source: docs/design.md, section 9; batch norm: arXiv 1502.03167, Algorithm 1 and its gradient.
+for every batch size, stride, padding and number of groups; what has no form here is refused. Source: docs/design.md,
+section 9; batch norm: arXiv 1502.03167, Algorithm 1 and its gradient.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import conv2d, conv3d
+
+from edgefl_export.errors import ExportError
 
 FEW_POSITIONS = 16  # of an output, at most: images too small to be worth a matrix product each
 WIDE = 16  # input channels from which a matrix product for each place of the kernel pays
@@ -49,11 +52,14 @@ def convolution(
         transposed: not supported.
         output_padding: of a transposed one.
         groups: of channels.
+
+    Raises:
+        ExportError: it is a transposed one.
     """
     if weight.ndim != 4:
         return NotImplemented  # type: ignore[no-any-return]
     if transposed:
-        raise ValueError("a transposed convolution has no training step; choose another network")
+        raise ExportError("a transposed convolution has no training step; choose another network")
     if not _few(_length(image, weight, stride, padding, dilation)) or groups != 1 or weight.shape[-1] == 1:
         return NotImplemented  # type: ignore[no-any-return]
     found = _over_batch(image, weight, stride, padding, dilation)
@@ -90,9 +96,12 @@ def convolution_backward(
 
     Returns:
         Gradients of input, kernel and bias; None where not asked for.
+
+    Raises:
+        ExportError: it is a transposed or dilated one.
     """
     if transposed or tuple(dilation) != (1, 1):
-        raise ValueError("a transposed or dilated convolution has no training step; choose another network")
+        raise ExportError("a transposed or dilated convolution has no training step; choose another network")
     data = _data_gradient(gradient, image, weight, stride, padding, groups) if mask[0] else None
     kernel = _weight_gradient(gradient, image, weight, stride, padding, groups) if mask[1] else None
     return data, kernel, gradient.sum(dim=(0, 2, 3)) if mask[2] else None
@@ -101,7 +110,9 @@ def convolution_backward(
 def _data_gradient(gradient: Maps, image: Maps, weight: Kernel, stride: Two, padding: Two, groups: int) -> Maps:
     """The output's gradient, spread out to the steps of the kernel, under the kernel turned by half a turn."""
     height, width = weight.shape[2:]
-    if (height, width) == (1, 1) and groups == 1:  # a matrix product, then places that nothing looked at
+    if (
+        (height, width) == (1, 1) and groups == 1 and not any(padding)
+    ):  # a matrix product, then places that nothing looked at
         found = conv2d(gradient, weight.transpose(0, 1))
         return found if tuple(stride) == (1, 1) else _spread(found, stride, image.shape[2:])
     turned = weight.reshape(groups, -1, *weight.shape[1:]).transpose(1, 2).flip(3, 4)
@@ -109,7 +120,10 @@ def _data_gradient(gradient: Maps, image: Maps, weight: Kernel, stride: Two, pad
     # of the padded input, so that every position is reached by the same number of places
     sides = [int(image.shape[2 + axis]) + 2 * padding[axis] - weight.shape[2 + axis] + 1 for axis in (0, 1)]
     spread = gradient if tuple(stride) == (1, 1) else _spread(gradient, stride, sides)
-    edges = (height - 1 - padding[0], width - 1 - padding[1])
+    edges = [height - 1 - padding[0], width - 1 - padding[1]]
+    for axis, edge in enumerate(edges):
+        if edge < 0:  # wider padding than the kernel reaches: places of which only zeros were seen
+            spread, edges[axis] = spread.narrow(axis + 2, -edge, spread.shape[axis + 2] + 2 * edge), 0
     if groups == 1 and _few([int(side) for side in image.shape[2:]]):
         return _over_batch(spread, turned, (1, 1), edges, (1, 1))
     return conv2d(spread, turned, padding=edges, groups=groups)
@@ -239,9 +253,12 @@ def batch_norm(
 
     Returns:
         The output; mean and inverse deviation, for the gradient.
+
+    Raises:
+        ExportError: it uses running statistics, or lacks scale or shift.
     """
     if not training or running_mean is not None or weight is None or bias is None:
-        raise ValueError("batch norm of a training step uses the batch's statistics, a scale and a shift")
+        raise ExportError("batch norm of a training step uses the batch's statistics, a scale and a shift")
     mean, variance = moments(image)
     inverse = torch.rsqrt(variance + epsilon)
     output = (image - _each(mean)) * _each(weight * inverse) + _each(bias)
@@ -301,8 +318,7 @@ def _padded(image: Float[Tensor, "*axes"], widths: Mapping[int, tuple[int, int]]
         return image
     ends = torch.tensor([before for before, _ in around] + [after for _, after in around])
     shape = [side + before + after for side, (before, after) in zip(image.shape, around, strict=True)]
-    found: Tensor = torch.onnx.ops.symbolic("Pad", (image, ends), dtype=image.dtype, shape=shape)
-    return found
+    return torch.onnx.ops.symbolic("Pad", (image, ends), dtype=image.dtype, shape=shape)
 
 
 def _each(values: Float[Tensor, " C"]) -> Float[Tensor, "one C one one"]:
@@ -324,11 +340,11 @@ def max_pool_backward(
     Args:
         gradient: of the output.
         image: input.
-        kernel: sides of the window.
-        stride: of the window.
-        padding: around the input.
-        dilation: 1.
-        ceil_mode: false.
+        kernel: of no meaning here, nor are the four that follow: the places say it all.
+        stride: see kernel.
+        padding: see kernel.
+        dilation: see kernel.
+        ceil_mode: see kernel.
         indices: places of the maxima in the flattened maps.
     """
     batch, channels, height, width = image.shape
@@ -358,11 +374,15 @@ def average_pool_backward(
         ceil_mode: of no meaning here.
         count_include_pad: of no meaning here.
         divisor: in place of the number of places.
+
+    Raises:
+        ExportError: windows overlap, leave gaps or reach over the edge.
     """
     height, width = kernel
     reached = (gradient.shape[2] * height, gradient.shape[3] * width)
-    if (list(stride) or list(kernel)) != list(kernel) or any(padding) or reached > tuple(image.shape[2:]):
-        raise ValueError("average pooling with windows that overlap has no training step; choose another network")
+    beyond = any(end > side for end, side in zip(reached, image.shape[2:], strict=True))
+    if (list(stride) or list(kernel)) != list(kernel) or any(padding) or beyond:
+        raise ExportError("average pooling of overlapping or cut windows has no training step; choose another network")
     shared = gradient.unsqueeze(3).unsqueeze(5) / (divisor or height * width)
     batch, channels, rows, columns = gradient.shape
     whole = shared.expand(batch, channels, rows, height, columns, width).reshape(batch, channels, *reached)

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from edgefl_export import convolutions
+from edgefl_export.errors import ExportError
 from edgefl_export.training_graph import export_training_graph
 
 # channels in and out, side, kernel, stride, padding, groups
@@ -35,6 +37,8 @@ def losses(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
         total = total + (found * found.sin()).sum()
     image = tensors["usual.x"]
     total = total + F.max_pool2d(image, 3, 2, 1).square().sum() + F.avg_pool2d(image, 2).pow(3).sum()
+    weighed = F.max_pool2d(tensors["tied.x"], 3, 2, 1)  # equal pixels: the gradient goes to one of them, the first
+    total = total + (weighed * torch.arange(weighed[0].numel()).view(weighed[0].shape)).sum()
     normal = F.batch_norm(image, None, None, tensors["scale"], tensors["shift"], training=True)
     return total + (normal * normal.cos()).sum()
 
@@ -46,6 +50,7 @@ def values(batch: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         found[f"{name}.x"] = torch.randn(batch, inputs, side, side, generator=draw)
         found[f"{name}.w"] = torch.randn(outputs, inputs // groups, kernel, kernel, generator=draw) * 0.1
         found[f"{name}.b"] = torch.randn(outputs, generator=draw)
+    found["tied.x"] = torch.randint(0, 3, (batch, 4, 9, 8), generator=draw).float()
     found |= {"scale": torch.rand(16, generator=draw) + 0.5, "shift": torch.randn(16, generator=draw)}
     return {name: value.to(dtype) for name, value in found.items()}
 
@@ -73,14 +78,48 @@ def test_gradients_are_pytorchs():
             assert np.linalg.norm(want - got) <= 2e-5 * np.linalg.norm(want), (batch, name)
 
 
-@pytest.mark.parametrize("change", [{"dilation": 2}, {"transposed": True}])
-def test_what_has_no_step_is_refused(change):
-    """A convolution that the gradients do not cover makes no graph, rather than a wrong one."""
-    from edgefl_export.convolutions import convolution_backward
+NO_STEP = {
+    "dilated": lambda x, w: F.conv2d(x, w, padding=2, dilation=2),
+    "transposed": lambda x, w: F.conv_transpose2d(x, w, padding=1),
+    "overlapping average": lambda x, w: F.avg_pool2d(x * w.sum(), 3, 1),
+    "average over the edge": lambda x, w: F.avg_pool2d(x * w.sum(), 3, 3, ceil_mode=True),
+    "fixed statistics": lambda x, w: F.batch_norm(x * w.sum(), w[0, :, 0, 0], w[0, :, 0, 0].exp()),
+}
 
-    image, weight = torch.zeros(2, 16, 8, 8), torch.zeros(16, 16, 3, 3)
-    dilation = [change.get("dilation", 1)] * 2
-    with pytest.raises(ValueError, match="has no training step"):
-        convolution_backward(
-            image, image, weight, None, [1, 1], [1, 1], dilation, change.get("transposed", False), [0, 0], 1, [True] * 3
+
+@pytest.mark.parametrize("way", NO_STEP)
+def test_what_has_no_step_is_refused(way):
+    """A network whose gradients are not covered makes no graph, and a sentence, rather than a wrong one."""
+
+    def step(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        weight = tensors["w"].detach().requires_grad_(True)
+        loss = NO_STEP[way](tensors["x"], weight).square().sum()
+        return {"d.w": torch.autograd.grad(loss, weight)[0]}
+
+    given = {"x": torch.ones(4, 16, 8, 8), "w": torch.ones(16, 16, 3, 3)}
+    with pytest.raises(ExportError, match="training step"):
+        export_training_graph(step, given, ["d.w"], {"x": "batch"})
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (3, 2)])
+@pytest.mark.parametrize(
+    ("kernel", "padding"), [((1, 1), (1, 1)), ((1, 1), (0, 2)), ((3, 1), (1, 2)), ((2, 3), (2, 3))]
+)
+def test_padding_wider_than_the_kernel_reaches(groups, stride, kernel, padding, monkeypatch):
+    """Against PyTorch's autograd in float64: outputs that saw only zeros have no part in the input's gradient."""
+    monkeypatch.setattr(
+        convolutions,
+        "_padded",
+        lambda x, widths: F.pad(x, [n for axis in reversed(range(x.ndim)) for n in widths.get(axis, (0, 0))]),
+    )
+    image = torch.randn(3, 16, 9, 7, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(8, 16 // groups, *kernel, dtype=torch.float64, requires_grad=True)
+    found = F.conv2d(image, weight, None, stride, padding, 1, groups)
+    gradient = torch.randn_like(found)
+    expected = torch.autograd.grad(found, (image, weight), gradient)
+    with torch.no_grad():
+        got = convolutions.convolution_backward(
+            gradient, image, weight, None, stride, padding, (1, 1), False, (0, 0), groups, [True, True, False]
         )
+    assert all(torch.allclose(want, one) for want, one in zip(expected, got[:2], strict=True))
