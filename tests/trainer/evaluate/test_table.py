@@ -65,6 +65,15 @@ def test_the_worst_site_has_the_largest_error(metric, worst):
     assert row.worst == worst
 
 
+def test_runs_that_saw_other_rows_are_told():
+    """docs/design.md 5: `partition_sha256` says whether two runs compare like with like; seeds draw other tune rows."""
+    first, second = ONE | {"partition_sha256": "a" * 64}, summary("fedavg", 0, {"a": 0.5}, partition_sha256="b" * 64)
+    told = "NOT ALL ON THE SAME ROWS: 2 different partition_sha256"
+    assert told in render_table([first, second])
+    assert told not in render_table([first, second | {"seed": 1}])
+    assert told not in render_table([first, second | {"partition_sha256": "a" * 64}])
+
+
 def test_every_figure_of_a_site_can_be_asked_for():
     assert SITE_FIGURES == METRIC_NAMES
 

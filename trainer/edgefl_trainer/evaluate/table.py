@@ -173,8 +173,23 @@ def caption(
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds)) or 'not recorded'}",
         f"± is the {SPREADS[ddof]} over {over}",
         *([f"{_named(held_out)} never trained and do not count in mean and worst"] if held_out else []),
+        *unlike(summaries),
     ]
     return "; ".join(parts + ([machine] if machine else [])) + "."
+
+
+def unlike(summaries: Sequence[Summary]) -> list[str]:
+    """Return a clause where runs of one seed did not see the same rows, so that they do not compare like with like.
+
+    Args:
+        summaries: Of the runs shown. Runs of different seeds draw other tune rows, unless they name one partition.
+    """
+    digests: dict[object, set[str]] = {}
+    for summary in summaries:
+        if summary.get("partition_sha256"):
+            digests.setdefault(summary.get("seed"), set()).add(str(summary["partition_sha256"]))
+    most = max(map(len, digests.values()), default=0)
+    return [f"NOT ALL ON THE SAME ROWS: {most} different partition_sha256 among runs of one seed"] if most > 1 else []
 
 
 def _named(sites: Sequence[str]) -> str:

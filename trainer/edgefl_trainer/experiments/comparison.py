@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin
+from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, unlike
 from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
 from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of
 
@@ -155,6 +155,7 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
     ]
     if experiment.spread == "sites" or len(seeds) > 1:
         parts.append(f"± is the {SPREADS[ddof]} over {experiment.spread}")
+    parts += unlike([one.measured.summary for one in found])
     parts.append(origin([one.environment for one in found]))
     if any(one.settings.preset == "tiny" for one in found):
         trial = " A trial on small data with an untrained network: nothing here can be compared with the paper."
