@@ -41,7 +41,7 @@ WARM_STEPS, STEPS = 3, 10
 BATCH = 8
 TENSORS, MOMENTS = 1e-4, 1e-3  # allowed ‖Δ‖₂/‖reference‖₂
 DECAY = 1.0  # in place of the plan's, an input too: a graph that leaves 0.01 out differs by half of what is allowed
-KD_WEIGHT = 1e-6  # where the plan has none: the gate compares the term all the same
+KD_WEIGHT = 1e-4  # at least, an input too: at the usual 1e-6 a graph whose distillation has no gradient passes
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -74,7 +74,7 @@ def drawn_batches(plan: TrainingPlan, side_px: int, classes: int, tokens: int, s
     """Drawn pictures and labels for the gate; the last batch is smaller, as in an epoch.
 
     Args:
-        plan: tells the KD weight.
+        plan: tells the KD weight; a small one is raised.
         side_px: side of the network's input.
         classes: K.
         tokens: N.
@@ -85,7 +85,7 @@ def drawn_batches(plan: TrainingPlan, side_px: int, classes: int, tokens: int, s
     sizes = [BATCH] * (count - 1) + [BATCH // 2 + 1]
     images = tuple(gate_images(side_px, size, seed + index) for index, size in enumerate(sizes))
     targets = tuple(rng.integers(0, classes, size) for size in sizes)
-    weight = plan.kd_weight or KD_WEIGHT
+    weight = max(plan.kd_weight, KD_WEIGHT)
     settings = tuple(
         {"kl_weight": min(1.0, 0.1 * (index + 1)), "kd_weight": weight, "weight_decay": DECAY} for index in range(count)
     )

@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from edgefl_export import training_gates
+from edgefl_export import training_gates, training_step
 from edgefl_export.errors import GateError
 from edgefl_export.training_gates import StepParity, check_training
-from edgefl_export.training_members import _rates, training_step
+from edgefl_export.training_members import _rates
+from edgefl_export.training_members import training_step as step_of
 from edgefl_protocol.training import TrainingPlan
 from edgefl_trainer.learning.evidential import EvidentialRecipe
+from edgefl_trainer.losses import evidential_loss, rollout_distillation
+from edgefl_trainer.rollout import max_normalise
 
 Tensors = dict[str, Tensor]
 
@@ -29,7 +32,7 @@ def judge(predictor, monkeypatch) -> Callable[..., list[StepParity]]:
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2,
         balance="none", augment="dihedral", seed=0,
     )  # fmt: skip
-    step = training_step(predictor, plan)
+    step = step_of(predictor, plan)
 
     def run(graph: Callable[[Tensors], Tensors], inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         given = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
@@ -65,3 +68,26 @@ def test_a_wrong_step_is_refused(judge, name, change):
     """docs/design.md 9: a graph without decay, KL or distillation, or with another count of steps, makes no bundle."""
     with pytest.raises(GateError, match="differs from the trainer by"):
         judge(**{name: change})
+
+
+def without_kl_gradient(evidence: Tensor, target: Tensor, prior: Tensor, kl_weight: Tensor) -> Tensor:
+    squared = evidential_loss(evidence, target, prior, torch.zeros_like(kl_weight))
+    return evidential_loss(evidence, target, prior, kl_weight).detach() + squared - squared.detach()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("rollout_distillation", lambda *given: rollout_distillation(*given).detach()),
+        ("evidential_loss", without_kl_gradient),
+        ("max_normalise", lambda maps: maps * (max_normalise(maps) / maps.clamp(min=1e-30)).detach()),
+        ("BETAS", (0.9, 0.998)),
+    ],
+    ids=["distillation", "KL", "normalisation of a map", "moments"],
+)
+def test_a_wrong_gradient_behind_a_right_loss_is_refused(judge, monkeypatch, name, wrong):
+    """docs/design.md 9, distillation and KL active: a step that shows the right loss and learns without a part of it
+    is seen by what it learns, at the usual distillation weight of 1e-6 too."""
+    monkeypatch.setattr(training_step, name, wrong)
+    with pytest.raises(GateError, match=r"after 10 steps (optimizer\.|prompts\.|head\.)"):
+        judge()
