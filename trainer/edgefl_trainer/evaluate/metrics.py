@@ -95,7 +95,7 @@ def open_answers(probabilities: Float[np.ndarray, "B K"]) -> Int[np.ndarray, " B
     Args:
         probabilities: Each row sums to 1.
     """
-    return probabilities.argmax(axis=1)
+    return np.asarray(probabilities.argmax(axis=1))
 
 
 def _checked(
