@@ -5,7 +5,6 @@ import logging
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from tests.edge_client.exchange.test_sync_learning import device, template  # noqa: F401 - fixtures
 
 from edgefl_client.learning.owned import Table, remember_table
 from edgefl_protocol import Payload
@@ -13,7 +12,7 @@ from edgefl_protocol import Payload
 MARK = "CANARY4711CANARY"
 
 
-def test_a_learned_reply_holds_nothing_that_was_planted(device, school, tmp_path, caplog):  # noqa: F811
+def test_a_learned_reply_holds_nothing_that_was_planted(device, school, tmp_path, caplog):
     """docs/security.md check 36: a FedEvPrompt reply learned from 54 pictures with EXIF, GPS, text, names and a table
     of canaries: 0 bytes in any request, payload, log or file but the note of where the owner's table lies.
     """
