@@ -221,11 +221,7 @@ def learn(
             site.report(
                 {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
             )
-        means = totals / len(site.train)
-        named = {f"{term.name}_share": float(share) for term, share in zip(terms, means[2:], strict=True)}
-        site.report({"summary": 1, "loss": float(means[0]), "zero_evidence_share": float(means[1]), **named})
-        largest = np.maximum(largest, means[2:])
-        _warn_dead(site, round_, epoch, float(means[1]))
+        largest = np.maximum(largest, _epoch_told(site, terms, totals / len(site.train), round_, epoch))
     for term, share in zip(terms, largest, strict=True):
         if share < LEAST_SHARE:
             site.report(
@@ -315,9 +311,18 @@ def _forward(
     return seen, evidential_loss(evidence, target, prior, kl_weight), dead
 
 
-def _warn_dead(site: Site, round_: int, epoch: int, dead: float) -> None:
-    """Say that a head raises no evidence; the first epoch of a run may still be so."""
+def _epoch_told(
+    site: Site, terms: Sequence[Term], means: NDArray[np.float64], round_: int, epoch: int
+) -> NDArray[np.float64]:
+    """Report an epoch's means (loss, dead images, share of each term); returns the shares.
+
+    Says so where a head raises no evidence; in the first epoch of a run that may still be.
+    """
+    named = {f"{term.name}_share": float(share) for term, share in zip(terms, means[2:], strict=True)}
+    dead = float(means[1])
+    site.report({"summary": 1, "loss": float(means[0]), "zero_evidence_share": dead, **named})
     if dead > 0.5 and (round_, epoch) > (1, 0):
         site.report(
             {"warning": f"{site.name}: {dead:.0%} of the images raise no evidence; try --set evidence=softplus"}
         )
+    return means[2:]
