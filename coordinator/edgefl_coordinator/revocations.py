@@ -13,7 +13,7 @@ from edgefl_coordinator import audit
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.schema import revocations, roots
 from edgefl_protocol.revocation import MAX_REVOKED
-from edgefl_protocol.root import Root, newest_root, unverified_root
+from edgefl_protocol.root import MAX_CHAIN_BYTES, MAX_VERSIONS, Root, newest_root, unverified_root
 
 MAX_SIGNERS = MAX_REVOKED // 2  # revoked signers always stand in the list; of members the newest that fit
 
@@ -83,10 +83,18 @@ def publish_root(connection: Connection, now_ms: int, federation: str, pinned_ke
 
     Raises:
         RecordError: too few root keys signed it, or it is not the next one.
+        OperatorError: it is not newer, or members could not walk through so many.
     """
     published = chain(connection)
     if published and published[-1] == record:
         return unverified_root(record)
+    size = sum(len(one) + 1 for one in (*published, record))
+    if len(published) >= MAX_VERSIONS or size > MAX_CHAIN_BYTES:
+        raise OperatorError(
+            f"with this one there would be {len(published) + 1} root sets of {size} bytes; members walk through "
+            f"{MAX_VERSIONS} of {MAX_CHAIN_BYTES} bytes at most, and would stay behind: begin a new federation with a "
+            "new root key and new invites"
+        )
     found = newest_root([record], federation, pinned_key_id, newest(connection))
     if found is None:
         raise OperatorError(f"root set {unverified_root(record).version} is not above the one that is published")

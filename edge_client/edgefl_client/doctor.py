@@ -139,7 +139,10 @@ def _probe(
 
 def _at_most(measured: dict[str, Any]) -> str:
     slowest = max(one["p95_milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
-    return f"a score took at most {slowest:g} ms and {measured['peak_memory_mib']:g} MiB of memory"
+    return (
+        f"a score took at most {slowest:g} ms; memory {measured['peak_memory_mib']:g} MiB, an upper bound: "
+        "the drawn photo and this check are in it"
+    )
 
 
 def _model(told: dict[str, Any], now_ms: int) -> Finding:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_client import models
-from edgefl_client.exchange.coordinator import wall_clock_ms
+from edgefl_client.exchange.coordinator import MAX_CORRECTION_MS, wall_clock_ms
 from edgefl_client.exchange.enrolment import enrol, trust_certificate
 from edgefl_client.exchange.errors import ExchangeError
 from edgefl_client.exchange.https import HttpsTransport
@@ -79,7 +79,8 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
     Raises:
         EdgeflError: the enrolment is refused or cannot go on.
     """
-    invite = decode_invite(text, device.clock_ms())
+    # This clock may be ahead by as much as signed time corrects; `enrol` judges by the corrected one.
+    invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
     if not (device.home.member / "membership.json").exists():
         _forget_rounds(device.home)
     folder = device.home.prepare(device.home.member)

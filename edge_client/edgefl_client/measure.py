@@ -1,9 +1,11 @@
 """How fast a bundle scores on this very device, and what memory it takes; without PyTorch, on drawn pictures.
 
 What is measured is what `edgefl score` does: the same scorer, the same threads, on drawn pictures. Each row is warmed
-and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Peak memory
+and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Beside it
+stand the floors: the network's linear layers alone, in float and in 8 bits (`edgefl_client.floor`). Peak memory
 is that of this process from its beginning to the photo's score, with one model open and before any batch, so a caller
-that wants the figure of scoring alone asks in a process of its own (`edgefl_client.probing`). Source:
+that wants the figure of scoring alone asks in a process of its own (`edgefl_client.probing`); it holds the drawn
+photo and the libraries too, so scoring takes at most that much. Source:
 docs/results/device.md.
 """
 
@@ -17,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from edgefl_client.floor import LinearLayers
     from edgefl_client.scorer import Scorer
 
 REPEATS: Final = 9
@@ -48,6 +51,25 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The network's linear layers alone, for one picture, and how the network stands to them.
+
+    Attributes:
+        precision: `fp32` or `int8`, of the products.
+        threads: of the run.
+        milliseconds: median of the runs.
+        times: milliseconds of the network, one picture, over these.
+        share: of the multiplications that were run; the rest is reckoned in.
+    """
+
+    precision: str
+    threads: int
+    milliseconds: float
+    times: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Measured:
     """What was measured on this device.
 
@@ -57,6 +79,7 @@ class Measured:
         whole_numbers: whether 8-bit layers run in whole numbers here; else they run in float, with the same scores.
         rows: the times.
         peak_memory_mib: largest resident memory of this process up to the photo's score.
+        floors: in float and in 8 bits; none for a network that is no vision transformer.
     """
 
     precision: str
@@ -64,18 +87,26 @@ class Measured:
     whole_numbers: bool
     rows: Sequence[Timed]
     peak_memory_mib: float
+    floors: Sequence[Floor] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
+        return {
+            **asdict(self),
+            "rows": [asdict(row) for row in self.rows],
+            "floors": [asdict(floor) for floor in self.floors],
+        }
 
 
-def measure(scorer: "Scorer", single: "Callable[[], Scorer]") -> Measured:
+def measure(
+    scorer: "Scorer", single: "Callable[[], Scorer]", layers: "Callable[[], LinearLayers | None]" = lambda: None
+) -> Measured:
     """Time the network alone, in batches, on one thread, and a photo of 12 megapixels from its bytes to its score.
 
     Args:
         scorer: of the bundle, with the threads that scoring uses.
         single: makes one of the same bundle, with one thread; called when memory was read.
+        layers: reads the network's linear layers, of which the floors are; called when memory was read.
 
     Returns:
         The figures; takes some seconds.
@@ -91,13 +122,36 @@ def measure(scorer: "Scorer", single: "Callable[[], Scorer]") -> Measured:
     peak_memory_mib = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / _MIB, 1)
     batch = timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH)
     alone = single()
+    found = layers()
     return Measured(
         precision=scorer.precision,
         vnni=has_vnni(),
         whole_numbers=multiplies_bytes(),
         rows=(one, timed("network, one picture", 1, lambda: alone.score_batch([small])), batch, whole),
         peak_memory_mib=peak_memory_mib,
+        floors=() if found is None else _floors(found, scorer, lambda: scorer.score_batch([small])),
     )
+
+
+def _floors(layers: "LinearLayers", scorer: "Scorer", network: Callable[[], object]) -> tuple[Floor, ...]:
+    """Time the linear layers, and the network in the same minute: a busy machine slows both."""
+    from edgefl_client.floor import floor_run
+
+    floors = []
+    for precision in ("fp32", "int8"):
+        alone = timed("linear layers alone", scorer.threads, floor_run(layers, precision, scorer.threads))
+        beside = timed("network, one picture", scorer.threads, network)
+        milliseconds = alone.milliseconds / layers.share
+        floors.append(
+            Floor(
+                precision=precision,
+                threads=scorer.threads,
+                milliseconds=round(milliseconds, 2),
+                times=round(beside.milliseconds / milliseconds, 2) if milliseconds else 0.0,
+                share=round(layers.share, 3),
+            )
+        )
+    return tuple(floors)
 
 
 def timed(
@@ -150,13 +204,30 @@ def camera_photo() -> bytes:
 
 
 def table(measured: dict[str, Any]) -> list[str]:
-    """The figures for a person, a line each.
+    """The figures for a person: a head that says what they are, and a line each.
 
     Args:
         measured: what `Measured.to_json` gave, perhaps in another process.
     """
-    return [
+    floors = measured["floors"]
+    lines = [
+        f"measured here, warm, with the {measured['precision']} bundle; medians of {REPEATS} runs, "
+        f"{PHOTO_REPEATS} of the photo"
+    ]
+    lines += [
         f"{row['what']:<30} {row['threads']:>3} threads {row['pictures_per_second']:>8.1f} pictures/s  "
         f"p95 {row['p95_milliseconds']:>8.2f} ms  median {row['milliseconds']:>8.2f} ms"
         for row in measured["rows"]
+    ]
+    if floors:
+        lines.append(
+            "floor: the network's linear layers alone, for one picture, as matrix products of these shapes with random "
+            "weights, run by the same runtime; int8: the products alone"
+        )
+    return lines + [
+        f"{'linear layers alone, ' + one['precision']:<30} {one['threads']:>3} threads  "
+        f"median {one['milliseconds']:>8.2f} ms; "
+        f"the {measured['precision']} network takes {one['times']:.2f} times as long"
+        + ("" if one["share"] == 1 else f" ({one['share']:.0%} of the products run, the rest reckoned)")
+        for one in floors
     ]

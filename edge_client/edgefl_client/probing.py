@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from edgefl_client.floor import LinearLayers
     from edgefl_client.scorer import Scorer
 
 MOST_SECONDS: Final = 240
@@ -118,7 +119,12 @@ def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> Non
         if speed:
             from edgefl_client.measure import measure
 
-            _say(step, measure(scorer, lambda: _model(Path(home), model, trusted, threads=1)[0]).to_json())
+            found = measure(
+                scorer,
+                lambda: _model(Path(home), model, trusted, threads=1)[0],
+                lambda: _layers(Path(home), model, trusted),
+            )
+            _say(step, found.to_json())
     except EdgeflError as error:
         _say(step, {"error": {"code": error.code, "message": str(error)}})
 
@@ -166,6 +172,19 @@ def _model(
         "vacuity": score.vacuity,
     }
     return scorer, facts
+
+
+def _layers(home: Path, model: str | None, trusted: list[str]) -> "LinearLayers | None":
+    """Linear layers of the model's graph, whose bytes are read anew and given back at once."""
+    import time
+
+    from edgefl_client import models
+    from edgefl_client.floor import linear_layers
+    from edgefl_client.home import Home
+
+    archive = models.read_file(Home(home), None if model is None else Path(model))
+    keys = [bytes.fromhex(one) for one in trusted]
+    return linear_layers(models.open_model(Home(home), archive, keys, time.time_ns() // 1_000_000).score_onnx)
 
 
 def _say(step: str, facts: dict[str, Any]) -> None:

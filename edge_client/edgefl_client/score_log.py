@@ -4,7 +4,8 @@
 * A picture is known by the SHA-256 of its file's bytes; its name, its place and its pixels are never kept.
 * A row names everything that the numbers depend on: bundle, values, preprocessing, runtime, threads. Pictures run one
   at a time, so the same bytes, bundle and machine give the same numbers again, bit for bit.
-* Rows are appended and never changed here. The file is its owner's alone (mode 0600).
+* Rows are appended and never changed here. The file is its owner's alone (mode 0600). A file that is no such log is
+  looked at and left as it is, the mode of its journal too.
 
 Source: docs/security.md, check 70.
 """
@@ -33,6 +34,7 @@ from edgefl_protocol.imaging import PREPROCESSING
 from edgefl_protocol.score import ModelInfo, Score
 
 _WHOSE = (0x45464C31, 1)  # application id "EFL1", and the number of the form of the table
+_MAGIC = b"SQLite format 3\0"
 _MARKS = ("PRAGMA application_id=1162234929", "PRAGMA user_version=1")
 _SCHEMA = """
 CREATE TABLE score (
@@ -141,6 +143,8 @@ class ScoreLog:
         self._software = f"edgefl {version('edgefl')}, onnxruntime {version('onnxruntime')}, pillow {version('pillow')}"
         with self._mapped():
             fresh = not path.exists()
+            if not fresh:
+                self._check_head()
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             if fresh:
                 sync_folder(path.parent)
@@ -186,19 +190,38 @@ class ScoreLog:
         with self._mapped():
             self._db.execute(_INSERT, row)
 
+    def _check_head(self) -> None:
+        """Refuse, before SQLite opens it, a file that our journal mode could change: a log is never in WAL.
+
+        The header names the write and the read version at bytes 18 and 19 (SQLite file format, 1.3): 2 is WAL.
+        """
+        with self._path.open("rb") as file:
+            head = file.read(20)
+        if 2 in head[18:20] or (head and not head.startswith(_MAGIC[: len(head)])):
+            raise self._no_log()
+
+    def _no_log(self) -> StorageError:
+        return StorageError(f"{self._path} is no log of this version of edgefl; name another file", "not_a_log")
+
+    def _found(self) -> tuple[tuple[int, int], bool]:
+        """Whose file it is, and whether nothing is in it yet."""
+        marks = [self._db.execute(pragma).fetchone()[0] for pragma in ("PRAGMA application_id", "PRAGMA user_version")]
+        empty = not self._db.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
+        return (marks[0], marks[1]), empty
+
     def _begin(self) -> None:
+        found, empty = self._found()  # before anything that could change the file
+        if found != _WHOSE and not (empty and found == (0, 0)):
+            raise self._no_log()
         self._db.execute("PRAGMA journal_mode=DELETE")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.execute("BEGIN IMMEDIATE")
-        found = tuple(
-            self._db.execute(pragma).fetchone()[0] for pragma in ("PRAGMA application_id", "PRAGMA user_version")
-        )
-        empty = not self._db.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
+        found, empty = self._found()
         if empty and found == (0, 0):
             for statement in (_SCHEMA, *_MARKS):
                 self._db.execute(statement)
         elif found != _WHOSE:
-            raise StorageError(f"{self._path} is no log of this version of edgefl; name another file", "not_a_log")
+            raise self._no_log()
         self._db.execute("COMMIT")
 
     @contextlib.contextmanager

@@ -263,6 +263,18 @@ def read_graph(data: bytes) -> Graph:
     )
 
 
+def read_model(data: bytes) -> Message:
+    """Parse a whole model file under rules (1) to (3), to look at its nodes.
+
+    Args:
+        data: a serialised ModelProto.
+
+    Raises:
+        BundleError: as `read_graph`.
+    """
+    return _Walk().message(memoryview(data), "ModelProto", 0)
+
+
 class _Walk:
     """One pass over a file, with its budget."""
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from edgefl_coordinator import cli, key_care
+from edgefl_coordinator import cli, key_care, revocations
 from edgefl_coordinator.admin import run_operation
 from edgefl_coordinator.coordinator import load_keys, open_coordinator
 from edgefl_coordinator.errors import OperatorError, PolicyError
@@ -179,6 +179,17 @@ def test_root_sets_are_published_in_order(coordinator, publish, asgi) -> None:
     assert (answer.status, split_chain(answer.body)) == (200, [first, second])
     facts = OPERATIONS["status"](coordinator, {})["keys"]
     assert (facts["root_version"], facts["sealing_number"], facts["revoked"]) == (2, 1, 0)
+
+
+@pytest.mark.parametrize("bound", ["MAX_VERSIONS", "MAX_CHAIN_BYTES"])
+def test_no_root_set_is_published_that_would_leave_members_behind(coordinator, publish, monkeypatch, bound) -> None:
+    """docs/security.md check 26, endless data: members walk through so many sets, from the first one on."""
+    first = root_record(coordinator)
+    publish(first)
+    monkeypatch.setattr(revocations, bound, {"MAX_VERSIONS": 1, "MAX_CHAIN_BYTES": len(first) + 99}[bound])
+    with pytest.raises(OperatorError, match="would stay behind"):
+        publish(root_record(coordinator, 2))
+    assert publish(first)["version"] == 1  # the one that is published may come again
 
 
 def test_the_signing_key_changes_only_with_the_root_set(coordinator, publish, clock) -> None:

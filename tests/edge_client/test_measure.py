@@ -42,7 +42,8 @@ def test_a_bundle_is_measured_and_shown(plain_bundle):
     assert all(0 < row["milliseconds"] <= row["p95_milliseconds"] for row in found["rows"])
     assert found["precision"] == "fp32" and found["peak_memory_mib"] > 10
     lines = table(found)
-    assert len(lines) == 4 and all(line.endswith(" ms") for line in lines)
+    assert len(lines) == 5 and all(line.endswith(" ms") for line in lines[1:])
+    assert "fp32 bundle" in lines[0] and found["floors"] == []  # this model's only product is with a value
 
 
 def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypatch):

@@ -114,13 +114,28 @@ def test_a_log_goes_on(run, files, day):
     ]
 
 
-@pytest.mark.parametrize("kind", ["text", "other database", "newer log", "folder"])
-def test_a_file_that_is_no_log_is_left_alone(run, files, kind):
+def in_wal(path):
+    """A database of somebody else, in WAL mode."""
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA journal_mode=WAL")
+    other.execute("CREATE TABLE other (x)")
+    other.commit()
+    return other
+
+
+@pytest.mark.parametrize("kind", ["text", "other database", "newer log", "folder", "wal", "open wal"])
+def test_a_file_that_is_no_log_is_left_alone(run, files, kind, request):
     log = files / "log.sqlite"
     if kind == "text":
         log.write_text("something else " * 100)
     elif kind == "folder":
         log.mkdir()
+    elif kind == "wal":
+        other = in_wal(log)
+        other.close()
+    elif kind == "open wal":  # of a program that runs: what it wrote may stand in the WAL alone
+        other = in_wal(log)
+        request.addfinalizer(other.close)
     else:
         with contextlib.closing(sqlite3.connect(log)) as db:
             db.execute("CREATE TABLE other (x)")
@@ -128,12 +143,12 @@ def test_a_file_that_is_no_log_is_left_alone(run, files, kind):
                 db.execute("PRAGMA application_id=1162234929")
                 db.execute("PRAGMA user_version=2")
             db.commit()
-    before = None if kind == "folder" else log.read_bytes()
+    before = None if kind == "folder" else {path.name: path.read_bytes() for path in files.glob("log.sqlite*")}
     code, out, err = run("score", files / "good.png", "--model", files / "model.edgefl", "--trust",
                          files / "signing.pub", "--log", log)  # fmt: skip
     assert (code in (1, 2), out) == (True, "")
     assert "log.sqlite" in err.splitlines()[-1]
-    assert before is None or log.read_bytes() == before
+    assert before is None or {path.name: path.read_bytes() for path in files.glob("log.sqlite*")} == before
 
 
 def started(files, folder, log, preexec=None):

@@ -19,8 +19,9 @@ from edgefl_client.exchange.coordinator import CoordinatorView, wall_clock_ms
 from edgefl_client.exchange.delivering import Courier, Delivery, Permit, Settled
 from edgefl_client.exchange.errors import ExchangeError, NotEnrolled, Refused
 from edgefl_client.exchange.identity import Identity
-from edgefl_client.exchange.membership import Membership, load_membership, save_membership, save_task
+from edgefl_client.exchange.membership import Membership, load_membership, load_task, save_membership, save_task
 from edgefl_client.exchange.outbox import Outbox, WorkItem
+from edgefl_client.exchange.room import check_broadcast, memory_bytes
 from edgefl_client.exchange.transport import Closing, Transport
 from edgefl_client.vouching import load_revoked, load_root, save_root
 from edgefl_protocol.blob import MAX_BLOB_BYTES, BlobReference
@@ -146,7 +147,7 @@ class Member:
 
         Raises:
             ExchangeError: no answer, or a refusal (`small_cohort`, `no_round`, …).
-            BlobError: what came is not what the coordinator signed.
+            BlobError: what came is not what the coordinator signed; for a device, larger than it takes (`room`).
             StorageError: the disk is full.
         """
         request = BroadcastRequest(round=round_number)
@@ -155,6 +156,9 @@ class Member:
         if reference is None:
             sweep_parts(self._parts)
             return answer
+        task = load_task(self._folder) if self.membership.role == "device" else None
+        if task is not None:
+            check_broadcast(reference.plain_bytes, task, memory_bytes())
         data = fetch_blob(self._caller, reference, self._parts, Pace(), MAX_BLOB_BYTES)
         return Payload.from_bytes(data, MAX_BLOB_BYTES)
 

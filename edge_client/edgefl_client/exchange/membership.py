@@ -102,7 +102,11 @@ def load_membership(folder: Path) -> Membership:
         if membership.state not in STATES:
             raise ValueError("unknown state")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StorageError(f"{path} is damaged; restore it, or enrol again with a new invite", "damaged") from error
+        raise StorageError(
+            f"{path} is damaged; restore it, or move the folder {folder} away and enrol with a new invite, which the "
+            "operator gives for the same name once the old keys are revoked",
+            "damaged",
+        ) from error
     return membership
 
 

@@ -8,14 +8,19 @@ import errno
 import json
 import os
 import sqlite3
+from dataclasses import replace
 
 import pytest
+from PIL import Image
 
 from edgefl_client import federate
 from edgefl_client.exchange import Answer, Unavailable
+from edgefl_client.exchange.room import check_broadcast, largest_broadcast, memory_bytes
 from edgefl_protocol import durable
+from edgefl_protocol.blob import BlobReference, sealed_size
 from edgefl_protocol.invite import encode_invite
 from edgefl_protocol.keys import SigningKey
+from edgefl_protocol.messages import TaskReply
 
 HOUR_MS = 3_600_000
 
@@ -81,6 +86,18 @@ def test_a_clock_that_is_off(run, device, live, monkeypatch, hours, command):
     assert "hours off" in one_sentence(run(command), 1)
     assert live.effects == []
     assert len(json.loads(run("outbox", "--json")[1])["items"]) == 1
+
+
+@pytest.mark.parametrize("hours", [-47, 47, -49, 49])
+def test_a_newcomer_whose_clock_is_off(run, live, invite, monkeypatch, hours):
+    """docs/security.md, check 20: an invite of 24 hours is judged by signed time, not by a clock 47 hours ahead."""
+    wrong = live.now_ms + hours * HOUR_MS
+    monkeypatch.setattr(federate.Device, "__init__", _with_clock(federate.Device.__init__, lambda: wrong))
+    if abs(hours) < 48:
+        code, _, err = run("enrol", invite)
+        assert code == 0 and len(live.members) == 1, err
+    else:
+        assert "hours off" in one_sentence(run("enrol", invite), 1) and not live.members
 
 
 def _with_clock(init, clock):
@@ -198,3 +215,97 @@ def test_a_coordinator_that_dies_in_the_middle_of_its_answer(run, live, lab, lab
     assert until_done("sync") > 1
     assert len(live.effects) == 1 and len(live.members) == 1
     assert json.loads(run("outbox", "--json")[1])["items"] == []
+
+
+def test_a_damaged_membership_says_what_works(run, device, live):
+    """docs/security.md, check 60: one sentence from every command, enrol among them; doing what it says works."""
+    assert run("pull")[0] == 0
+    path = run.home / "member" / "membership.json"
+    path.write_bytes(path.read_bytes()[:200])
+    text = encode_invite(live.invite("device-2"), live.now_ms)
+    for words in (("sync",), ("pull",), ("contribute", "--labels", device / "labels.csv"), ("enrol", text)):
+        sentence = one_sentence(run(*words), 1)
+        assert f"move the folder {path.parent} away and enrol with a new invite" in sentence
+    path.parent.rename(device / "away")
+    assert run("enrol", text)[0] == 0
+    live.approve("device-2")
+    assert run("sync")[0] == run("contribute", "--labels", device / "labels.csv")[0] == run("sync")[0] == 0
+    assert [name for name, *_ in live.effects] == ["device-2"]
+
+
+def offered(size):
+    """What a broadcast of so many bytes, too many for an envelope, is announced as."""
+    return BlobReference(blob="ab" * 16, size=sealed_size(size), sha256="cd" * 32, key=bytes(32)).to_payload()
+
+
+def test_a_broadcast_larger_than_its_task_needs(run, device, live, monkeypatch):
+    """docs/security.md 2.2, endless data: what the signed task cannot need, or half of the memory cannot hold, is
+    refused before a byte of it is asked for; one sentence, and what waited has been sent."""
+    run("pull")
+    most = 4000 * 5 * 36 * 2 + 2**20  # arrays that travel together, maps a class, tokens, float16; the header
+    for size, memory, words in (
+        (most + 2**16, 2**40, f"a round of this task needs {most} at most"),
+        (most - 2**16, 2**21, "half of its memory"),
+    ):
+        monkeypatch.setattr("edgefl_client.exchange.member.memory_bytes", lambda memory=memory: memory)
+        live.broadcasts[live.round] = offered(size)
+        assert run("contribute", "--labels", device / "labels.csv")[0] == 0
+        asked = len(live.requests)
+        assert words in one_sentence(run("sync"), 1)
+        assert not any(request.path == "/v1/blob" for request in live.requests[asked:])
+        assert [effect[1] for effect in live.effects] == list(range(1, live.round + 1))
+        live.round += 1
+
+
+def test_what_a_task_can_need():
+    """Reckoned by hand: maps by the 4,000 arrays that travel together; a network by the largest reply; never above the
+    largest blob."""
+    task = TaskReply(
+        method="fedclf", task="all", line="main", classes=("a", "b"), rounds=3, round=1, phase="train", state="open",
+        deadline_ms=0, tokens=0, maps_per_class=0, quorum_min=1, quorum_target=1, max_reply_bytes=10**7, replied=False,
+        settings={}, travels=("features", "weights"),
+    )  # fmt: skip
+    assert largest_broadcast(task) == 10**7 + 65_536 * 256 + 2**20
+    assert largest_broadcast(replace(task, travels=("weights",))) == 10**7 + 2**20
+    assert largest_broadcast(replace(task, tokens=196, maps_per_class=5)) == 4000 * 5 * 196 * 2 + 2**20
+    assert largest_broadcast(replace(task, max_reply_bytes=2**40)) == 2**30
+    check_broadcast(10**7, task, 2 * 10**7)
+    assert memory_bytes() > 2**20
+
+
+def bad_pictures(lab):
+    """docs/device.md, "Files": pictures that no command takes, with the code of each."""
+    photo = lab.photo(60, 40)
+    png, other = lab.encoded(photo), [Image.fromarray(photo[::-1])]
+    return {
+        "cut.png": (png[: len(png) // 2], "truncated"),
+        "cut.jpg": (lab.encoded(photo, "JPEG")[:400], "truncated"),
+        "empty.png": (b"", "unsupported_format"),
+        "a gif.png": (lab.encoded(photo, "GIF"), "unsupported_format"),
+        "animated.png": (lab.encoded(photo, "PNG", save_all=True, append_images=other), "animated"),
+        "huge.png": (png.ljust(20_000_001, b"\0"), "too_large"),
+    }
+
+
+def test_bad_pictures_among_those_that_are_contributed(run, device, lab):
+    """Each kind: `contribute` names the file in one sentence and keeps nothing; `score` gives its code in a line."""
+    run("pull")
+    pictures = bad_pictures(lab)
+    for name, (data, _) in pictures.items():
+        (device / name).write_bytes(data)
+        (device / "bad.csv").write_text(f"image,label\n0.png,MEL\n{name},NV\n")
+        assert f"{name}: " in one_sentence(run("contribute", "--labels", device / "bad.csv"), 1)
+    lines = run("score", *(device / name for name in pictures), "--json")[1].splitlines()
+    assert [json.loads(line)["error"]["code"] for line in lines] == [code for _, code in pictures.values()]
+    assert json.loads(run("outbox", "--json")[1])["items"] == []
+
+
+def test_a_bad_picture_among_those_that_teach(run, device, lab, school, tmp_path):
+    """`train` names the file in one sentence, exit code 1, before anything is learned."""
+    bundle = tmp_path / "learns.edgefl"
+    bundle.write_bytes(school.learning_bytes())
+    (device / "cut.png").write_bytes(bad_pictures(lab)["cut.png"][0])
+    (device / "bad.csv").write_text("image,label\n0.png,MEL\ncut.png,NV\n")
+    words = ("train", "--model", bundle, "--threads", "1", "--labels", device / "bad.csv")
+    assert "cut.png: " in one_sentence(run(*words), 1)
+    assert not (run.home / "learning" / "personal.payload").exists()

@@ -69,7 +69,7 @@ def test_a_device_in_order(run, device, live, monkeypatch):
     findings = tuple(Finding(**one) for one in value["findings"])
     text = diagnosis_text(Diagnosis(findings=findings, speed=value["speed"])).splitlines()
     assert [line.split()[0] for line in text[: len(findings)]] == ["ok"] * len(findings)
-    assert len(text) == len(findings) + 4 and all(line.endswith(" ms") for line in text[len(findings) :])
+    assert len(text) == len(findings) + 1 + 4 and all(line.endswith(" ms") for line in text[len(findings) + 1 :])
 
 
 def test_the_drawn_picture_passes_the_gate():
