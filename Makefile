@@ -25,9 +25,9 @@ demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, scor
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
 	$(BIN)/python examples/demo.py --out $(OUT)
 
-live: $(STAMP) ## A live federation of two GPU servers and three devices, shown round by round (SIZE=--tiny is quicker)
+live: $(STAMP) ## A live federation of two GPU servers and three devices, round by round (SIZE=--tiny, ARGS="…" of the script)
 	@if [ "$(LIVE)" = live-out ]; then rm -rf live-out; fi
-	$(BIN)/python examples/live_federation.py $(SIZE) --out $(LIVE)
+	$(BIN)/python examples/live_federation.py $(SIZE) $(ARGS) --out $(LIVE)
 
 backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR): hours without a GPU
 	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --run $(RUN)
@@ -43,6 +43,7 @@ format: $(STAMP) ## Only format and lint
 
 types: $(STAMP) ## Only the type checker
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks/*.py
 
 rules: $(STAMP) ## Only the rules of the house
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --quiet -m "not slow" tests/house

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -236,10 +237,10 @@ def measure(root: Path, megabytes: int, repeats: int) -> dict[str, Any]:
         plain.wait()
 
     def median(rows: list[Any]) -> float:
-        return statistics.median(row["seconds"] for row in rows)
+        return float(statistics.median(row["seconds"] for row in rows))
 
     def above(rows: list[Any]) -> float:
-        return max(row["peak_mib"] - row["idle_mib"] for row in rows)
+        return float(max(row["peak_mib"] - row["idle_mib"] for row in rows))
 
     return {
         "megabytes": megabytes, "deliver_s": median(sent), "fetch_s": median(fetched), "plain_s": median(uploaded),
@@ -249,7 +250,7 @@ def measure(root: Path, megabytes: int, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-ROLES = {
+ROLES: dict[str, Callable[..., object]] = {
     "serve": lambda home, megabytes: serve(Path(home), int(megabytes)),
     "work": lambda folder, megabytes: work(Path(folder), int(megabytes)),
     "plain": lambda home: serve_plainly(Path(home)),

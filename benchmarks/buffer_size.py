@@ -47,13 +47,15 @@ def measure(
     import torch
 
     from edgefl_trainer.learning.attention_buffer import MapSharing, distillation
+    from edgefl_trainer.models.spec import require_vit
 
     torch.set_num_threads(1)
     site = drawn_site(backbone, image_px, batch * steps)
+    tokens = require_vit(site.task.backbone, "distillation").tokens
     terms: dict[int, list[Term]] = {}
     folding: dict[int, float] = {}
     for size in sizes:
-        maps = drawn_maps(size, site.task.backbone.tokens)
+        maps = drawn_maps(size, tokens)
         started = time.perf_counter()
         terms[size] = [*distillation(MapSharing(), site, maps)]
         folding[size] = time.perf_counter() - started
@@ -63,7 +65,7 @@ def measure(
             seconds = one_turn(site, terms[size], batch)
             if turn:  # the first warms up
                 taken[size].append((seconds[0] / steps, seconds[1] / steps))
-    figures: dict[str, Any] = {"backbone": backbone, "tokens": site.task.backbone.tokens, "batch": batch}
+    figures: dict[str, Any] = {"backbone": backbone, "tokens": tokens, "batch": batch}
     for column, unit in enumerate(("elapsed_seconds", "cpu_seconds")):
         small, large = (statistics.median(pair[column] for pair in taken[size]) for size in sizes)
         figures |= {f"{unit}_of_a_step": {str(sizes[0]): small, str(sizes[1]): large}}

@@ -9,7 +9,7 @@ one model on the rows of all sites. Statistics and definitions: docs/methods.md,
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def measure(
     specs: tuple[str, ...], task: str, image_px: int, seed: int, limit: int | None, cache: Path | None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Return the figures under the names of `summary.json`, and those of the pooled model under `pooled`."""
     import numpy as np
 

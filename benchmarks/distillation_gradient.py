@@ -80,6 +80,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     from edgefl_trainer.learning.terms import Step
     from edgefl_trainer.losses import evidential_loss
     from edgefl_trainer.models.head import evidence_of
+    from edgefl_trainer.models.vit import ViTOutput
     from edgefl_trainer.rollout import max_normalise, rollout_from_factors
 
     checkpoints = Checkpoints(run.folder / "checkpoints")
@@ -95,6 +96,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     rounds, epochs, recipe = site.task.rounds, site.task.epochs, method.recipe
     images, target = site.train.read(site.epoch_order(site.train, rounds + 1, 0)[:batch])
     output = predictor.module.output(images, tensors, need_attention=True)
+    assert isinstance(output, ViTOutput)
     features = predictor.module.features(output, tensors)
     evidence = evidence_of(predictor.module.logits(features, tensors), recipe.evidence)
     prior = site_prior(recipe, site)

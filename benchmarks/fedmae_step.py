@@ -70,9 +70,9 @@ def edgefl_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
 
     def step(views: "Tensor", noise: "Tensor") -> "Tensor":
         with torch.autocast(case.device.type, dtype=case.autocast, enabled=case.autocast is not None):
-            loss = model(to_float(views, IMAGENET_MEAN, IMAGENET_STD), noise, RATIO, True)
+            loss: Tensor = model(to_float(views, IMAGENET_MEAN, IMAGENET_STD), noise, RATIO, True)
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
@@ -99,7 +99,7 @@ def plain_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
         with torch.autocast(case.device.type, dtype=case.autocast, enabled=case.autocast is not None):
             loss = plain_loss(model, pixels, noise)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()
 
@@ -137,7 +137,8 @@ def plain_loss(model: "MaskedAutoencoder", images: "Tensor", noise: "Tensor") ->
     target = torch.einsum("nchpwq->nhwpqc", target).reshape(batch, side * side, patch**2 * 3)
     target = (target - target.mean(dim=-1, keepdim=True)) / (target.var(dim=-1, keepdim=True) + 1e-6) ** 0.5
     error = ((predicted - target) ** 2).mean(dim=-1)
-    return (error * mask).sum() / mask.sum()
+    loss: Tensor = (error * mask).sum() / mask.sum()
+    return loss
 
 
 def edgefl_views(case: Case) -> "Iterator[Tensor]":
@@ -203,7 +204,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
             if turn:  # the first warms up
                 taken[name].append((middle - begun, clock() - middle))
     count = len(case.images)
-    views, step = ({name: statistics.median(pair[i] for pair in taken[name]) for name in LOOPS} for i in (0, 1))
+    read, step = ({name: statistics.median(pair[i] for pair in taken[name]) for name in LOOPS} for i in (0, 1))
     return {
         "device": torch.cuda.get_device_name() if case.device.type == "cuda" else "cpu",
         "autocast": str(case.autocast).removeprefix("torch.") if case.autocast else "none",
@@ -212,10 +213,10 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
         "images": count,
         "batch": case.method.batch,
         **losses,
-        "images_per_second": {name: round(count / (views[name] + step[name]), 1) for name in LOOPS},
+        "images_per_second": {name: round(count / (read[name] + step[name]), 1) for name in LOOPS},
         "images_per_second_of_a_step": {name: round(count / step[name], 1) for name in LOOPS},
-        "share_of_views": {name: round(views[name] / (views[name] + step[name]), 4) for name in LOOPS},
-        "ratio": round((views["plain"] + step["plain"]) / (views["edgefl"] + step["edgefl"]), 3),
+        "share_of_views": {name: round(read[name] / (read[name] + step[name]), 4) for name in LOOPS},
+        "ratio": round((read["plain"] + step["plain"]) / (read["edgefl"] + step["edgefl"]), 3),
         "ratio_of_a_step": round(step["plain"] / step["edgefl"], 3),
     }
 

@@ -10,7 +10,7 @@ equally and once as they come. Definitions: docs/methods.md, "baseline rows".
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -40,7 +40,7 @@ def probe(federation: "Federation", features: "np.ndarray") -> "ProbeReport":
     )
 
 
-def measure(federation: "Federation", backbone_name: str, seed: int, device: str) -> dict[str, object]:
+def measure(federation: "Federation", backbone_name: str, seed: int, device: str) -> dict[str, Any]:
     """Return the figures of the balanced head under the names of `summary.json`, the others beside them."""
     import numpy as np
 
@@ -55,7 +55,7 @@ def measure(federation: "Federation", backbone_name: str, seed: int, device: str
     start = time.monotonic()
     backbone = load_backbone(backbone_name, image_px=federation.images.shape[1], seed=seed).to(choose_device(device))
     everything = Examples(federation.images, federation.labels, np.arange(federation.images.shape[0]))
-    features = frozen_features(backbone, everything, choose_device(device))
+    features = dict[str, Any](frozen_features(backbone, everything, choose_device(device)).items())
     probes = {readout: probe(federation, features[readout]) for readout in features}
     readout = choose_readout(probes)
     split = federation.report_split

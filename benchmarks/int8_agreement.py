@@ -10,10 +10,15 @@ vacuity 0.01 at most; status 1 where one is missed or the gate refuses.
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
 from device_scoring import Target, replace_section
+
+if TYPE_CHECKING:
+    from edgefl_export.gates import Pictures
+    from edgefl_trainer.engine.models import FinishedRun
 
 MARKS = ("<!-- int8 agreement -->", "<!-- end of int8 agreement -->")
 
@@ -25,12 +30,12 @@ MARKS = ("<!-- int8 agreement -->", "<!-- end of int8 agreement -->")
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Put the table into this page as well.")
 def main(run: Path, sites: tuple[str, ...], images: int, write: Path | None) -> None:
     """Measure, print, and end with 1 where a target is missed."""
+    from edgefl_export.calibration import federation_of
     from edgefl_export.errors import GateError
     from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.engine.run import load_data
 
     finished = open_run(run)
-    data = load_data(finished.settings, finished.backbone.spec.image_px)
+    data = federation_of(finished)
     lines = ["| site | val pictures | same class | mean change of vacuity | of the map | layers in float |"]
     lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
     missed = False
@@ -50,7 +55,7 @@ def main(run: Path, sites: tuple[str, ...], images: int, write: Path | None) -> 
     sys.exit(missed)
 
 
-def one_site(finished: object, site: str, pictures: np.ndarray) -> tuple[str, list[Target]]:
+def one_site(finished: "FinishedRun", site: str, pictures: "Pictures") -> tuple[str, list[Target]]:
     """The row of a site, and what of it is judged."""
     from edgefl_client.runtime import load_graph, processors
     from edgefl_export.assemble import build_members, site_model
@@ -64,11 +69,12 @@ def one_site(finished: object, site: str, pictures: np.ndarray) -> tuple[str, li
     made = build_members(model, int8=calibration_of(finished, site))
     weights = read_tensors(made.files["weights.safetensors"], max_bytes=1 << 30)[0]
     said = predict(model.predictor, pictures)
-    expected = {"probabilities": said.probabilities, "vacuity": said.vacuity, "map": said.maps}
-    expected = {name: value for name, value in expected.items() if value is not None}
+    outputs = {"probabilities": said.probabilities, "vacuity": said.vacuity, "map": said.maps}
+    expected = {name: value for name, value in outputs.items() if value is not None}
     found = agreement(expected, graph_scores(load_graph(made.files["score.onnx"], processors()), weights, pictures, 8))
     kept = json.loads(made.files["card.json"])["metrics"]["int8"]["kept_in_float"]
-    figures = f"{found.same_class:.2%} | {found.change:.4f} | {found.map_change:.4f}"
+    maps = "none" if found.map_change is None else f"{found.map_change:.4f}"
+    figures = f"{found.same_class:.2%} | {found.change:.4f} | {maps}"
     line = f"| {site} | {len(pictures)} | {figures} | {len(kept)} |"
     return line, [Target("another class", 1 - found.same_class, 0.01), Target("change", found.change, 0.01)]
 

@@ -66,7 +66,9 @@ def measure(case: Case, workers: int, repeats: int) -> dict[str, Any]:
     """
     import torch
 
-    site, spec = case.site, case.site.task.backbone
+    from edgefl_trainer.models.spec import require_vit
+
+    site, spec = case.site, require_vit(case.site.task.backbone, "fedevprompt")
     on_cuda = site.device.type == "cuda"
     loops: dict[str, Callable[[], Any]] = {EDGEFL: partial(edgefl_epoch, case)}
     loops |= {f"plain-{count}": partial(plain_epoch, case, count) for count in sorted({0, workers})}
@@ -196,6 +198,7 @@ def network_calls(case: Case) -> "dict[str, tuple[Callable[[], None], Callable[[
 
     from edgefl_trainer.learning.evidential import trainable
     from edgefl_trainer.models.scoring import ScoreModule
+    from edgefl_trainer.models.vit import ViTOutput
     from edgefl_trainer.rollout import max_normalise, rollout_from_factors
 
     site, recipe = case.site, case.recipe
@@ -210,6 +213,7 @@ def network_calls(case: Case) -> "dict[str, tuple[Callable[[], None], Callable[[
     def own() -> None:
         with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
             output = module.output(pixels, tensors, need_attention=True)
+        assert isinstance(output, ViTOutput)
         maps = max_normalise(rollout_from_factors(output.factors))
         torch.autograd.grad(output.cls.float().sum() + maps.sum(), leaves)
 
@@ -229,9 +233,10 @@ def map_calls(case: Case) -> "dict[str, tuple[Callable[[], None], Callable[[], N
     import torch
 
     from edgefl_trainer.learning.terms import Step
+    from edgefl_trainer.models.spec import require_vit
 
     site = case.site
-    batch, tokens = min(case.recipe.batch, len(site.train)), site.task.backbone.tokens
+    batch, tokens = min(case.recipe.batch, len(site.train)), require_vit(site.task.backbone, "distillation").tokens
     maps = torch.rand((batch, tokens), generator=torch.Generator().manual_seed(0)).to(site.device).requires_grad_(True)
     target = (torch.arange(batch) % len(site.task.classes)).to(site.device)
     term, buffer = terms_of(case)[0], plain_buffer(case)
@@ -252,7 +257,9 @@ def flops_of_an_image(case: Case) -> int:
     gradient) and twice the attention, without what stands before the first block's prefix. Rollout, head and loss,
     which are small, are not counted.
     """
-    spec, prefix = case.site.task.backbone, int(case.start["prompts.b"].shape[2])
+    from edgefl_trainer.models.spec import require_vit
+
+    spec, prefix = require_vit(case.site.task.backbone, "fedevprompt"), int(case.start["prompts.b"].shape[2])
     tokens, width = 1 + spec.tokens, spec.width
     linear, attention = 24 * tokens * width**2, 4 * tokens * (prefix + tokens) * width
     forward = 2 * spec.tokens * 3 * spec.patch**2 * width + spec.depth * (linear + attention)

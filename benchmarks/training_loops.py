@@ -63,6 +63,7 @@ def make_case(folder: Path, backbone: str, sizes: Mapping[str, int], device: str
     from edgefl_trainer.engine.sites import autocast_dtype, choose_device
     from edgefl_trainer.learning import evidential, features, steps
     from edgefl_trainer.models.backbones import load_backbone
+    from edgefl_trainer.models.spec import require_vit
 
     torch.set_num_threads(1)
     chosen = choose_device(device)
@@ -84,7 +85,7 @@ def make_case(folder: Path, backbone: str, sizes: Mapping[str, int], device: str
     )  # fmt: skip
     own = features.own_features(site, "cls", standardise=True)
     start = {**steps.as_arrays(evidential.initial_tensors(recipe, vit.spec, len(classes), 0)), **own.arrays}
-    maps = drawn_maps(sizes["maps"], len(classes), vit.spec.tokens)
+    maps = drawn_maps(sizes["maps"], len(classes), require_vit(vit.spec, "fedevprompt").tokens)
     photos = tuple(folder / table.rows[row].source for row in rows)
     return Case(site, recipe, start, maps, photos, copy.deepcopy(vit.vit), decoding)
 

@@ -47,6 +47,18 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
     Raises:
         ExportError: the data is gone or has changed, or has too few `tune` rows.
     """
+    return split_pictures(federation_of(run), site, run.settings.seed)
+
+
+def federation_of(run: FinishedRun) -> Federation:
+    """The very rows of a run, each in the split it had: what learned and what did not.
+
+    Args:
+        run: the opened run; its data is read from where it learned, dealt by its partition where it had one.
+
+    Raises:
+        ExportError: the data is gone or has changed.
+    """
     path = run.folder / PARTITION_FILE
     try:
         partition = read_partition(path) if path.exists() else None
@@ -56,7 +68,7 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
     learned = run.summary.get("partition_sha256")
     if learned is not None and learned != federation.partition_sha256:
         raise ExportError("int8 needs the images of the run, and the data has changed since; use --precision fp32")
-    return split_pictures(federation, site, run.settings.seed)
+    return federation
 
 
 def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:

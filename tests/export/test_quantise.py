@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -16,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.export.conftest import make_predictor
 
 from edgefl_export import cli, precision
-from edgefl_export.calibration import CHOICE, GATE, RANGES, split_pictures
+from edgefl_export.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.gates import gate_images, graph_scores, open_session
 from edgefl_export.graph import export_score_graph
@@ -24,6 +25,9 @@ from edgefl_export.precision import agreement, check_agreement, choose_layers
 from edgefl_export.quantise import Quantiser, linear_layers
 from edgefl_protocol.onnx_rules import check_score_graph
 from edgefl_trainer.data.federation import Federation, SiteRows
+from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
+from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.engine.settings import RunSettings
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +290,27 @@ def test_pictures_are_dealt_once_and_the_sites_own_come_first(own, other, val, s
     assert rows_of(again.ranges) == ranges and rows_of(again.gate) == gate
 
 
+def test_rows_are_those_that_the_run_had(tmp_path):
+    """docs/design.md, rows: a run with a partition gave other rows to `val` than the data alone would, so its pictures
+    are dealt by it again; where they come out otherwise, the data has changed, and no row is what it was."""
+    specs = ("lesions:sites=2,images=60",)
+    made = make_partition(specs, Plan(scheme="iid", sites=3), 5)
+    (tmp_path / PARTITION_FILE).write_bytes(made.to_bytes())
+    settings = RunSettings(method="head", data=specs, backbone="tiny", image_px=12, preset="tiny")
+    spec = SimpleNamespace(image_px=12)
+    run = SimpleNamespace(
+        folder=tmp_path,
+        settings=settings,
+        backbone=SimpleNamespace(spec=spec),
+        summary={"partition_sha256": made.sha256},
+    )
+    found = federation_of(run)
+    assert len(found.sites) == 3 and found.partition_sha256 == made.sha256
+    (tmp_path / PARTITION_FILE).unlink()
+    with pytest.raises(ExportError, match="the data has changed since"):
+        federation_of(run)
+
+
 @pytest.fixture(scope="module")
 def int8_run(run_folder, tmp_path_factory):
     """A copy of the run with a small drawn federation behind it, and a key."""
@@ -337,7 +362,7 @@ def test_a_refused_int8_bundle_leaves_no_file(int8_run, tmp_path, monkeypatch):
 
 
 def test_int8_without_the_runs_images_is_one_sentence(int8_run, tmp_path, monkeypatch):
-    """A run whose data is gone, and one whose data has changed, are refused before anything is traced."""
+    """A run whose data is gone is refused before anything is traced."""
     folder, _ = int8_run
     config = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(
