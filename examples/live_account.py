@@ -53,8 +53,8 @@ class Account:
         click.echo(f"{'member':<12}{'exchanges':>10}{'bytes sent':>14}{'received':>14}  balanced accuracy")
         for name, found in self.hospitals.items():
             lines = found["metrics"]
-            sizes = (sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down"))
-            click.echo(_row(name, len(lines), *sizes, _hospital_words(found)))
+            up, down = (sum(line[f"bytes_{way}"] for line in lines) for way in ("up", "down"))
+            click.echo(_row(name, len(lines), up, down, _hospital_words(found)))
         for name in self.up:
             words = ""
             if name in self.before and name in self.after:

@@ -2,12 +2,7 @@
 
 import csv
 import json
-import os
-import shlex
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,14 +11,16 @@ from typing import Any
 import click
 from PIL import Image
 
-from demo import run, shown
+from demo import shown
 from demo_federation import free_port
+from edgefl_coordinator.admin import run_operation
+from edgefl_coordinator.settings import Home
 from edgefl_trainer.data.lesions import draw_lesion
+from live_processes import Background, check, in_background, line_of, run, wait_for
 
 HOSPITALS = ("hospital-1", "hospital-2")  # each with its own drawn lesions, in the style of its camera
 DEVICES = ("device-1", "device-2", "device-3")
 PHOTO_PX, OTHERS = 128, ("MEL", "BKL", "BCC")
-PATIENCE_S = 900  # longest wait for one step of somebody else, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -102,13 +99,13 @@ class Coordinator:
         found: dict[str, Any] = {}
 
         def moved() -> bool:
-            found.update(self.status())
-            return found["state"] == "done" or (found["state"] == "open" and found["round"] > number)
+            found.update(run_operation(Home(self.home), "status", {}))  # as `status` does, without a process each time
+            return bool(found["state"] == "done" or (found["state"] == "open" and found["round"] > number))
 
-        wait_for(moved, f"exchange {number + 1} to open", every_s=2.0)
+        wait_for(moved, f"exchange {number + 1} to open")
         return found
 
-    def _is_up(self, server: "subprocess.Popen[bytes]") -> bool:
+    def _is_up(self, server: Background) -> bool:
         check(server, self.log)
         return any(self.home.rglob("*.sock"))
 
@@ -120,7 +117,7 @@ class Hospitals:
     coordinator: Coordinator
     out: Path
     data: str
-    processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    processes: dict[str, Background] = field(default_factory=dict)
 
     @contextmanager
     def joined(self) -> Iterator["Hospitals"]:
@@ -160,7 +157,7 @@ class Hospitals:
         """What each was left with: its `summary.json`."""
         found = {}
         for name, process in self.processes.items():
-            process.wait(PATIENCE_S)
+            wait_for(lambda process=process: process.status() is not None, f"{name} to end")  # type: ignore[misc]
             check(process, self._log(name))
             found[name] = json.loads((self.out / name / "summary.json").read_text())
             lines = (self.out / name / "metrics.jsonl").read_text().splitlines()
@@ -234,39 +231,3 @@ def draw_pictures(site: int, each: int, folder: Path) -> None:
             name = f"{label}-{number}"
             Image.fromarray(photo).save(folder / f"{name}.jpg", quality=95)
             table.writerow([f"{name}.jpg", "nevus" if label == "NV" else "other", name])
-
-
-@contextmanager
-def in_background(*command: str | Path, log: Path, given: Path | None = None) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start a command that goes on while others run, and end it at the end."""
-    click.secho(f"$ {line_of(command)}{f' < {shown(given)}' if given else ''} &", bold=True)
-    program = [str(Path(sys.executable).parent / command[0]), *(str(word) for word in command[1:])]
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as sink, (given or Path(os.devnull)).open() as source:
-        process = subprocess.Popen(program, stdin=source, stdout=sink, stderr=sink)
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(timeout=60)
-
-
-def line_of(command: Sequence[str | Path]) -> str:
-    """A command as a person types it."""
-    return shlex.join(shown(word) if isinstance(word, Path) else word for word in command)
-
-
-def check(process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Give up with a sentence where a command in the background failed."""
-    if process.poll():
-        said = log.read_text().strip().splitlines() or ["no message"]
-        raise click.ClickException(f"a command ended with status {process.returncode}: {said[-1]} (see {shown(log)})")
-
-
-def wait_for(done: Callable[[], bool], what: str, every_s: float = 0.5) -> None:
-    """Look again and again; give up with a sentence."""
-    end = time.monotonic() + PATIENCE_S
-    while not done():
-        if time.monotonic() > end:
-            raise click.ClickException(f"gave up waiting for {what}; see the .log files")
-        time.sleep(every_s)
