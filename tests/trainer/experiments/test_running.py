@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.experiments.comparison import render_comparison
+from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.experiments.comparison import Found, caption, render_comparison
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of
 
@@ -221,6 +222,24 @@ def test_spread_runs_over_what_the_paper_says():
     for spread, values in (("seeds", [0.3, 0.6]), ("sites", [0.3, 0.6])):
         found = cell_of(column, "accuracy", spread, runs, ddof=0)
         assert found.std == pytest.approx(statistics.pstdev(values))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("pep-fedpt-table-6", "ours: what it took until open accuracy on tune rows, mean over sites, was 83.0%; data"),
+        ("pep-fedpt-table-4", "ours: open accuracy in per cent on `test` rows; data"),
+        ("fedevprompt-table-2", "ours: balanced accuracy in per cent on `test` rows; data"),
+    ],
+)
+def test_a_caption_says_what_ours_are(name, said):
+    """Table 6 of PEP-FedPT counts rounds, bytes and seconds: no figure of it is a per cent of reported rows."""
+    experiment = read_experiment(ROOT / f"experiments/{name}.toml")
+    run = Measurement(seed=0, summary={"reported_rows": "test"}, lines=())
+    settings = RunSettings(method="fedvpt", data=("lesions:",), preset="paper")
+    part = experiment.parts[0]
+    found = Found(part=part.name, row="fedvpt", measured=run, settings=settings, environment={})
+    assert said in caption(experiment, part, [found])
 
 
 @pytest.mark.parametrize("style", ["md", "csv", "json", "latex"])

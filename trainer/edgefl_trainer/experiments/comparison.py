@@ -19,7 +19,7 @@ from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, unlike
 from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
-from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of
+from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of, tracked
 
 PER_CENT = ("mean", "worst", "p5", "p10", "p15", "pooled")  # figures that are shares
 
@@ -147,7 +147,7 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
     seeds = sorted({one.measured.seed for one in found})
     reported = sorted({str(one.measured.summary.get("reported_rows")) for one in found})
     parts += [
-        f"ours: {_all(_metrics(experiment, part))} in per cent on `{'`, `'.join(reported)}` rows",
+        f"ours: {_measured(experiment, part, reported)}",
         f"data {_all(_short(text) for one in found for text in one.settings.data)}",
         f"network {_all(_network(one) for one in found)}",
         f"preset {_all(_schedule(one.settings) for one in found)}",
@@ -169,6 +169,16 @@ def _notes(experiment: Experiment) -> str:
 
 def _all(texts: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(texts))
+
+
+def _measured(experiment: Experiment, part: Part, reported: Sequence[str]) -> str:
+    """What ours are: figures on reported rows, and what it took to reach a figure on tune rows."""
+    metrics = _all(_metrics(experiment, part))
+    words = [f"{metrics} in per cent on `{'`, `'.join(reported)}` rows"] if metrics else []
+    followed = tracked(experiment.metric).removeprefix("tune_").replace("_", " ")
+    targets = dict.fromkeys(column.target for column in part.columns if column.target > 0)
+    words += [f"what it took until {followed} on tune rows, mean over sites, was {target:.1%}" for target in targets]
+    return ", and ".join(words)
 
 
 def _metrics(experiment: Experiment, part: Part) -> Iterator[str]:
