@@ -42,6 +42,8 @@ SETTINGS = {
     "momentum_encoder": ("averaged", "local"),
 }  # what may matter
 RESTING = {"random-init"}  # without a phase: nothing is sent, nothing can be stopped
+COUNTED = {"selections", "period.sum", "period.count"}  # of all replies together
+NOTHING_SHARED = {"local", "local-cl", "feddistill", "fedevprompt"}  # the server holds nothing, or each site's own
 MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
 
 
@@ -120,6 +122,24 @@ def test_the_order_of_replies_does_not_change_a_bit(name, make_task, make_site):
     forward, _ = play(small(name), task, sites)
     backward, _ = play(small(name), task, dict(reversed(sites.items())))
     assert forward.digest() == backward.digest()
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - RESTING - MADE_FOR_MEMBERS))
+def test_equal_replies_are_as_one(name, make_task, make_site):
+    """Identical sites are one: the server takes means of what it shares, never sums. What it keeps of each site, and
+    what it counts, stand apart."""
+    task, method = make_task(rounds=1), small(name)
+    seen: list[Exchange] = []
+    play(method, task, {"a": make_site(task, "a")}, watch=seen.append)
+    one = two = method.start(task, ["a", "b"])
+    for exchange in seen:
+        one = method.aggregate(one, exchange.phase, exchange.replies)
+        two = method.aggregate(two, exchange.phase, dict.fromkeys("ab", exchange.replies["a"]))
+    shared = {name for name in one.arrays if not name.endswith((".a", ".b")) and name not in COUNTED}
+    assert shared <= two.arrays.keys()
+    assert shared or name in NOTHING_SHARED
+    for array in shared:
+        np.testing.assert_allclose(two.arrays[array], one.arrays[array], rtol=1e-5, atol=1e-6, err_msg=array)
 
 
 def test_the_frozen_network_stays_as_it_was(name, make_task, make_site, backbone):
