@@ -23,6 +23,14 @@ def back(images: torch.Tensor) -> np.ndarray:
     return images.permute(0, 2, 3, 1).numpy()
 
 
+CHANGES = {
+    0: lambda x, factor: (x * factor.view(-1, 1, 1, 1)).clamp(0, 1),
+    1: lambda x, factor: kornia.enhance.adjust_contrast_with_mean_subtraction(x, factor),
+    2: lambda x, factor: kornia.enhance.adjust_saturation_with_gray_subtraction(x, factor),
+    3: lambda x, factor: kornia.enhance.adjust_hue(x, factor * 2 * torch.pi),
+}
+
+
 @pytest.mark.parametrize("box", [(0, 0, 20, 20), (3, 5, 11, 9), (19, 0, 1, 20), (2, 2, 16, 16)])
 def test_crops_are_torchs(box):
     """Bilinear, corners on corners: torch's interpolate, as kornia calls it; a single row is repeated."""
@@ -40,15 +48,10 @@ def test_each_change_of_colour_is_kornias(change):
     images = coloured(6, 12)
     images[0] = 0.5  # no hue
     drawn = np.array([[0.6, 1.4, 0.7, -0.1], [1.4, 0.6, 1.3, 0.1]] * 3, np.float32)
-    factor = torch.from_numpy(drawn[:, change])
-    made = {
-        0: lambda x: (x * factor.view(-1, 1, 1, 1)).clamp(0, 1),
-        1: lambda x: kornia.enhance.adjust_contrast_with_mean_subtraction(x, factor),
-        2: lambda x: kornia.enhance.adjust_saturation_with_gray_subtraction(x, factor),
-        3: lambda x: kornia.enhance.adjust_hue(x, factor * 2 * torch.pi),
-    }
     found = ours.jittered(images, drawn, (change,))
-    np.testing.assert_allclose(found, back(made[change](theirs(images))), atol=2e-5)
+    np.testing.assert_allclose(
+        found, back(CHANGES[change](theirs(images), torch.from_numpy(drawn[:, change]))), atol=2e-5
+    )
 
 
 def test_the_order_of_changes_counts():
@@ -108,3 +111,31 @@ def test_views_are_a_function_of_pictures_and_draws(seed):
     changed = images.copy()
     changed[1:] = 255 - changed[1:]
     assert (ours.views(changed, drawn, 16)[0] == found[0]).all()
+
+
+def test_a_view_is_the_steps_in_the_trainers_order():
+    """Crop, colours, grey, blur, mirror (left and right), each where it was drawn: kornia's functions one by one."""
+    images = np.random.default_rng(2).integers(0, 256, (3, 20, 20, 3)).astype(np.uint8)
+    drawn = ours.Draws(
+        boxes=np.array([[0, 3, 12, 15], [5, 0, 14, 10], [2, 2, 16, 18]]),
+        jittered=np.array([True, True, False]),
+        order=(2, 0, 3, 1),
+        factors=np.array([[0.7, 1.3, 1.2, 0.08], [1.3, 0.8, 0.6, -0.1], [1.4, 1.4, 1.4, 0.1]], np.float32),
+        greyed=np.array([False, True, False]),
+        blurred=np.array([True, True, False]),
+        sigma=np.array([1.0, 0.5, 2.0]),
+        mirrored=np.array([True, False, True]),
+    )
+    found = ours.views(images, drawn, 16)
+    for row, (top, left, height, width) in enumerate(drawn.boxes):
+        x = theirs(images[row : row + 1, top : top + height, left : left + width].astype(np.float32) / 255)
+        x = torch.nn.functional.interpolate(x, (16, 16), mode="bilinear", align_corners=True)
+        for change in drawn.order if drawn.jittered[row] else ():
+            x = CHANGES[change](x, torch.tensor(drawn.factors[row, change])[None])
+        if drawn.greyed[row]:
+            x = kornia.color.rgb_to_grayscale(x).repeat(1, 3, 1, 1)
+        if drawn.blurred[row]:
+            pair = torch.full((1, 2), float(drawn.sigma[row]))
+            x = kornia.filters.gaussian_blur2d(x, (blur_kernel(16),) * 2, pair, border_type="reflect")
+        x = torch.flip(x, [3]) if drawn.mirrored[row] else x
+        np.testing.assert_allclose(found[row], x[0], atol=5e-5)
