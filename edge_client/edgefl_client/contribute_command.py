@@ -35,8 +35,8 @@ from edgefl_client.score_command import formats_option
 @click.option(
     "--features",
     is_flag=True,
-    help="Share features of IMAGES (files, folders, patterns), which need no labels.  [default IMAGES: those of the "
-    "table that edgefl train or sync was given]",
+    help="Share features of IMAGES (files, folders, patterns), which need no labels.  [default IMAGES: those "
+    "that edgefl train or sync was given]",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would leave this device, to the last number.")
 @click.option(

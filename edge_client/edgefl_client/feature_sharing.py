@@ -14,21 +14,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.contribution import read_labels
+from edgefl_client.contribution import read_images
 from edgefl_client.encoding import Draw, Encoded, Encoder, FeaturesError, encode_pictures, picture_of
 from edgefl_client.exchange.errors import ExchangeError
 from edgefl_client.exchange.membership import Membership, load_membership, load_task
 from edgefl_client.federate import Device
 from edgefl_client.home import Home
+from edgefl_client.learning.agreed import agreed
 from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.feature_queue import SENT
 from edgefl_client.learning.owned import remembered_table
+from edgefl_client.learning.session import plan_of
 from edgefl_client.offering import keep, policy_told, refused
 from edgefl_client.outgoing import describe
 from edgefl_client.pictures import PictureReader
 from edgefl_client.policy import Spent, load_policy
 from edgefl_client.runtime import processors
-from edgefl_client.scoring import expand
+from edgefl_client.scoring import expand, pictures_below
 from edgefl_protocol.blob import MAX_BLOB_BYTES
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
@@ -36,7 +38,6 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages import TaskReply
 from edgefl_protocol.payload import Payload, digest
-from edgefl_protocol.training import RECORD
 
 _STANDING = "live.payload"  # what this device remembers of the rounds it learned in (`learning.live`)
 
@@ -46,7 +47,7 @@ class Contribution:
     """What the owner asks for.
 
     Attributes:
-        images: files, folders and patterns; empty for the pictures of the table that was named last.
+        images: files, folders and patterns; empty for those that learning was given last.
         threads: of the encoder; None for the processors this process may use.
         dry_run: keep nothing; only say what would leave.
         sheets: folder for the two sheets that show it (`feature_sheet`); None for none.
@@ -87,7 +88,7 @@ def run_features(device: Device, asked: Contribution, reader: PictureReader, bun
     network = {**_broadcast(home, membership, task).arrays, **{name: own[name] for name in plan.norm if name in own}}
     encoder = Encoder(bundle, plan, network, asked.threads or processors())
     draws = Draw(seed=task.seed, site=membership.name, round=task.round)
-    files = _files(home, asked.images, bundle, reader)
+    files = _files(home, asked.images, reader)
     found = encode_pictures(encoder, plan, bundle.preprocess, files, reader, draws)
     payload = Payload({SENT: found.rows}, {"n_train": 0, "site_sha256": digest(own)})
     content = payload.to_bytes()
@@ -121,6 +122,7 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
 
     Raises:
         FeaturesError: it does not, or the bundle has no encoder.
+        LearningError: the bundle cannot follow the federation's settings, such as noise on features.
         BundleError: the bundle is of another line.
     """
     shares = "features" in task.travels if task.travels else task.method == "fedclf"
@@ -128,25 +130,20 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
         raise FeaturesError(f"the federation learns {task.method}, which takes no features: take part with edgefl sync")
     if task.state == "done" or task.phase == "final":
         raise FeaturesError("the federation's rounds are over, its last exchange takes no features", "rounds_over")
-    if task.settings.get("dp_noise", 0):
-        raise FeaturesError(
-            "the federation shares features under noise only, which a device does not add: tell its operator", "noise"
-        )
     wanted = (membership.federation, task.line, task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
             f"the model is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl pull",
             "other_line",
         )
-    if ENCODER not in bundle.extras or RECORD not in bundle.extras:
+    if ENCODER not in bundle.extras:
         raise FeaturesError(
             f"this bundle brings no encoder ({ENCODER}), so it gives no features; ask the operator to publish one made "
             "with edgefl-export bundle --with-training, and fetch it with edgefl pull"
         )
-    try:
-        plan = FedCLFPlan.from_bytes(bundle.extras[RECORD])
-    except ValueError as error:
-        raise FeaturesError(f"this bundle does not learn FedCLF, so it gives no features: {error}") from error
+    plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
+    if not isinstance(plan, FedCLFPlan):
+        raise FeaturesError(f"this bundle learns {plan.kind}, so it gives no features: fetch another with edgefl pull")
     return plan
 
 
@@ -182,11 +179,11 @@ def _own_state(home: Home, membership: Membership, bundle: Bundle) -> dict[str, 
     return dict(found.state)
 
 
-def _files(home: Home, given: Sequence[str], bundle: Bundle, reader: PictureReader) -> list[Path]:
-    """The pictures, by name; those of the table that was named last where none are named.
+def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path]:
+    """The pictures, by name; those of the table or folder that was named last where none are named.
 
     Raises:
-        FeaturesError: there is no such table (`no_pictures`).
+        FeaturesError: nothing was ever named (`no_pictures`).
         LabelsError: the table cannot be used.
     """
     if given:
@@ -195,7 +192,10 @@ def _files(home: Home, given: Sequence[str], bundle: Bundle, reader: PictureRead
         table = remembered_table(home)
         if table is None:
             raise FeaturesError("no pictures are named: edgefl contribute --features IMAGES...", "no_pictures")
-        files = [row.path for row in read_labels(table.file, bundle.labels.classes)]
+        if table.file.is_dir():
+            files = [Path(name) for name in pictures_below(table.file, reader.suffixes)]
+        else:
+            files = [row.path for row in read_images(table.file)]
     return sorted(set(files))
 
 

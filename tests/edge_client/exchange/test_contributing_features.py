@@ -138,12 +138,17 @@ def test_the_sheets_show_the_numbers_and_no_picture(run, clf, tmp_path):
     assert (np.abs(stays.astype(int) - skin).max(axis=-1) < 30).any() and found["features"] == 6
 
 
-def test_pictures_of_the_table_are_the_default(run, clf, device, lab):
+def test_pictures_that_learning_was_given_are_the_default(run, clf, device, lab):
     rows = "\n".join(f"{number}.png,MEL" for number in range(4))
     (device / "own.csv").write_text(f"image,label\n{rows}\n")
+    (device / "some").mkdir()
+    for number in range(3):
+        (device / "some" / f"{number}.png").write_bytes(lab.encoded(lab.photo(50, 40)))
     assert "no pictures are named" in one_sentence(run("contribute", "--features"), 1)
     remember_table(Home(run.home), Table(file=device / "own.csv"))
     assert dry(run)["features"] == 4
+    remember_table(Home(run.home), Table(file=device / "some"))
+    assert dry(run)["features"] == 3
 
 
 def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
@@ -160,13 +165,29 @@ def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
     assert "2 pictures at least must be fit" in one_sentence(run("contribute", "--features", clf), 1)
 
 
-def test_never_more_than_a_bank_holds(run, clf, lab):
-    """docs/methods.md, FedCLF: n is at most K, 10 here."""
+def tell_more(live, monkeypatch):
+    """The task with settings and with another phase: `live.settings`, `live.last`."""
+    live.last, live.settings = None, {}
+    told = type(live)._task
+
+    def task(one, *words):
+        found = TaskReply.from_payload(told(one, *words))
+        return dataclasses.replace(found, phase=one.last or found.phase, settings=one.settings).to_payload()
+
+    monkeypatch.setattr(type(live), "_task", task)
+
+
+def test_never_more_than_a_bank_holds(run, clf, lab, live, monkeypatch):
+    """docs/methods.md, FedCLF: n is at most K, 10 in this bundle, 4 where the federation says so."""
     for number in range(6, 14):
         (clf / f"{number}.png").write_bytes(lab.encoded(lab.photo(50, 40, (150 + 5 * number, 120, 90))))
     found = dry(run, clf)
     assert (found["images"], found["features"], found["arrays"]["features"]["shape"]) == (14, 10, [10, 128])
     assert found["left_out"]["images"] == 0
+    tell_more(live, monkeypatch)
+    live.settings = {"queue": 4}
+    assert run("sync", "--no-learn")[0] == 0
+    assert dry(run, clf)["features"] == 4
 
 
 def test_batches_are_those_of_a_round():
@@ -227,21 +248,14 @@ REFUSED = {
     over: (1, "takes no features"),
     another_method: (1, "learns fedevprompt, which takes no features"),
     last_exchange: (1, "takes no features"),
-    under_noise: (1, "under noise only"),
+    under_noise: (1, "adds noise to features"),
 }
 
 
 def test_what_gives_no_features_is_one_sentence(run, clf, live, monkeypatch, lab):
     """Each is refused before a picture is read, and nothing waits. Noise (docs/methods.md, feature exchange): features
     without it would undo what the other sites pay for."""
-    live.last, live.settings = None, {}
-    told = type(live)._task
-
-    def task(one, *words):
-        found = TaskReply.from_payload(told(one, *words))
-        return dataclasses.replace(found, phase=one.last or found.phase, settings=one.settings).to_payload()
-
-    monkeypatch.setattr(type(live), "_task", task)
+    tell_more(live, monkeypatch)
     (clf / "0.png").write_bytes(b"rubbish")
     for change, (code, words) in REFUSED.items():
         change(live)
