@@ -1,0 +1,184 @@
+"""A live federation of devices on the loopback interface, and the same federation in the trainer's local engine.
+
+Live: a coordinator in a process of its own, TLS, and the commands that a person types. Local: the engine that never
+sees a network, over sites that learn with the devices' own step.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from click.testing import CliRunner
+
+from edgefl_client.cli import cli
+from edgefl_client.home import Home as DeviceHome
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.owned import Table, read_dealt
+from edgefl_client.learning.peers import numbered_as, renumbered
+from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_coordinator.admin import run_operation
+from edgefl_coordinator.settings import Home
+from edgefl_coordinator.setup import make_home
+from edgefl_protocol import Payload
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.training import Plan
+
+DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")
+ROUNDS, EPOCHS, SEED = 2, 2, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """What devices learn together.
+
+    Attributes:
+        bundle: its file.
+        signer: public key of who signed it.
+        method: name.
+        classes: of the task, in its order.
+        settings: of the task.
+        backbone: the task's description of the network.
+        kinds: what leaves a device.
+        pictures: of each device: a table, or a folder.
+    """
+
+    bundle: Path
+    signer: bytes
+    method: str
+    classes: tuple[str, ...]
+    settings: Mapping[str, Any]
+    backbone: Mapping[str, Any]
+    kinds: tuple[str, ...]
+    pictures: Mapping[str, Path]
+
+    @property
+    def task(self) -> dict[str, Any]:
+        """The coordinator's `[task]`."""
+        return {
+            "method": self.method, "name": "all", "classes": list(self.classes), "epochs": EPOCHS, "seed": SEED,
+            "settings": dict(self.settings), "backbone": dict(self.backbone), "travels": list(self.kinds),
+            "shares_maps": self.kinds == ("maps",),
+        }  # fmt: skip
+
+    def naming(self, device: str) -> tuple[str, Path]:
+        """The option that names a device's pictures."""
+        found = self.pictures[device]
+        return ("--pictures" if found.is_dir() else "--labels"), found
+
+
+def edgefl(home: Path, *words: object) -> dict[str, Any]:
+    """A command of a device, with its JSON."""
+    done = CliRunner().invoke(cli, [*map(str, words), "--home", str(home), "--json"])
+    assert done.exception is None and done.exit_code == 0, (words, done.stderr, done.exception)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@contextmanager
+def serving(folder: Path, task: Mapping[str, Any]) -> Iterator[Home]:
+    """A coordinator in a process of its own, with its aggregation worker in another."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    home = Home(folder)
+    rounds = {
+        "count": ROUNDS, "quorum_min": 3, "quorum_target": 3, "deadline_s": 3600, "start": "automatic",
+        "min_cohort": 2, "allow_small_cohort": True,
+    }  # fmt: skip
+    table = {
+        "federation": "skin", "public_url": f"https://localhost:{port}", "port": port, "suite": 1, "task": task,
+        "rounds": rounds,
+    }  # fmt: skip
+    make_home(home, table)
+    command = [sys.executable, "-m", "edgefl_coordinator.cli", "serve", "--home", str(folder)]
+    log = folder / "log"
+    with (
+        log.open("wb") as sink,
+        subprocess.Popen(command, stderr=sink, env={**os.environ, "OMP_NUM_THREADS": "1"}) as run,
+    ):
+        try:
+            until = time.monotonic() + 300
+            while "listening" not in log.read_text() and time.monotonic() < until:
+                time.sleep(0.05)
+            yield home
+        finally:
+            run.terminate()
+    assert run.returncode == 0 and "ERROR" not in log.read_text(), log.read_text()
+
+
+def wait_for(home: Home, number: int, state: str) -> dict[str, Any]:
+    """The coordinator's status, once its exchange is there."""
+    until = time.monotonic() + 600  # the worker imports torch, on a busy machine
+    while time.monotonic() < until:
+        found: dict[str, Any] = run_operation(home, "status", {})
+        if (found["round"], found["state"]) == (number, state):
+            return found
+        time.sleep(0.5)
+    raise AssertionError(f"exchange {number} did not become {state}: {found}")
+
+
+def join(home: Home, device: Path, name: str, federation: Federation) -> None:
+    """Invite, enrol, compare the fingerprint, approve, allow, trust, pull."""
+    text = run_operation(home, "invite", {"name": name, "role": "device", "hours": 1})["invite"]
+    fingerprint = edgefl(device, "enrol", text, "--ca", home.tls / "ca.pem", "--suite", 1)["fingerprint"]
+    run_operation(home, "approve", {"name": name, "fingerprint": fingerprint})
+    for words in (["trust", "add", federation.signer.hex()], ["policy", "allow", *federation.kinds]):
+        assert CliRunner().invoke(cli, [*words, "--home", str(device)]).exit_code == 0
+    edgefl(device, "pull")
+
+
+@dataclass(frozen=True)
+class DeviceSite:
+    """A site of the local engine that learns with a device's own step; the engine's numbers are the task's."""
+
+    learner: RoundLearner
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+
+    def local_round(self, state: Any, broadcast: Payload, report: Callable[[Mapping[str, Any]], None]) -> Any:
+        """The device's half of a round."""
+        from edgefl_trainer.contract import State
+        from edgefl_trainer.engine.checkpoint import SiteResult
+
+        given = renumbered(broadcast, self.theirs, self.ours)
+        new, reply = self.learner.local_round(state.arrays or self.learner.start(), given, report)
+        return SiteResult(State(new), numbered_as(reply, self.ours, self.theirs), {})
+
+
+def local_digest(folder: Path, bundle: Bundle, plan: Plan, federation: Federation) -> str:
+    """`state_sha256` of the local engine over the devices' learners, which learn as `plan` says."""
+    from edgefl_trainer.contract import Task
+    from edgefl_trainer.engine.federation import LocalEngine
+    from edgefl_trainer.engine.settings import build
+    from edgefl_trainer.methods import METHODS
+    from edgefl_trainer.models.spec import spec_from_facts
+
+    bundle, sites = replace(bundle, training=plan), {}
+    for name, pictures in federation.pictures.items():
+        home = DeviceHome(folder / name)
+        dealt = read_dealt(home, bundle, Table(file=pictures), Limits(), lambda facts: None)
+        around = Circumstances(
+            points=PointFile(home.prepare(home.learning) / "point"), site=name,
+            options=TrainOptions(threads=1, epochs=EPOCHS, seed=SEED),
+        )  # fmt: skip
+        sites[name] = DeviceSite(learner_for(bundle, dealt, around), federation.classes, bundle.labels.classes)
+    task = Task(
+        name="all", classes=federation.classes, backbone=spec_from_facts(federation.backbone), rounds=ROUNDS,
+        epochs=EPOCHS, seed=SEED,
+    )  # fmt: skip
+    watching: Any = SimpleNamespace(
+        **dict.fromkeys(("phase_started", "site_started", "site_reported", "site_finished"), lambda *facts: None)
+    )
+    method = build(METHODS[federation.method], dict(federation.settings))
+    engine = LocalEngine(method=method, task=task, sites=sites, folder=folder, observer=watching)
+    digest: str = engine.run().digest()
+    return digest
