@@ -1,4 +1,4 @@
-"""Learning on the device: local epochs of a bundle's training graph on the owner's labelled pictures.
+"""Learning on the device: local epochs of a bundle's training graph on the owner's pictures.
 
     rows        the pictures, prepared, and which of them are held back for the gate
     draws       orders and turns, the trainer's own draws
@@ -12,6 +12,7 @@
     personal    the values that passed
     options     what the owner may change; owned: which pictures are learned from, and who is held back
     rounds      the contract of a round, whatever the method; fedevprompt and fedclf: who meets it
+    agreed      the federation's settings in the bundle's step
     running     rounds alone: what `edgefl train` does
     live        rounds of a federation: what `edgefl sync` learns
 

@@ -7,6 +7,7 @@ are never continued on another network, nor in another federation.
 
 import contextlib
 import fcntl
+import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -149,6 +150,35 @@ def load_standing(file: Path) -> Standing | None:
         )
     except (PayloadError, KeyError, TypeError, ValueError) as error:
         raise damaged(file) from error
+
+
+def begun_with(file: Path, bundle_sha256: str, federation: str, start: Mapping[str, NDArray[Any]]) -> Standing:
+    """What the next round begins with.
+
+    Args:
+        file: of the standing.
+        bundle_sha256: of the bundle to learn with.
+        federation: name; empty for a device that learns alone.
+        start: the site's state before its first round; empty for a learner that looks at what it gets.
+
+    Returns:
+        The standing in the file; where that belongs to another bundle or federation, or there is none, the start with
+        the number 0.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    found = load_standing(file)
+    if found is None or (found.bundle_sha256, found.federation) != (bundle_sha256, federation):
+        return Standing(bundle_sha256=bundle_sha256, federation=federation, round=0, state=start)
+    if start and not same_form(found.state, start):
+        raise damaged(file)
+    return found
+
+
+def digest_of(*parts: str) -> str:
+    """SHA-256 of several texts, as a point names what it belongs to."""
+    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
 
 
 def same_form(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]) -> bool:

@@ -13,19 +13,17 @@ give the same bits, however often it was killed or paused on the way; features h
 2208.11278, section III; docs/methods.md, FedCLF; docs/design.md, sections 7 and 9; docs/decisions/0027.
 """
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.learning.checkpoint import Point, same_form
+from edgefl_client.learning.checkpoint import Point, digest_of, same_form
 from edgefl_client.learning.contrast_session import ContrastSession
 from edgefl_client.learning.draws import epoch_order, generator
-from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import (
     BANK,
     SENT,
@@ -35,7 +33,8 @@ from edgefl_client.learning.feature_queue import (
     mean_similarity,
     received,
 )
-from edgefl_client.learning.rounds import Arrays, Circumstances, Report, phase_and_round, rounds_of
+from edgefl_client.learning.options import Report
+from edgefl_client.learning.rounds import Arrays, Circumstances, Keeper, phase_and_round, rounds_of
 from edgefl_client.learning.rows import LEAST_UNLABELLED, Dealt
 from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
@@ -156,8 +155,8 @@ class FedCLFLearner:
         """The point to go on from: kept in this very round, or the round's start."""
         _, round_ = phase_and_round(broadcast)
         before = digest({**broadcast.arrays, **{f"site.{name}": value for name, value in state.items()}})
-        begun_ = _digest(self._bundle.sha256, self._around.site, str(round_), before)
-        given = _digest(self._rows.digest(), self._plan.to_bytes().decode())
+        begun_ = digest_of(self._bundle.sha256, self._around.site, str(round_), before)
+        given = digest_of(self._rows.digest(), self._plan.to_bytes().decode())
         kept = self._around.points.load()
         point = None if kept is None else Point.from_payload(kept)
         queues = (BANK, QUEUE)
@@ -182,9 +181,8 @@ class FedCLFLearner:
         Raises:
             Paused: a limit is reached; the point is kept.
         """
-        plan, options, points = self._plan, self._around.options, self._around.points
+        plan, keeper = self._plan, Keeper(self._around)
         rounds, others = rounds_of(broadcast), self._others(broadcast)
-        started, saved = self._around.since(), options.limits.clock()
         for epoch in range(point.epoch, plan.epochs):
             order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, "none")
             parts = cut(order, plan.batch)
@@ -195,17 +193,10 @@ class FedCLFLearner:
                 point = self._step(point, parts[step], rate, m, None if others is None else next(remote))
                 told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": step + 1, "steps": len(parts)}
                 report({**told, "loss": point.sums["loss"] / max(1.0, point.sums["pictures"])})
-                reason = options.limits.reached(started)
-                if reason is not None or options.limits.clock() - saved >= options.checkpoint_seconds:
-                    points.save(point.to_payload())
-                    saved = options.limits.clock()
-                if reason is not None:
-                    raise Paused(reason)
+                keeper.stepped(point)
             self._summarise(point, rounds, report)
             point = point.next_epoch()
-        point = replace(point, stage="learned")
-        points.save(point.to_payload())
-        return point
+        return keeper.learned(point)
 
     def _check_memory(self, point: Point) -> None:
         plan, state = self._plan, point.state
@@ -295,7 +286,3 @@ def cut(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
 def cosine_rate(done: float, epochs: int) -> float:
     """Share of the peak rate after so many epochs of a run."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, done / epochs)))
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()

@@ -12,9 +12,7 @@ however often it was killed or paused on the way. Source: arXiv 2411.10071, sect
 sections 7 and 9.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,13 +20,14 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgefl_client.contribution import Candidate, reply_payload, select_maps
-from edgefl_client.learning.checkpoint import Point, same_form
+from edgefl_client.learning.checkpoint import Point, digest_of, same_form
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
-from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import BATCH, judge
+from edgefl_client.learning.options import Report
 from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.personal import PersonalState
-from edgefl_client.learning.rounds import Arrays, Circumstances, Report, phase_and_round
+from edgefl_client.learning.rounds import Arrays, Circumstances, Keeper, phase_and_round
 from edgefl_client.learning.rows import Dealt, skewed_prior
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.learning.step_memory import check_step_memory
@@ -76,7 +75,6 @@ class FedEvPromptLearner:
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Learn, judge, reply; see `RoundLearner`."""
-        started = self._around.since()
         phase, round_ = phase_and_round(broadcast)
         if phase != "train":
             raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
@@ -84,7 +82,7 @@ class FedEvPromptLearner:
         point = self._resumed(state, round_, peers, report)
         if point.stage == "learning":
             self._check_memory(point.state, peers)
-            point = self._learn(point, peers, report, started)
+            point = self._learn(point, peers, report)
         graph = load_graph(self._bundle.score_onnx, self._threads)
         weights = personal_weights(self._bundle, self._plan, point.state, self._prior)
         shared = weights if self._judged(graph, weights, round_, report) else self._bundle.weights
@@ -96,8 +94,8 @@ class FedEvPromptLearner:
         Where pictures, settings or the others' maps have changed since, what was learned stays and the epoch begins
         again.
         """
-        begun = _digest(self._bundle.sha256, self._around.site, str(round_), digest(dict(state)))
-        given = _digest(self._learn_rows.digest(), self._plan.to_bytes().decode(), digest(dict(peers)))
+        begun = digest_of(self._bundle.sha256, self._around.site, str(round_), digest(dict(state)))
+        given = digest_of(self._learn_rows.digest(), self._plan.to_bytes().decode(), digest(dict(peers)))
         kept = self._around.points.load()
         point = None if kept is None else Point.from_payload(kept)
         if point is None or point.begun != begun or not same_form(point.state, state):
@@ -116,15 +114,14 @@ class FedEvPromptLearner:
 
         check_step_memory(self._around.options.limits, min(self._plan.batch, len(rows)), take, PROBES)
 
-    def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report, started: float) -> Point:
+    def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report) -> Point:
         """Epochs from a point on.
 
         Raises:
             Paused: a limit is reached; the point is kept.
         """
-        options, plan, points = self._around.options, self._plan, self._around.points
+        plan, keeper = self._plan, Keeper(self._around)
         steps = -(-len(self._learn_rows) // plan.batch)
-        saved = options.limits.clock()
         for epoch in range(point.epoch, plan.epochs):
             for images, labels in self._batches(point):
                 kl_weight = plan.kl_weight(point.round, epoch)
@@ -132,17 +129,10 @@ class FedEvPromptLearner:
                 point = point.stepped(state, figures, len(labels))
                 told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": point.step, "steps": steps}
                 report({**told, "loss": figures["loss"]})
-                reason = options.limits.reached(started)
-                if reason is not None or options.limits.clock() - saved >= options.checkpoint_seconds:
-                    points.save(point.to_payload())
-                    saved = options.limits.clock()
-                if reason is not None:
-                    raise Paused(reason)
+                keeper.stepped(point)
             self._summarise(point, report)
             point = point.next_epoch()
-        point = replace(point, stage="learned")
-        points.save(point.to_payload())
-        return point
+        return keeper.learned(point)
 
     def _batches(self, point: Point) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
         """What is left of an epoch: pictures turned, and their labels."""
@@ -217,7 +207,3 @@ def personal_weights(
     """
     learned = {name: state[name] for name in plan.trained}
     return {**bundle.weights, **learned, "prior": prior}
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()

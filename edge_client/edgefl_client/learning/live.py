@@ -17,12 +17,12 @@ from typing import Any
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.learning.agreed import Settings, agreed
-from edgefl_client.learning.checkpoint import Standing, damaged, load_standing, only_one, same_form, save_standing
+from edgefl_client.learning.checkpoint import Standing, begun_with, load_standing, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt
 from edgefl_client.learning.peers import numbered_as, renumbered
-from edgefl_client.learning.rounds import Arrays, Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_client.learning.rounds import Circumstances, PointFile, learner_for
 from edgefl_client.learning.session import plan_of
 from edgefl_client.learning.told import Told, keep_judged, round_facts
 from edgefl_protocol.bundle import Bundle
@@ -102,11 +102,12 @@ def learn_live(
         learner = learner_for(bundle, dealt, around)
         _check_travels(live.travels, learner.travels)
         live.permitted(learner.travels)
+        before = begun_with(home.learning / _STANDING, bundle.sha256, live.federation, learner.start())
         theirs, ours = live.classes, bundle.labels.classes
         by_class = "maps" in learner.travels  # other methods send nothing that classes number
         broadcast = renumbered(live.broadcast, theirs, ours) if by_class else live.broadcast
         try:
-            after, reply = learner.local_round(_state(home, bundle, live, learner), broadcast, told.report)
+            after, reply = learner.local_round(before.state, broadcast, told.report)
         except Paused as stop:
             facts = round_facts(home, bundle, dealt, broadcast, told, None, stop.reason)
             return {"round": live.number, **facts}, None
@@ -217,13 +218,3 @@ def forget_federation(home: Home) -> None:
 def _waits(home: Home, federation: str, number: int) -> bool:
     found = load_standing(home.learning / _NEXT)
     return found is not None and (found.federation, found.round) == (federation, number)
-
-
-def _state(home: Home, bundle: Bundle, live: LiveRound, learner: RoundLearner) -> Arrays:
-    """What the round begins with."""
-    found, start = load_standing(home.learning / _STANDING), learner.start()
-    if found is None or (found.bundle_sha256, found.federation) != (bundle.sha256, live.federation):
-        return start
-    if start and not same_form(found.state, start):  # nothing to begin with: the learner looks at what it gets
-        raise damaged(home.learning / _STANDING)
-    return found.state

@@ -62,13 +62,11 @@ def numbered_as(reply: Payload, ours: Sequence[str], theirs: Sequence[str]) -> P
     return Payload(arrays, reply.scalars)
 
 
-def peer_targets(
-    broadcast: Payload | None, plan: TrainingPlan, classes: int, tokens: int
-) -> dict[str, NDArray[np.float32]]:
+def peer_targets(broadcast: Payload, plan: TrainingPlan, classes: int, tokens: int) -> dict[str, NDArray[np.float32]]:
     """Mean maps and their weights.
 
     Args:
-        broadcast: arrays `maps.<peer>.<class>` (m, N), numbered as the model does; None where none came.
+        broadcast: arrays `maps.<peer>.<class>` (m, N), numbered as the model does.
         plan: says whether peers are summed or averaged.
         classes: K.
         tokens: N.
@@ -80,11 +78,10 @@ def peer_targets(
         LearningError: maps of another grid or class.
     """
     by_class: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
-    arrays = {} if broadcast is None else broadcast.arrays
-    for name in sorted(arrays):
+    for name, maps in sorted(broadcast.arrays.items()):
         if not name.startswith("maps."):
             continue
-        label, maps = name.rpartition(".")[2], arrays[name]
+        label = name.rpartition(".")[2]
         if not label.isdecimal() or int(label) >= classes or maps.ndim != 2 or maps.shape[1] != tokens:
             raise LearningError(
                 f"the others' array {name[:40]} does not fit this model of {classes} classes and {tokens} patches; "

@@ -7,16 +7,16 @@ Source: docs/design.md, sections 4 and 9.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edgefl_client.learning.checkpoint import damaged
-from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.checkpoint import Point, damaged
+from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.files import read_checked, write_checked
-from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.options import Report, TrainOptions
 from edgefl_client.learning.personal import PersonalState
 from edgefl_client.learning.rows import Dealt
 from edgefl_client.learning.session import plan_of
@@ -25,8 +25,6 @@ from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
 
 Arrays = Mapping[str, NDArray[Any]]
-Report = Callable[[Mapping[str, float | int | str]], None]
-
 ALONE = "device"  # the site's name of a device that is a member of no federation
 
 
@@ -125,6 +123,43 @@ class Circumstances:
     def since(self) -> float:
         """When the minutes that the owner allows began, by the clock of the limits."""
         return self.options.limits.clock() if self.started is None else self.started
+
+
+class Keeper:
+    """Keeps points while a round is learned, and ends it between two steps where a limit is reached.
+
+    Args:
+        around: says where points are kept, how often, and which limits the owner set.
+    """
+
+    def __init__(self, around: Circumstances) -> None:
+        self._points, self._options = around.points, around.options
+        self._started, self._saved = around.since(), around.options.limits.clock()
+
+    def stepped(self, point: Point) -> None:
+        """A step was taken.
+
+        Raises:
+            Paused: a limit is reached; the point is kept.
+            StorageError: the disk is full; the point before is still there.
+        """
+        limits = self._options.limits
+        reason = limits.reached(self._started)
+        if reason is not None or limits.clock() - self._saved >= self._options.checkpoint_seconds:
+            self._points.save(point.to_payload())
+            self._saved = limits.clock()
+        if reason is not None:
+            raise Paused(reason)
+
+    def learned(self, point: Point) -> Point:
+        """All epochs are done.
+
+        Raises:
+            StorageError: the disk is full; the point before is still there.
+        """
+        done = replace(point, stage="learned")
+        self._points.save(done.to_payload())
+        return done
 
 
 def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> RoundLearner:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_client.home import Home
-from edgefl_client.learning.checkpoint import Standing, damaged, load_standing, only_one, same_form, save_standing
+from edgefl_client.learning.checkpoint import Standing, begun_with, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.live import forget_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt, remember_table
-from edgefl_client.learning.rounds import ALONE, Arrays, Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_client.learning.rounds import ALONE, Circumstances, PointFile, learner_for
 from edgefl_client.learning.told import Told, keep_judged, round_facts
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload
@@ -74,22 +74,21 @@ def run_train(
             started=started,
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
-        round_, state = _standing(home, bundle, learner)
-        broadcast = Payload(
-            {} if others is None else others.arrays, {"phase": "train", "round": round_ + 1, "rounds": 1}
-        )
+        before = begun_with(home.learning / STANDING, bundle.sha256, "", learner.start())
+        number = before.round + 1
+        broadcast = Payload({} if others is None else others.arrays, {"phase": "train", "round": number, "rounds": 1})
         after, reason = None, None
         try:
-            after, _ = learner.local_round(state, broadcast, told.report)
+            after, _ = learner.local_round(before.state, broadcast, told.report)
         except Paused as stop:
             reason = stop.reason
         else:
             keep_judged(home, told)
             save_standing(
                 home.learning / STANDING,
-                Standing(bundle_sha256=bundle.sha256, federation="", round=round_ + 1, state=after),
+                Standing(bundle_sha256=bundle.sha256, federation="", round=number, state=after),
             )
-        return {"round": round_ + 1, **round_facts(home, bundle, dealt, broadcast, told, after, reason)}
+        return {"round": number, **round_facts(home, bundle, dealt, broadcast, told, after, reason)}
 
 
 def _restart(home: Home, options: TrainOptions) -> None:
@@ -98,13 +97,3 @@ def _restart(home: Home, options: TrainOptions) -> None:
         for name in (STANDING, POINT):
             (home.learning / name).unlink(missing_ok=True)
         forget_live(home)
-
-
-def _standing(home: Home, bundle: Bundle, learner: RoundLearner) -> tuple[int, Arrays]:
-    """The last round of its own and the state after it; 0 and the start where there was none."""
-    found, start = load_standing(home.learning / STANDING), learner.start()
-    if found is None or found.bundle_sha256 != bundle.sha256:
-        return 0, start
-    if start and not same_form(found.state, start):  # nothing to begin with: the learner looks at what it gets
-        raise damaged(home.learning / STANDING)
-    return found.round, found.state

@@ -79,7 +79,7 @@ def test_peers_are_averaged_peer_by_peer(school):
     assert found["peers.counts"].tolist() == [2, 0, 1]
     five = peer_targets(Payload(maps, {}), school.plan(kd_peers="mean5"), 3, 2)
     assert five["peers.counts"].tolist() == [5, 0, 5]
-    assert not peer_targets(None, school.plan(), 3, 2)["peers.counts"].any()
+    assert not peer_targets(Payload({}, {}), school.plan(), 3, 2)["peers.counts"].any()
     for name, value in (("maps.0.3", (1, 2)), ("maps.0.0", (1, 4)), ("maps.0.x", (1, 2))):
         with pytest.raises(LearningError):
             peer_targets(Payload({name: np.ones(value, np.float16)}, {}), school.plan(), 3, 2)
