@@ -78,6 +78,17 @@ def test_every_figure_of_a_site_can_be_asked_for():
     assert SITE_FIGURES == METRIC_NAMES
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [((30.0, 40.0), "35 s"), ((600.0, 660.0), "10.5 min"), ((7200.0, 3600.0), "1.5 h")]
+)
+def test_time_stands_beside_bytes(seconds, shown):
+    """A method is picked with bytes and time beside accuracy: the mean over seeds."""
+    runs = [ONE | {"seed": seed, "seconds": took} for seed, took in enumerate(seconds)]
+    assert f"| 1.5 KiB | 3.0 MiB | {shown} |" in render_table(runs)
+    line = next(csv.DictReader(io.StringIO(render_table(runs, "csv"))))
+    assert float(line["seconds"]) == statistics.mean(seconds)
+
+
 def test_all_rows_together_stand_beside_the_mean_over_sites():
     """docs/methods.md 3.4: local fine-tuning is averaged over sites, federated over classes of the pooled rows."""
     runs = [ONE | {"pooled": {"balanced_accuracy": 0.64}, "seed": seed} for seed in (0, 1)]
@@ -114,9 +125,9 @@ def test_other_settings_open_rows_and_are_named():
 def test_sites_are_the_union_in_name_order_and_gaps_are_shown():
     text = render_table([ONE, summary("fedavg", 0, {"c": 0.9, "a": None})])
     lines = text.splitlines()
-    assert lines[0].startswith("| method | a | b | c | mean ± std | worst | up / round | down / round |")
-    assert lines[2] == "| local | 0.800 | 0.600 | – | 0.700 ± 0.141 | 0.600 | 1.5 KiB | 3.0 MiB |"
-    assert lines[3] == "| fedavg | – | – | 0.900 | 0.900 | 0.900 | 1.5 KiB | 3.0 MiB |"
+    assert lines[0].startswith("| method | a | b | c | mean ± std | worst | up / round | down / round | time |")
+    assert lines[2] == "| local | 0.800 | 0.600 | – | 0.700 ± 0.141 | 0.600 | 1.5 KiB | 3.0 MiB | – |"
+    assert lines[3] == "| fedavg | – | – | 0.900 | 0.900 | 0.900 | 1.5 KiB | 3.0 MiB | – |"
 
 
 def test_caption_names_what_a_reader_needs():
@@ -139,7 +150,7 @@ def test_latex_escapes_what_latex_reads():
     assert r"50 \% \& \#1 \{x\}" in text
     assert "±" not in text.replace(r"$\pm$", "")
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert {line.replace(r"\&", "").count("&") for line in rows} == {5}
+    assert {line.replace(r"\&", "").count("&") for line in rows} == {6}
 
 
 @pytest.mark.parametrize("style", FORMATS)

@@ -1,4 +1,4 @@
-"""The comparison table: methods down, sites across, then mean ± spread, worst site and bytes per round.
+"""The comparison table: methods down, sites across, then mean ± spread, worst site, bytes per round and time.
 
 Guarantees: the same summaries give the same text; nothing is rounded in ``csv`` and ``json``; the caption says over
 what the spread runs. Runs that differ in nothing but their seed share a row. Spread is the sample standard deviation
@@ -53,6 +53,7 @@ class TableRow:
     pooled: Figure  # over all rows of all trained sites together; spread over seeds
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
+    seconds: float | None  # of all sites' work, one after the other, judging included
 
 
 def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", ddof: int = 1) -> list[TableRow]:
@@ -122,6 +123,7 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
         pooled=_figure([run.get("pooled", {}).get(metric) for run in runs], ddof),
         bytes_up_per_round=_figure([run.get("bytes_up_per_round") for run in runs]).mean,
         bytes_down_per_round=_figure([run.get("bytes_down_per_round") for run in runs]).mean,
+        seconds=_figure([run.get("seconds") for run in runs]).mean,
     )
 
 
@@ -241,7 +243,16 @@ def render_table(
         return _csv(rows, names)
     names = names if len(names) <= MAX_SITES else []
     pooled = any(row.pooled.mean is not None for row in rows)
-    head = ["method", *names, "mean ± std", "worst", *(["all rows"] if pooled else []), "up / round", "down / round"]
+    head = [
+        "method",
+        *names,
+        "mean ± std",
+        "worst",
+        *(["all rows"] if pooled else []),
+        "up / round",
+        "down / round",
+        "time",
+    ]
     alike = len({(row.preset, row.rounds) for row in rows}) == 1
     body = [_cells(row, names, alike, pooled) for row in rows]
     return markdown(head, body, text) if style == "md" else latex(head, body, text)
@@ -250,7 +261,7 @@ def render_table(
 def _cells(row: TableRow, names: Sequence[str], alike: bool, pooled: bool) -> list[str]:
     name = row.method if alike else f"{row.method} ({row.preset or 'no preset'}, {row.rounds or 0} rounds)"
     sites = [_shown(row.sites.get(site, Figure(mean=None))) for site in names]
-    traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round)]
+    traffic = [bytes_text(row.bytes_up_per_round), bytes_text(row.bytes_down_per_round), time_text(row.seconds)]
     together = [_shown(row.pooled)] if pooled else []
     return [name, *sites, _shown(row.mean), _shown(Figure(mean=row.worst)), *together, *traffic]
 
@@ -271,18 +282,29 @@ def bytes_text(count: float | None) -> str:
     return f"{count:.0f} B"
 
 
+def time_text(seconds: float | None) -> str:
+    """Return a time with a unit a person reads."""
+    if seconds is None:
+        return UNDEFINED
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def _csv(rows: Sequence[TableRow], names: Sequence[str]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     site_columns = [f"{name}{suffix}" for name in names for suffix in ("", "_std")]
-    end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std", "bytes_up_per_round", "bytes_down_per_round"]
+    end = ["mean", "std", "std_over", "worst", "pooled", "pooled_std"]
+    end += ["bytes_up_per_round", "bytes_down_per_round", "seconds"]
     writer.writerow(["method", "preset", "rounds", "seeds", *site_columns, *end])
     for row in rows:
         figures = [row.sites.get(name, Figure(mean=None)) for name in names]
         sites = [value for figure in figures for value in (figure.mean, figure.std)]
         start = [row.method, row.preset, row.rounds, " ".join(map(str, row.seeds))]
         finish = [row.mean.mean, row.mean.std, row.spread_over, row.worst, row.pooled.mean, row.pooled.std]
-        writer.writerow([*start, *sites, *finish, row.bytes_up_per_round, row.bytes_down_per_round])
+        writer.writerow([*start, *sites, *finish, row.bytes_up_per_round, row.bytes_down_per_round, row.seconds])
     return out.getvalue()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
-from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, unlike
+from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, time_text, unlike
 from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
 from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of, tracked
 
@@ -46,6 +46,7 @@ class Line:
     paper: tuple[str, ...]  # empty texts where the paper has no number
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
+    seconds: float | None  # of all sites' work, one after the other, judging included
 
 
 def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[Line]:
@@ -69,6 +70,7 @@ def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measureme
         paper=row.paper.get(part.name, ("",) * len(part.columns)),
         bytes_up_per_round=_mean([run.summary["bytes_up_per_round"] for run in runs]),
         bytes_down_per_round=_mean([run.summary["bytes_down_per_round"] for run in runs]),
+        seconds=_mean([run.summary["seconds"] for run in runs]),
     )
 
 
@@ -223,9 +225,10 @@ def _page(part: Part, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]
             head.append(f"{column.name}, paper")
             columns.append([line.paper[i] or UNDEFINED for line in lines])
     if any(line.seeds for line in lines):
-        head += ["up / round", "down / round"]
+        head += ["up / round", "down / round", "time"]
         columns.append([bytes_text(line.bytes_up_per_round) for line in lines])
         columns.append([bytes_text(line.bytes_down_per_round) for line in lines])
+        columns.append([time_text(line.seconds) for line in lines])
     return head, [[line.label, *(cells[i] for cells in columns)] for i, line in enumerate(lines)]
 
 
@@ -242,10 +245,13 @@ def _shown(cell: Cell, column: Column) -> str:
 def _csv(tables: Sequence[tuple[Part, Sequence[Line]]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down"])
+    writer.writerow(
+        ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]
+    )
     for part, lines in tables:
         for line in lines:
             for column, ours, printed in zip(part.columns, line.ours, line.paper, strict=True):
                 start = [part.name, line.label, column.name, ours.value, ours.std, " ".join(map(str, line.seeds))]
-                writer.writerow([*start, printed, line.bytes_up_per_round, line.bytes_down_per_round])
+                end = [line.bytes_up_per_round, line.bytes_down_per_round, line.seconds]
+                writer.writerow([*start, printed, *end])
     return out.getvalue()
