@@ -96,7 +96,9 @@ def prompts(tmp_path: Path) -> Federation:
 def encoder(tmp_path: Path) -> Federation:
     """FedCLF on a small convolutional network; folders of pictures without labels."""
     file, signer = exported(cnn_run(tmp_path / "run", None), tmp_path)
-    folders = {name: draw(tmp_path / name, index, 8 + index, OURS[:2]).parent for index, name in enumerate(DEVICES)}
+    folders = {
+        name: draw(tmp_path / name, index, BATCH + 4 * index, OURS[:2]).parent for index, name in enumerate(DEVICES)
+    }
     return Federation(
         bundle=file, signer=signer, method="fedclf", classes=THEIRS, backbone=backbone("cnn:test_resnet"),
         kinds=("features", "weights"), settings={"lr": 0.01, "batch": BATCH, "queue": QUEUE}, pictures=folders,
