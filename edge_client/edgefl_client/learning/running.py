@@ -25,6 +25,10 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload
 
 STANDING, POINT = "alone.payload", "alone-round.payload"
+IN_FEDERATIONS_ONLY = (
+    "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
+    "take part with edgefl sync, the pictures are remembered for it"
+)
 
 
 def run_train(
@@ -61,11 +65,7 @@ def run_train(
         if plan.kind == "fedclf":
             remember_table(home, named)
             _restart(home, options)
-            raise LearningError(
-                "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
-                "take part with edgefl sync, the pictures are remembered for it",
-                "alone",
-            )
+            raise LearningError(IN_FEDERATIONS_ONLY, "alone")
         dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
         remember_table(home, named)
         _restart(home, options)
