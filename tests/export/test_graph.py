@@ -156,7 +156,7 @@ def test_external_data_would_be_refused_by_the_device(predictor, graph):
     assert refusal.value.code == "external_data"
 
 
-@pytest.mark.parametrize("options", OPTIONS[:4], ids=str)
+@pytest.mark.parametrize("options", [options for options in OPTIONS if "prefix" not in options], ids=str)
 def test_the_fused_module_is_the_module(make, images, options):
     """docs/decisions/0026: biases that moved and a last block cut short change nothing; to rounding, in PyTorch."""
     module, tensors = make(**options).module.eval(), make(**options).tensors
@@ -210,3 +210,10 @@ def test_convolutional_networks_have_the_plain_form(make):
     assert not can_fuse(module)
     with pytest.raises(ValueError, match="no fused form"):
         FusedScore(module)
+
+
+def test_prompts_before_the_projection_have_the_plain_form(make):
+    """The fused form joins prompts to projected keys and values; where they are projected themselves there is none."""
+    predictor = make(prefix="before")
+    assert not can_fuse(predictor.module)
+    assert export_score_graph(predictor.module, predictor.tensors).form == "plain"
