@@ -64,7 +64,6 @@ def draw_sheets(folder: Path, shared: Sequence[Shared], sha256: str, size: int) 
         StorageError: a sheet cannot be written.
         OSError: the folder cannot be made.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     head = [
         f"Would leave: {len(shared)} attention maps, {size:,} bytes. Dark blue is 0, yellow is 1.",
         f"SHA-256 {sha256}",
@@ -76,6 +75,20 @@ def draw_sheets(folder: Path, shared: Sequence[Shared], sha256: str, size: int) 
         [one.label for one in shared], photos,
         ["Stays here: the pictures, as the network saw them", "Under each: vacuity, file"],
     )  # fmt: skip
+    return save_sheets(folder, leaves, stays)
+
+
+def save_sheets(folder: Path, leaves: Image.Image, stays: Image.Image) -> dict[str, str]:
+    """Write both sheets, readable by their owner only, into a folder that is made where it is missing.
+
+    Returns:
+        Paths of the sheets: `leaves` and `stays`.
+
+    Raises:
+        StorageError: a sheet cannot be written.
+        OSError: the folder cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, sheet in ((LEAVES, leaves), (STAYS, stays)):
         write_atomic(folder / name, png_bytes(sheet), mode=0o600)
     return {"leaves": str(folder / LEAVES), "stays": str(folder / STAYS)}

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from edgefl_client.contact_sheet import LEAVES, STAYS
-from edgefl_client.heatmap import colours, png_bytes, text_font
-from edgefl_protocol.durable import write_atomic
+from edgefl_client.contact_sheet import LEAVES, STAYS, save_sheets
+from edgefl_client.heatmap import colours, text_font
 
 MOST_ROWS = 1024
 _SQUARE, _ROW, _LEFT, _HEAD, _GAP = 5, 24, 104, 64, 12  # px
@@ -49,7 +48,6 @@ def draw_feature_sheets(
         StorageError: a sheet cannot be written.
         OSError: the folder cannot be made.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     shown = rows[:MOST_ROWS]
     largest = max(float(np.abs(rows).max()), 1e-6)
     drawn = "" if len(shown) == len(rows) else f" The first {len(shown):,} are drawn."
@@ -67,9 +65,7 @@ def draw_feature_sheets(
         stays.paste(Image.fromarray(pixels).resize((_ROW - 2, _ROW - 2), Image.Resampling.BICUBIC), (_LEFT, top))
         shown_name = name.encode("utf-8", "replace").decode()[:80]
         ImageDraw.Draw(stays).text((_LEFT + _ROW + 8, top + 4), shown_name, font=small, fill=_QUIET)
-    for name, sheet in ((LEAVES, leaves), (STAYS, stays)):
-        write_atomic(folder / name, png_bytes(sheet), mode=0o600)
-    return {"leaves": str(folder / LEAVES), "stays": str(folder / STAYS)}
+    return save_sheets(folder, leaves, stays)
 
 
 def _head(sheet: Image.Image, title: str, below: str) -> None:
