@@ -139,10 +139,10 @@ def run_pull(device: Device) -> dict[str, Any]:
                 code="other_bundle",
             )
         models.check_replaces(home, bundle, signers)
-    from edgefl_client.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
+        from edgefl_client.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
 
-    Scorer(bundle, threads=1)  # what this runtime cannot load must not take the place of what it can
-    path = models.install(home, data, bundle)
+        Scorer(bundle, threads=1)  # what this runtime cannot load must not take the place of what it can
+        path = models.install(home, data, bundle)  # while the keys are held: a second pull may be at an older index
     return {"changed": True, "file": str(path), **wanted}
 
 

@@ -14,6 +14,7 @@ sections 9 and 10; docs/security.md, replay window and idempotency.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from edgefl_client import models
@@ -33,8 +34,8 @@ from edgefl_client.policy import PASSES, PolicyError, load_policy, travels_of
 from edgefl_client.rotation_command import keep_fresh
 from edgefl_client.spending import permit, read_spent
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.durable import read_bounded, write_atomic
-from edgefl_protocol.errors import BundleError, EdgeflError
+from edgefl_protocol.durable import file_bytes, read_bounded, write_atomic
+from edgefl_protocol.errors import BundleError, EdgeflError, PayloadError
 from edgefl_protocol.messages import TaskReply
 from edgefl_protocol.payload import Payload
 
@@ -263,19 +264,41 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
     """Keep this round's broadcast, after the last round the final one; a typed refusal is reported, not an error."""
     if task.round < 1:
         return None
-    folder = device.home.prepare(device.home.broadcasts)
     number = task.round + (task.state == "done")
-    path = folder / f"{member.membership.federation}-{number:06d}.payload"
-    if not path.exists():
+    path = device.home.prepare(device.home.broadcasts) / f"{member.membership.federation}-{number:06d}.payload"
+    _forget_later(path.parent, number)
+    found = _kept_broadcast(path)
+    if found is None:
         try:
-            write_atomic(path, member.broadcast(number).to_bytes(), mode=0o600)
+            found = member.broadcast(number)
         except Refused as refusal:
             error = {"code": refusal.code, "message": str(refusal)}
             return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
-        for old in sorted(folder.glob(f"{member.membership.federation}-*.payload"))[:-KEPT_BROADCASTS]:
+        write_atomic(path, found.to_bytes(), mode=0o600)
+        for old in sorted(path.parent.glob("*.payload"), key=_round_of)[:-KEPT_BROADCASTS]:
             old.unlink(missing_ok=True)
-    data = read_bounded(path, _MAX_BROADCAST_BYTES)
-    arrays = Payload.from_bytes(data, _MAX_BROADCAST_BYTES).arrays
-    maps = sum(len(array) for name, array in arrays.items() if name.startswith("maps."))
-    features = len(arrays[RECEIVED]) if RECEIVED in arrays else 0
-    return {"file": str(path), "maps": maps, "features": features, "bytes": len(data), "error": None}
+    maps = sum(len(array) for name, array in found.arrays.items() if name.startswith("maps."))
+    features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
+    return {"file": str(path), "maps": maps, "features": features, "bytes": file_bytes(path), "error": None}
+
+
+def _forget_later(folder: Path, number: int) -> None:
+    """Delete broadcasts of later rounds: a coordinator that was restored from a backup does these rounds again."""
+    for path in folder.glob("*.payload"):
+        if _round_of(path) > number:
+            path.unlink(missing_ok=True)
+
+
+def _round_of(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _kept_broadcast(path: Path) -> Payload | None:
+    """The broadcast that was fetched before; None where there is none, or a damaged one, which is fetched again."""
+    if not path.exists():
+        return None
+    try:
+        return Payload.from_bytes(read_bounded(path, _MAX_BROADCAST_BYTES), _MAX_BROADCAST_BYTES)
+    except PayloadError:
+        return None

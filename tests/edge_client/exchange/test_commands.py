@@ -10,8 +10,10 @@ import sqlite3
 import numpy as np
 import pytest
 
+from edgefl_client import models
 from edgefl_client.exchange import Unavailable
-from edgefl_client.exchange.errors import TlsRefused
+from edgefl_client.exchange.errors import ExchangeError, TlsRefused
+from edgefl_client.exchange.identity import Identity
 from edgefl_client.home import Home
 from edgefl_client.learning.owned import Table, remember_table, remembered_table
 from edgefl_protocol import Payload
@@ -275,6 +277,21 @@ def test_pull_killed_between_its_two_writes_keeps_the_old(run, device, live, lab
     assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 1
     assert json.loads(run("pull", "--json")[1])["version"] == 2
     assert len(list((run.home / "models").glob("*.edgefl"))) == 1
+
+
+def test_two_pulls_at_once_do_not_go_back(run, device, live, lab, monkeypatch):
+    """docs/security.md, check 26, rollback: who has looked at an index installs before another looks at a later one."""
+    install = models.install
+    held = []
+
+    def installing(*words):
+        with pytest.raises(ExchangeError, match="another edgefl process"):
+            Identity(run.home / "member", lock_wait_s=0.0)
+        held.append(True)
+        return install(*words)
+
+    monkeypatch.setattr(models, "install", installing)
+    assert run("pull")[0] == 0 and held == [True]
 
 
 def test_another_table_is_read_as_the_one_before(run, device):
