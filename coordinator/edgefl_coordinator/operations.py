@@ -78,14 +78,15 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Let a pending member in: {name, fingerprint} → the member.
 
     Raises:
-        OperatorError: nobody of that name waits.
+        OperatorError: nobody of that name waits, or the federation is full.
         PolicyError: the fingerprint differs.
     """
-    federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
+    settings, now_ms, name = coordinator.settings, coordinator.clock(), str(arguments["name"])
+    federation, most = settings.federation, settings.task.most_members
     mismatch: PolicyError | None = None
     with coordinator.store.transaction() as connection:
         try:
-            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
+            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation, most)
         except PolicyError as error:  # its audit row is kept
             mismatch = error
     if mismatch is not None:

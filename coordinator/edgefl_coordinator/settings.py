@@ -17,6 +17,7 @@ from edgefl_coordinator.rounds import RoundPolicy
 from edgefl_protocol.blob import MAX_BLOB_BYTES
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.task_reply import Plain as Plain
+from edgefl_protocol.tensors import MAX_TENSORS
 
 Settled = TypeVar("Settled")
 
@@ -24,6 +25,7 @@ _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
 LEAST_COHORT = 3  # others without which a contribution can be told apart: docs/security.md, exchange policy
 _MAX_CONFIG_BYTES = 256 * 2**10
+_OTHER_TENSORS = 500  # room in a payload for what a server's state holds beside maps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +85,15 @@ class TaskSettings:
     def tokens(self) -> int:
         """Patch tokens N of a rollout map; 0 with a convolutional backbone."""
         return 0 if self.convolutional else int(self.backbone["image_px"] // self.backbone["patch"]) ** 2
+
+    @property
+    def most_members(self) -> int | None:
+        """Members whose maps the server can hold and hand on in one payload; None where replies are averaged.
+
+        The maps of a member that was shut out stay, so it goes on counting.
+        """
+        shares = self.shares_maps or "maps" in self.travels
+        return (MAX_TENSORS - _OTHER_TENSORS) // len(self.classes) if shares else None
 
 
 @dataclass(frozen=True, kw_only=True)
