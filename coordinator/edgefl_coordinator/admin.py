@@ -1,8 +1,8 @@
 """Administration over a Unix socket while `serve` runs, over the opened store while it does not.
 
 Guarantees: the socket has mode 0600 in a folder of mode 0700, so only its owner can connect; one request is one JSON
-line of at most 64 KiB, answered by one. Whoever finds no server takes the store's lock, so two never write. Source:
-docs/security.md, decision 7.
+line of at most 64 KiB, answered by one. Whoever finds no server takes the store's lock, so two never write; where the
+lock is taken, a server that starts or another command is waited for. Source: docs/security.md, decision 7.
 """
 
 import asyncio
@@ -10,10 +10,11 @@ import contextlib
 import json
 import os
 import socket
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.errors import IN_USE, OperatorError, PolicyError
 from edgefl_coordinator.settings import Home
 from edgefl_protocol.errors import EdgeflError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:  # the store takes half a second to import, which a command th
 _MAX_LINE = 64 * 2**10
 _MAX_ANSWER = 16 * 2**20
 _TIMEOUT_S = 60.0
+_PATIENCE_S = 20.0  # for a server that has the store and does not listen yet
 
 
 def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: bytes | None = None) -> "Facts":
@@ -39,20 +41,34 @@ def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: byt
         PolicyError: refused by policy or trust.
         EdgeflError: it failed; one sentence.
     """
-    answer = _ask(home, {"operation": name, "arguments": dict(arguments)})
-    if answer is None:
-        from edgefl_coordinator.coordinator import open_coordinator
-        from edgefl_coordinator.operations import OPERATIONS
-
-        coordinator = open_coordinator(home, passphrase)
+    until = time.monotonic() + _PATIENCE_S
+    while (answer := _ask(home, {"operation": name, "arguments": dict(arguments)})) is None:
         try:
-            return OPERATIONS[name](coordinator, arguments)
-        finally:
-            coordinator.store.close()
+            return _run_alone(home, name, arguments, passphrase)
+        except OperatorError as error:
+            if error.code != IN_USE or time.monotonic() > until:
+                raise
+        time.sleep(0.1)
     if "error" in answer:
         kind = PolicyError if answer.get("refused") else OperatorError
         raise kind(str(answer["error"]), str(answer.get("code", "operator")))
     return dict(answer["result"])
+
+
+def _run_alone(home: Home, name: str, arguments: "Arguments", passphrase: bytes | None) -> "Facts":
+    """Run one operation over the store itself.
+
+    Raises:
+        OperatorError: another process has it (`IN_USE`), or the operation failed.
+    """
+    from edgefl_coordinator.coordinator import open_coordinator
+    from edgefl_coordinator.operations import OPERATIONS
+
+    coordinator = open_coordinator(home, passphrase)
+    try:
+        return OPERATIONS[name](coordinator, arguments)
+    finally:
+        coordinator.store.close()
 
 
 async def serve_admin(coordinator: "Coordinator") -> asyncio.Server:

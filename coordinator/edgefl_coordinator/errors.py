@@ -9,6 +9,8 @@ EdgeflError (edgefl_protocol)
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages import Refusal
 
+IN_USE = "in_use"  # code of the OperatorError where another process has the store open
+
 
 class RefusedError(EdgeflError):
     """A member's request is refused; `refusal` is what the sealed reply holds."""

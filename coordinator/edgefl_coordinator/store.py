@@ -30,7 +30,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from edgefl_coordinator import schema
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import IN_USE, OperatorError
 from edgefl_coordinator.settings import Home
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
@@ -267,7 +267,9 @@ def _take_lock(home: Home) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise OperatorError(f"another process has {home.root} open; stop it or talk to it while it serves") from None
+        raise OperatorError(
+            f"another process has {home.root} open; stop it or talk to it while it serves", IN_USE
+        ) from None
     return descriptor
 
 

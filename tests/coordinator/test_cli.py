@@ -149,6 +149,29 @@ def test_operations_through_the_running_server(make_coordinator, tools) -> None:
         loop.close()
 
 
+def test_a_server_that_starts_is_waited_for(make_coordinator, monkeypatch) -> None:
+    """docs/federation.md, step 1: `serve &` and the next command at once. It has the store and does not listen yet; one
+    that never listens is told after a while."""
+    coordinator = make_coordinator()
+    home = coordinator.store.home
+
+    async def start_late() -> Any:
+        asked = asyncio.create_task(asyncio.to_thread(run_operation, home, "status", {}))
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        server = await serve_admin(coordinator)
+        try:
+            return await asked
+        finally:
+            server.close()
+
+    assert asyncio.run(start_late())["federation"] == "skin"
+    home.socket.unlink(missing_ok=True)
+    monkeypatch.setattr("edgefl_coordinator.admin._PATIENCE_S", 0.2)
+    with pytest.raises(OperatorError, match="another process has"):
+        run_operation(home, "status", {})
+
+
 def test_a_socket_left_by_a_killed_server_is_no_obstacle(closed_home) -> None:
     closed_home.socket.write_bytes(b"")
     closed_home.socket.unlink()
