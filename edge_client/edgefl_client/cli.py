@@ -9,6 +9,7 @@ command runs; the commands stand in `score_command`, `watch_command`, `train_com
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -70,8 +71,11 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whoever read our output has left; nothing more to say
         sys.exit(1)
     except click.Abort:
-        click.echo("stopped", err=True)
-        sys.exit(1)
+        _stopped()
+    except ImportError as error:
+        if not isinstance(error.__cause__, KeyboardInterrupt):
+            raise
+        _stopped()  # by Ctrl-C while a library was loading, which calls that a failure of its own
     except OSError as error:  # most often the disk behind standard output, which is full
         what = error.filename or "standard output or a file"
         click.echo(f"edgefl: {what} cannot be used: {error.strerror or error}", err=True)
@@ -85,3 +89,8 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"edgefl: {error}", err=True)
         sys.exit(exit_code(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _stopped() -> NoReturn:
+    click.echo("stopped", err=True)
+    sys.exit(1)

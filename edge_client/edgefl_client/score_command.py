@@ -153,7 +153,7 @@ def score(
         troubles.append(f"{len(failures)} of {len(files)} {noun} could not be scored.")
         troubles += sorted({one.message for one in failures if one.code == "missing_extra"})
     if troubles:
-        click.echo("\n".join(troubles), err=True)
+        click.echo("\n".join(map(score_lines.printable, troubles)), err=True)
         context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
 
 

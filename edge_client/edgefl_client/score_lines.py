@@ -1,7 +1,8 @@
 """A result as a line: for a person, as JSON, or as a row of CSV. The columns and keys are docs/design.md, section 5.
 
 Every line is UTF-8, also where the name of a file is not: its odd bytes become `\\udcXX`, which in JSON is the escape
-that gives Python the file's name back.
+that gives Python the file's name back. What a person reads holds no line break and no control character: the name of a
+file must not look like the line of another, nor steer the terminal.
 """
 
 import csv
@@ -16,7 +17,7 @@ from edgefl_protocol.referral import REASON_WORDS
 def human_line(result: Result) -> str:
     """One line for a person."""
     if isinstance(result, Failure):
-        return _text(f"{result.image}: not scored: {result.message}")
+        return printable(f"{result.image}: not scored: {result.message}")
     if result.predicted is None:
         said = "no prediction"
     else:
@@ -25,7 +26,16 @@ def human_line(result: Result) -> str:
     why = "; ".join(REASON_WORDS[reason] for reason in result.refer_reasons)
     refer = f"; refer: {why}" if result.refer else ""
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return _text(f"{result.image}: {said}{vacuity}{refer}{drawn}")
+    return printable(f"{result.image}: {said}{vacuity}{refer}{drawn}")
+
+
+def printable(line: str) -> str:
+    """A line in which every character that is not printable is escaped, as in Python.
+
+    Args:
+        line: for a person; may hold the name of a file.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in line)
 
 
 def json_line(result: Result) -> str:
@@ -72,8 +82,9 @@ class CsvLines:
 
     def _line(self, values: Sequence[object]) -> str:
         out = io.StringIO()
-        csv.writer(out, lineterminator="").writerow(["" if value is None else value for value in values])
-        return _text(out.getvalue())
+        # Only characters of the line's end make the writer quote a value that holds one.
+        csv.writer(out, lineterminator="\r\n").writerow(["" if value is None else value for value in values])
+        return _text(out.getvalue().removesuffix("\r\n"))
 
 
 def _text(line: str) -> str:

@@ -63,7 +63,9 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     """
     files: list[str] = []
     for name in given:
-        if Path(name).is_dir():
+        if not name:  # an empty variable of a shell: for a path it would be this folder
+            files.append(name)
+        elif Path(name).is_dir():
             files += pictures_below(Path(name), suffixes)
         elif glob.has_magic(name) and not Path(name).exists():
             files += _matches(name) or [name]  # a pattern that matches nothing is a file that is missing
@@ -166,6 +168,8 @@ class _Loaded:
 
 
 def _load(name: str, task: Task) -> _Loaded:
+    if not name:
+        return _Loaded(name, Failure(image=name, code="missing", message="an empty name names no file; check it"))
     started, sha256 = time.perf_counter(), None
     try:
         data = (

@@ -181,4 +181,6 @@ class _Watcher:
 
 
 def _say(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    from edgefl_client.score_lines import printable
+
+    click.echo(printable(sentence), err=True)

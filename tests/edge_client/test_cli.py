@@ -137,6 +137,17 @@ def test_a_reader_that_leaves_is_no_crash(files):
     assert process.returncode == 1
 
 
+def test_ctrl_c_while_a_library_loads_is_no_crash(run, files, monkeypatch):
+    """docs/design.md, section 5: never a traceback. A compiled library calls the interruption an error of its own."""
+
+    def interrupted(*_):
+        raise ImportError("initialization failed") from KeyboardInterrupt()
+
+    monkeypatch.setattr("edgefl_client.score_command.open_scorer", interrupted)
+    code, _, err = run("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub")
+    assert (code, err) == (1, "stopped\n")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_scores_that_cannot_be_printed_are_one_sentence(files):
     command = "from edgefl_client.cli import main; main()"

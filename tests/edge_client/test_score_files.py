@@ -1,5 +1,6 @@
 """`edgefl score` over folders, patterns, standard input and every kind of file."""
 
+import csv
 import io
 import json
 import sys
@@ -40,6 +41,26 @@ def test_a_picture_on_standard_input(run, files, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         found, (line,), _ = scored(run, "-")
         assert (found, line["image"], key in line) == (code, "-", True)
+
+
+ODD_NAME = "odd\n\x07a.png,nevus,0.001.png"
+
+
+def test_a_name_cannot_pass_for_a_line_of_its_own(run, files):
+    """RFC 4180, 2.6: a value with a line break is quoted; what a terminal shows holds no control character."""
+    (files / ODD_NAME).write_bytes((files / "good.png").read_bytes())
+    options = (ODD_NAME, "text.jpg", "--model", "model.edgefl", "--trust", "signing.pub")
+    rows = list(csv.DictReader(io.StringIO(run("score", *options, "--csv")[1])))
+    assert [row["image"] for row in rows] == [ODD_NAME, "text.jpg"]
+    _, out, _ = run("score", *options)
+    assert len(out.splitlines()) == 2 and "\x07" not in out
+    assert out.startswith("odd\\n\\x07a.png,nevus,0.001.png: ")
+
+
+def test_an_empty_name_is_no_folder(run, files):
+    """`edgefl score "$PHOTO"` with an empty variable must not score all that lies here."""
+    code, (empty, good), _ = scored(run, "", "good.png")
+    assert (code, empty["error"]["code"], "error" in good) == (1, "missing", False)
 
 
 def test_a_missing_extra_ends_with_2(run, files, monkeypatch):
