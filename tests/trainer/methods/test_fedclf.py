@@ -1,18 +1,21 @@
 """FedCLF, FedMoCo and local CL: arXiv 2208.11278 section III; MoCo (arXiv 1911.05722); docs/methods.md 2."""
 
 import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
+from tests.trainer.conftest import run
 from tests.trainer.methods.conftest import Exchange, play
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import contrast, self_supervised
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone, load_weights
@@ -121,9 +124,12 @@ def test_without_feature_exchange_it_is_fedmoco_bit_for_bit(cnn_task, make_site)
 
 def test_a_site_alone_learns_from_its_own_negatives(make_task, make_site):
     """docs/methods.md 2, one site: no others, so local features serve, and the weights are FedMoCo's."""
-    task = make_task(rounds=2)
+    task, told = make_task(rounds=2), list[dict]()
     site = members(task, make_site, a=8)
-    alone, _ = play(fedclf(), task, site)
+    alone, _ = play(fedclf(), task, {"a": dataclasses.replace(site["a"], report=told.append)})
+    assert [facts["warning"] for facts in told if "warning" in facts] == [
+        "site a received no other site's features: its own are the negatives."
+    ]
     moco, _ = play(build(METHODS["fedmoco"], HYPER), task, site)
     for name, value in moco.arrays.items():
         np.testing.assert_array_equal(alone.arrays[name], value, err_msg=name)
@@ -235,18 +241,18 @@ def test_a_run_stopped_in_any_phase_goes_on_to_the_same_digest(cnn_task, make_si
     task, method = cnn_task(rounds=2), fedclf(bn="local", momentum_encoder="local", dp_noise=0.5)
     sites = {name: InProcessSite(method, site) for name, site in members(task, make_site, a=6, b=9).items()}
 
-    def run(folder: str, **others) -> str:
+    def played(folder: str, **others) -> str:
         (tmp_path / folder).mkdir(exist_ok=True)
         engine = LocalEngine(
             method=method, task=task, sites={**sites, **others}, folder=tmp_path / folder, observer=Silent()
         )
         return engine.run().digest()
 
-    undisturbed = run("one")
+    undisturbed = played("one")
     for kind, round_ in (("warm", 0), ("train", 1), ("train", 2), ("final", 3)):
         with pytest.raises(Stopped):
-            run("two", b=Stopping(sites["b"], kind, round_))
-    assert run("two") == undisturbed
+            played("two", b=Stopping(sites["b"], kind, round_))
+    assert played("two") == undisturbed
 
 
 def test_noise_is_on_what_leaves_and_what_it_costs_is_told(cnn_task, make_site):
@@ -270,6 +276,21 @@ def test_noise_is_on_what_leaves_and_what_it_costs_is_told(cnn_task, make_site):
     assert states["a"].values["releases"] == 3
     assert states["a"].values["epsilon_spent"] == pytest.approx(method.noise.epsilon(3))
     assert "carry no noise" in next(facts["warning"] for facts in told if "warning" in facts)
+
+
+def test_noise_on_what_does_not_travel_is_refused():
+    with pytest.raises(SettingError, match=r"dp_noise is 4\.0, but with negatives=local no feature travels"):
+        fedclf(negatives="local", dp_noise=4.0)
+
+
+def test_a_run_says_what_its_noise_has_cost(ward, tmp_path):
+    """dp-accounting's epsilon of two releases, the warm one and that of the round, in summary.json and on screen."""
+    given = ("--set", "dp_noise=4", "--set", "batch=8", "--rounds", 1, "--probe-every", 0)
+    outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *given)
+    cost = fedclf(dp_noise=4.0).noise.epsilon(2)
+    assert f"privacy noise: epsilon {cost:.3g} in all" in outcome.out
+    spent = json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon_spent"]
+    assert spent == {"east": pytest.approx(cost), "west": pytest.approx(cost)}
 
 
 def test_released_features_depend_on_their_own_image_only(cnn_task, make_site):
@@ -300,6 +321,21 @@ def test_local_cl_sends_nothing_and_keeps_a_network_at_each_site(cnn_task, make_
     assert not np.array_equal(own["a"][name], own["b"][name])
     alone, _ = play(method, task, members(task, make_site, a=6)), None
     assert alone[1]["a"].digest() == states["a"].digest()  # what the others do changes nothing
+
+
+def test_local_cl_keeps_its_momentum_encoder_or_copies_it_each_round(cnn_task, make_site):
+    """docs/methods.md 2.4: it lives on; `reset` begins a round with a copy of the encoder; nothing can be averaged."""
+    task = cnn_task(rounds=2)
+    site = members(task, make_site, a=6)
+    kept, copied = (
+        play(build(METHODS["local-cl"], {**HYPER, **more}), task, site)[1]["a"].arrays
+        for more in ({}, {"momentum_encoder": "reset"})
+    )
+    assert any(name.startswith("momentum.") for name in kept) and "bank" in kept
+    assert not any(name.startswith("momentum.") for name in copied)
+    assert not np.array_equal(kept["head.0.weight"], copied["head.0.weight"])
+    with pytest.raises(SettingError, match="local-cl sends nothing; allowed: local, reset"):
+        build(METHODS["local-cl"], {"momentum_encoder": "averaged"})
 
 
 def test_reports_name_images_and_waiting(cnn_task, make_site):

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNetwork
+from edgefl_trainer.contract import LearnsBackbone, Method, Site, State, Task, TrainsNetwork
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
@@ -105,6 +105,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             **results,
             **traffic(folder),
             **speed(folder),
+            **privacy_cost(final.sites),
             "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
             "state_sha256": final.digest(),
         }
@@ -267,6 +268,13 @@ def speed(folder: Path) -> dict[str, float]:
         if seconds > 0:
             figures[name] = round(sum(float(line[told]) for line in known) / seconds, places)
     return figures
+
+
+def privacy_cost(states: Mapping[str, State]) -> dict[str, dict[str, float]]:
+    """What privacy noise has cost each site in all, as `epsilon_spent`; nothing where a method adds none."""
+    told = {name: state.values.get("epsilon_spent") for name, state in sorted(states.items())}
+    spent = {name: float(value) for name, value in told.items() if value is not None}
+    return {"epsilon_spent": spent} if spent else {}
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -15,6 +15,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         ]
     elif summary["mean_balanced_accuracy"] is not None:
         lines += site_lines(summary)
+    if spent := summary.get("epsilon_spent"):
+        lines.append(f"privacy noise: epsilon {max(spent.values()):.3g} in all, at the site that sent most often")
     up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
     lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
     return "\n".join(lines)

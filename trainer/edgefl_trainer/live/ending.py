@@ -17,7 +17,7 @@ from edgefl_trainer.contract import LearnsApart, LearnsBackbone, State
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics
 from edgefl_trainer.engine.handout import received_encoder
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
-from edgefl_trainer.engine.run import save_backbone, speed, traffic, what_was_asked
+from edgefl_trainer.engine.run import privacy_cost, save_backbone, speed, traffic, what_was_asked
 from edgefl_trainer.live.work import Work
 
 
@@ -48,6 +48,7 @@ def write_results(
         **results,
         **traffic(folder),
         **speed(folder),
+        **privacy_cost({work.site.name: state}),
         "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
         "site_sha256": state.digest(),
         "state_sha256": told.state_sha256 or None,

@@ -23,6 +23,7 @@ from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Scalar, Site, State, Task
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import contrast, feature_bank, self_supervised
 from edgefl_trainer.learning.contrast import ContrastRecipe
 from edgefl_trainer.learning.feature_bank import FeatureNoise
@@ -40,6 +41,12 @@ class FedCLF:
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)
     negatives: Literal["remote", "both", "local"] = "remote"  # FE+Neg, FE, without feature exchange
+
+    def __post_init__(self) -> None:
+        if self.noise.dp_noise and not self.shares:
+            raise SettingError(
+                f"dp_noise is {self.noise.dp_noise}, but with negatives=local no feature travels: leave one out."
+            )
 
     @property
     def shares(self) -> bool:
@@ -80,6 +87,8 @@ class FedCLF:
             new = State(contrast.kept(bank), state.values)
             return self._divided(site, new, {}, model, round_)
         others = feature_bank.incoming(broadcast.arrays, site.device) if self.shares else None
+        if self.shares and others is None and round_ == 1:
+            site.report({"warning": f"site {site.name} received no other site's features: its own are the negatives."})
         both = self.negatives == "both"
         learned = contrast.contrast_round(
             self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=both

@@ -10,11 +10,12 @@ methods it is compared with.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import contrast, self_supervised
 from edgefl_trainer.learning.contrast import ContrastRecipe
 
@@ -27,7 +28,11 @@ class LocalCL:
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
 
-    contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
+    contrast: ContrastRecipe = field(default_factory=lambda: ContrastRecipe(momentum_encoder="local"))
+
+    def __post_init__(self) -> None:
+        if self.contrast.momentum_encoder == "averaged":
+            raise SettingError("momentum_encoder is 'averaged', but local-cl sends nothing; allowed: local, reset.")
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -48,13 +53,10 @@ class LocalCL:
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs from where the site stopped."""
-        alone = replace(self.contrast, momentum_encoder="local")
         round_ = int(broadcast.scalars["round"])
-        learned = contrast.contrast_round(alone, site, state, state.arrays, round_)
-        network = self_supervised.tensors_of(learned.encoder)
-        slow = contrast.momentum_arrays(learned.slow)
-        new = State({**network, **slow, **contrast.kept(learned.bank)})
-        return new, Payload({}, {"n_train": len(site.unlabelled)})
+        learned = contrast.contrast_round(self.contrast, site, state, state.arrays, round_)
+        new, network = contrast.divided(self.contrast, learned, state)
+        return State({**new.arrays, **network}), Payload({}, {"n_train": len(site.unlabelled)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Nothing to sum up."""
