@@ -128,6 +128,15 @@ def test_running_statistics_are_the_weighted_mean(networks):
     assert int(counter) == round((9 * 2 + 4 * 1) / 13)  # steps of batches larger than one image
 
 
+def test_a_step_tells_its_images_and_the_time_spent_waiting_for_them(networks):
+    task, told = task_of(networks["tiny"], rounds=1), list[dict]()
+    site = replace(site_of(networks["tiny"], task, count=9), report=told.append)
+    play(method(networks["tiny"], "local"), task, {"a": site})
+    found = [facts for facts in told if "step" in facts]
+    assert [facts["images"] for facts in found] == [4, 4, 1]
+    assert all(0 <= facts["wait_seconds"] < 60 for facts in found)
+
+
 def test_a_batch_of_one_image_leaves_batch_statistics_alone(networks):
     """One value a channel has no variance: torch would refuse it; five images in batches of four end with one."""
     network = networks["cnn:resnet18"]

@@ -82,6 +82,16 @@ def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.ge
     return {allowed[name]: value for name, value in sorted(found.items())}
 
 
+def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
+    """Positions in batches; the last may be smaller.
+
+    Args:
+        order: of one epoch, (n,).
+        batch: B.
+    """
+    return [order[start : start + batch] for start in range(0, len(order), batch)]
+
+
 def cosine_rate(step: float, steps: float, warmup: float) -> float:
     """Share of the peak learning rate at a fractional step: linear warm-up, then a cosine down to zero."""
     if step < warmup:

@@ -8,6 +8,7 @@ rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.self_supervised import ahead
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
 
 STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
@@ -211,7 +213,7 @@ def with_drop_path(model: Classifier, share: float) -> None:
 
 
 def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, before: State | None) -> State:
-    """Local epochs of one round: steps the model in place and reports the loss.
+    """Local epochs of one round: steps the model in place and reports loss, images and the time spent waiting for data.
 
     The schedule runs over all epochs of all rounds. A batch of one image has no spread to normalise by: it learns with
     the running statistics and leaves them alone.
@@ -233,8 +235,9 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
     epochs = site.task.epochs
     per_epoch = -(-len(site.train) // recipe.batch)
     for epoch in range(epochs):
-        total = 0.0
+        total, asked = 0.0, perf_counter()
         for step, (images, target) in enumerate(_views(recipe, site, round_, epoch)):
+            waited = perf_counter() - asked
             done = (round_ - 1) * epochs + epoch + step / per_epoch
             rate = recipe.rate(done, site.task.rounds * epochs)
             for group, share in zip(optimizer.param_groups, shares, strict=True):
@@ -247,17 +250,19 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             total += len(images) * value
-            site.report(
-                {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
-            )
+            facts = {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value}
+            site.report({**facts, "images": len(images), "wait_seconds": waited})
+            asked = perf_counter()
         site.report({"summary": 1, "loss": total / len(site.train)})
     return optimizer_state(model, optimizer)
 
 
 def _views(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented batches of one epoch."""
+    """Augmented batches of one epoch; the next one is read while one is learned."""
     rng = site.rng("augment", round_, epoch)
-    for images, target in site.batches(site.train, recipe.batch, round_, epoch):
+    parts = steps.batches_of(site.epoch_order(site.train, round_, epoch), recipe.batch)
+    for part, images in zip(parts, ahead(site, site.train, parts), strict=True):
+        target = torch.from_numpy(site.train.targets[part]).to(site.device)
         if recipe.augment == "crops":
             yield random_crops(images, rng, recipe.smallest_crop), target
         else:

@@ -159,8 +159,7 @@ class FedMAE:
         total = site.task.rounds * epochs
         for epoch in range(epochs):
             rng = site.rng("views", round_, epoch)
-            order = site.epoch_order(examples, round_, epoch)
-            parts = [order[start : start + self.batch] for start in range(0, len(order), self.batch)]
+            parts = steps.batches_of(site.epoch_order(examples, round_, epoch), self.batch)
             losses: list[float] = []
             asked = perf_counter()
             for step, images in enumerate(ahead(site, examples, parts)):
