@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from edgefl_protocol.crops import crop_boxes
+from edgefl_trainer import augment
 from edgefl_trainer.augment import (
     blur_kernel,
     contrastive_views,
@@ -177,17 +178,27 @@ def test_rotation_views_keep_their_colours():
     torch.testing.assert_close(views, (torch.tensor([200, 90, 40]) / 255).view(1, 3, 1, 1).expand_as(views))
 
 
-@pytest.mark.parametrize(("recipe", "least"), [("moco-v2", 0.2), ("simclr", 0.08)])
-def test_contrastive_crops_show_at_least_the_stated_share(recipe, least):
-    """On a ramp a view's span of values is its part of the width; sides between 3:4 and 4:3; order survives colours."""
+@pytest.mark.parametrize(("recipe", "least"), [("moco-v2", 0.2), ("simclr", 0.08), ("rotation", 0.2)])
+def test_contrastive_crops_show_from_the_stated_share(recipe, least, monkeypatch):
+    """On a ramp a view's span of values is its part of the width; sides between 3:4 and 4:3. Colours are left alone."""
+    monkeypatch.setattr(augment, "COLOURS", dict.fromkeys(augment.COLOURS, (0.0, 0.0, 0.0, 0.0)))
     side = 100
     ramp = torch.arange(side, dtype=torch.uint8).view(1, 1, side, 1).expand(300, side, side, 3).contiguous()
-    views = contrastive_views(ramp, np.random.default_rng(0), "rotation", 96) * 255
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        views = augment._pipeline.__wrapped__(recipe, 96)(ramp.permute(0, 3, 1, 2).float() / 255) * 255
     spans = (views.amax(dim=(1, 2, 3)) - views.amin(dim=(1, 2, 3)) + 1) / side
-    assert spans.min() > np.sqrt(0.2 * 3 / 4) - 0.03
-    from edgefl_trainer.augment import SMALLEST_CROP
+    narrowest = np.sqrt(least * 3 / 4)
+    assert narrowest - 0.03 < spans.min() < narrowest + 0.1
 
-    assert SMALLEST_CROP[recipe] == least
+
+@pytest.mark.parametrize(("recipe", "strength"), [("moco-v2", 0.4), ("simclr", 0.8)])
+def test_brightness_is_as_strong_as_the_recipe_says(recipe, strength):
+    """A grey picture of one shade: contrast, saturation and hue cannot change it, brightness by 1 ± strength."""
+    image = torch.full((400, 36, 36, 3), 128, dtype=torch.uint8)
+    factors = contrastive_views(image, np.random.default_rng(0), recipe, 32).mean(dim=(1, 2, 3)) * 255 / 128
+    assert 1 - strength - 0.01 < factors.min() < 1 - 0.9 * strength
+    assert 1 + 0.9 * strength < factors.max() < 1 + strength + 0.01
 
 
 @pytest.mark.parametrize(("side", "kernel"), [(64, 7), (32, 3), (224, 23), (16, 3)])

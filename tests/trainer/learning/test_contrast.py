@@ -132,12 +132,15 @@ def test_the_loss_is_taken_before_the_batch_enters_the_queue():
     assert len(bank.rows) == 3
 
 
-def plain_moco(model, views, rounds_steps, bank, momentum=0.99, temperature=0.2, lr=0.03):
-    """MoCo's published step, written plainly; returns the losses, the encoder and its slow copy."""
+def plain_moco(model, views, before, total, bank, momentum=0.99, temperature=0.2, lr=0.03):
+    """MoCo's published steps, written plainly: `before` of all `total` steps are behind.
+
+    Returns the losses, the encoder and its slow copy.
+    """
     slow, losses, queue = copy.deepcopy(model), [], bank.clone()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr, 0.9, weight_decay=1e-4)
     for t, (first, second) in enumerate(views):
-        optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * t / rounds_steps))
+        optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * (before + t) / total))
         q = normalize(model(first), dim=1)
         with torch.no_grad():
             for k_value, q_value in zip(slow.parameters(), model.parameters(), strict=True):
@@ -153,11 +156,15 @@ def plain_moco(model, views, rounds_steps, bank, momentum=0.99, temperature=0.2,
     return losses, model, slow
 
 
-def test_steps_equal_mocos_published_formulas(monkeypatch):
-    """Same start, same views: the same losses, parameters and slow copy after three steps of a residual network."""
+@pytest.mark.parametrize(("rounds", "round_"), [(1, 1), (3, 2)])
+def test_steps_equal_mocos_published_formulas(rounds, round_, monkeypatch):
+    """Same start, same views: the same losses, parameters and slow copy after three steps of a residual network.
+
+    The cosine spans all rounds: the second of three begins where the first has left it.
+    """
     recipe = ContrastRecipe(sgd=SgdRecipe(batch=4), queue=10)
     told: list[float] = []
-    site = make_site()
+    site = make_site(rounds=rounds)
     object.__setattr__(site, "report", lambda facts: told.append(facts["loss"]) if "step" in facts else None)
     start = contrast.start(recipe, site.task).arrays
     drawn: list[tuple[torch.Tensor, ...]] = []
@@ -174,9 +181,9 @@ def test_steps_equal_mocos_published_formulas(monkeypatch):
 
     monkeypatch.setattr(self_supervised, "views", watched)
     state = State({contrast.BANK: features(10, 5).numpy()})
-    learned = contrast.contrast_round(recipe, site, state, start, 1)
+    learned = contrast.contrast_round(recipe, site, state, start, round_)
     reference = recipe.build(site.task).train()
-    losses, encoder, slow = plain_moco(reference, drawn, 3, features(10, 5))
+    losses, encoder, slow = plain_moco(reference, drawn, 3 * (round_ - 1), 3 * rounds, features(10, 5))
     np.testing.assert_allclose(told, losses, rtol=1e-5)
     for found, wanted in ((learned.encoder, encoder), (learned.slow, slow)):
         for name, value in wanted.state_dict().items():

@@ -1,6 +1,7 @@
 """FedMAE's promises (arXiv 2208.11278, section IV) and MAE's masking (arXiv 2111.06377, section 3)."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -244,6 +245,64 @@ def test_the_schedule_warms_up_and_ends_at_zero():
     assert cosine_rate(10, 100, 10) == 1.0
     np.testing.assert_allclose(cosine_rate(55, 100, 10), 0.5)
     np.testing.assert_allclose(cosine_rate(100, 100, 10), 0.0, atol=1e-12)
+
+
+def mae_rate(done: float, epochs: int, warmup: float, lr: float) -> float:
+    """facebookresearch/mae util/lr_sched.py with min_lr 0; `done` is data_iter_step / len(data_loader) + epoch."""
+    if done < warmup:
+        return lr * done / warmup
+    return lr * 0.5 * (1.0 + math.cos(math.pi * (done - warmup) / (epochs - warmup)))
+
+
+def plain_mae(model, batches, before: int, total: int, warmup: float, per_epoch: int, lr: float) -> None:
+    """main_pretrain.py's loop on given batches: timm's two groups, AdamW (0.9, 0.95), a rate for every step."""
+    learned = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    plain = [name for name, value in learned.items() if value.ndim == 1 or name.endswith(".bias")]
+    groups = [
+        {"params": [learned[name] for name in plain], "weight_decay": 0.0},
+        {"params": [learned[name] for name in learned if name not in plain], "weight_decay": 0.05},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+    for step, (images, noise) in enumerate(batches):
+        for group in optimizer.param_groups:
+            group["lr"] = mae_rate(before + step / per_epoch, total, warmup, lr)
+        optimizer.zero_grad()
+        model(images, noise, 0.75, True).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("rounds", "epochs", "round_", "share", "warmup"),
+    [
+        (4, 2, 1, 0.25, 2.0),  # warming up
+        (4, 2, 2, 0.25, 2.0),  # at the peak and down, from where the round before has left the schedule
+        (1000, 1, 30, 0.1, 40.0),  # a tenth of all epochs would be 100: at most 40 warm up
+    ],
+)
+def test_steps_are_those_of_maes_public_loop(rounds, epochs, round_, share, warmup, make_task, make_site, monkeypatch):
+    """Same start, same views and noise: the same weights after a round of three steps an epoch."""
+    task, seen = make_task(rounds=rounds, epochs=epochs), []
+    method = build(METHODS["fedmae"], {**HYPER, "warmup": share, "keep_local": "none"})
+    plain = MaskedAutoencoder.forward
+
+    def noting(self, images, noise, *more):
+        seen.append((images.clone(), noise.clone()))
+        return plain(self, images, noise, *more)
+
+    monkeypatch.setattr(MaskedAutoencoder, "forward", noting)
+    site, phase = make_site(task, count=10), method.phases(rounds)[round_ - 1]
+    broadcast = stamped(method.broadcast(method.start(task, ["a"]), phase, ["a"])["a"], phase, rounds)
+    _, reply = method.local_round(site, State(), broadcast)
+    monkeypatch.undo()
+    assert [len(images) for images, _ in seen] == [4, 4, 2] * epochs
+    model = MaskedAutoencoder(TASK_SHAPE, decoder_width=32, decoder_depth=1)
+    start = {name: torch.from_numpy(value.copy()) for name, value in broadcast.arrays.items()}
+    assert model.load_state_dict(start, strict=False).missing_keys == ["backbone.pos_embed"]
+    plain_mae(model, seen, (round_ - 1) * epochs, rounds * epochs, warmup, 3, HYPER["lr"])
+    for name, value in reply.arrays.items():
+        wanted = model.get_parameter(name).detach().numpy()
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7, err_msg=name)
+    assert not np.array_equal(reply.arrays["mask_token"], broadcast.arrays["mask_token"])
 
 
 def test_learning_goes_on_from_a_given_backbone(make_task, make_site, backbone):
