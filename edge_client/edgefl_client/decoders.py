@@ -8,7 +8,8 @@ no tag, name, date or place of the file does.
     TIFF    one page; grey, RGB, palette, CMYK, 8 or 16 bits; a camera's raw file (DNG, NEF, CR2) is refused, because
             its first page is only a thumbnail
     HEIC    the primary picture, turned as the file says; 10 and 12 bits become 8
-    DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 to 16 bits, uncompressed or JPEG baseline
+    DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 to 16 bits, uncompressed or JPEG baseline, whose own markers
+            say how its colours are stored; one without them is refused where DICOM says RGB, for then nobody knows
 
 Source: docs/security.md, attack list 6 and 8; DICOM PS3.3 C.7.6.3 (photometric interpretation), PS3.5 annex A.
 """
@@ -50,6 +51,8 @@ _TAGS = [
 ]  # fmt: skip
 _PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1")  # implicit and explicit little endian
 _JPEG_BASELINE = "1.2.840.10008.1.2.4.50"
+_JPEG_KINDS = ("RGB", "YBR_FULL", "YBR_FULL_422", "MONOCHROME1", "MONOCHROME2")
+_JPEG_HEAD_BYTES = 4096  # within these stand the markers that tell its colours
 _WHITE = np.uint8(255)  # MONOCHROME1: the smallest value is white
 
 
@@ -99,11 +102,8 @@ def decode_dicom(data: bytes) -> Pixels:
         raise ImageError("the DICOM file has several frames; allowed is one", code="animated")
     _check_pixels(int(file.Columns), int(file.Rows))
     kind, syntax = str(file.PhotometricInterpretation), str(file.file_meta.TransferSyntaxUID)
-    if syntax == _JPEG_BASELINE:
-        from pydicom.encaps import get_frame
-
-        pixels = decode(get_frame(file.PixelData, 0, number_of_frames=1))
-        return _WHITE - pixels if kind == "MONOCHROME1" else pixels
+    if syntax == _JPEG_BASELINE and kind in _JPEG_KINDS:
+        return _jpeg_dicom(file, kind)
     if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", "MONOCHROME1", "MONOCHROME2"):
         raise ImageError(
             f"the DICOM pixels are {kind} in transfer syntax {syntax}; read are RGB, YBR_FULL and MONOCHROME, "
@@ -111,6 +111,19 @@ def decode_dicom(data: bytes) -> Pixels:
             code="unsupported_format",
         )
     return _plain_dicom(file, kind)
+
+
+def _jpeg_dicom(file: Any, kind: str) -> Pixels:
+    from pydicom.encaps import get_frame
+
+    frame = get_frame(file.PixelData, 0, number_of_frames=1)
+    head = frame[:_JPEG_HEAD_BYTES]
+    if kind == "RGB" and b"JFIF\x00" not in head and b"Adobe" not in head:  # a decoder would take it for YCbCr
+        raise ImageError(
+            "the JPEG inside the DICOM file does not say how its colours are stored; convert it", "unsupported_format"
+        )
+    pixels = decode(frame)
+    return _WHITE - pixels if kind == "MONOCHROME1" else pixels
 
 
 def _plain_dicom(file: Any, kind: str) -> Pixels:

@@ -369,6 +369,24 @@ def test_dicom_with_an_inverted_jpeg_inside(reader):
     np.testing.assert_array_equal(reader.read(data)[:, :, 0], wanted)
 
 
+def test_a_jpeg_inside_whose_colours_nobody_tells_is_refused(reader):
+    """DICOM PS3.5 8.2.1 lets RGB stand in a JPEG without a marker, which every decoder would take for YCbCr."""
+    pytest.importorskip("pydicom", reason=DICOM_EXTRA)
+    from pydicom.encaps import encapsulate
+
+    told = saved(scene(), "JPEG", quality=95, keep_rgb=True)  # with Adobe's marker: not transformed
+    marker = told.index(b"\xff\xee")
+    untold = told[:marker] + told[marker + 2 + struct.unpack_from(">H", told, marker + 2)[0] :]
+    assert b"Adobe" in told and b"Adobe" not in untold and b"JFIF" not in untold
+    for kind, inside, good in (("RGB", told, True), ("RGB", untold, False), ("PALETTE COLOR", told, False)):
+        frame = encapsulate([inside + b"\x00" * (len(inside) % 2)])
+        data = dicom(scene(), kind, syntax="1.2.840.10008.1.2.4.50", PixelData=frame)
+        if good:
+            assert np.abs(reader.read(data).astype(int) - scene()).mean() < 4
+        else:
+            assert code_of(reader, data) == "unsupported_format"
+
+
 def test_dicom_bits_in_other_places_are_refused(reader):
     """DICOM PS3.5, 8.1.1: high bit and bits stored; shifted by the wrong number they would be another picture."""
     twelve = scene()[:, :, 0].astype(np.uint16) << 4
