@@ -28,12 +28,13 @@ from edgefl_client.runtime import load_graph
 from edgefl_export import contrast_gates
 from edgefl_export.contrast_members import contrast_graphs, contrast_plan, network
 from edgefl_export.training_gates import TrainerSteps, drawn_batches, rate_inputs
-from edgefl_export.training_members import trace_step, training_step
+from edgefl_export.training_members import prompt_form, trace_step, training_step
 from edgefl_export.training_step import FedEvPromptStep
 from edgefl_protocol.contrast_training import FEATURES
 from edgefl_protocol.training import NEXT, TrainingPlan, constants, fresh_state
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone
@@ -145,13 +146,14 @@ def a_step(
     tensors = initial_tensors(recipe, frozen.spec, CLASSES, 0)
     weights: dict[str, Any] = {name: value.numpy() for name, value in tensors.items()}
     weights |= {"prior": np.ones(CLASSES, np.float32), "temperature": np.asarray(1, np.float32)}
-    module = ScoreModule(frozen, ScoreOptions())
+    predictor = Predictor(ScoreModule(frozen, ScoreOptions()), weights, (True,) * CLASSES)
     rates = {name: 2.5e-4 if name == "prompts.b" else 5e-4 for name in recipe.trained}
     plan = TrainingPlan(
         trained=recipe.trained, rates=rates, weight_decay=1e-2, batch=32, epochs=2, epochs_before=0, anneal_epochs=10,
         anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2, balance="none", augment="none", seed=0,
+        form=prompt_form(predictor, MapSharing()),
     )  # fmt: skip
-    return training_step(Predictor(module, weights, (True,) * CLASSES), plan), plan, weights
+    return training_step(predictor, plan), plan, weights
 
 
 def stepping(

@@ -20,7 +20,7 @@ from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bun
 from edgefl_protocol.imaging import Preprocess
 from edgefl_protocol.keys import SigningKey
 from edgefl_protocol.tensors import write_tensors
-from edgefl_protocol.training import GRAPH, RECORD, TrainingPlan
+from edgefl_protocol.training import GRAPH, RECORD, PromptForm, TrainingPlan
 
 NOW_MS = 1_790_000_000_000
 SIZE, GRID = 24, 6  # px, tokens a side
@@ -186,11 +186,18 @@ TRAINED = ("head.weight", "head.bias")
 COLOURS = {"MEL": (90, 60, 50), "NV": (180, 120, 90), "BCC": (200, 90, 90)}
 
 
+FORM = PromptForm(
+    network="0" * 64, prompts="bt", b_blocks=3, prompt_length=9, prefix="after", evidence="softplus", discount="none",
+    readout="cls", head_norm="none", rollout="renormalise", kd_metric="bilinear",
+)  # fmt: skip
+
+
 def a_plan(**changes: Any) -> TrainingPlan:
     values: dict[str, Any] = {
         "trained": TRAINED, "rates": {"head.weight": 0.5, "head.bias": 0.1}, "weight_decay": 0.01, "batch": 4,
         "epochs": 2, "epochs_before": 0, "anneal_epochs": 10, "anneal_clock": "run", "kd_weight": 1e-6,
         "kd_peers": "sum", "prior_floor": 0.01, "balance": "none", "augment": "dihedral", "seed": 3,
+        "form": FORM,
     }  # fmt: skip
     return TrainingPlan(**{**values, **changes})
 

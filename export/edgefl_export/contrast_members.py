@@ -12,7 +12,7 @@ import torch
 
 from edgefl_export.contrast_gates import check_contrast
 from edgefl_export.contrast_step import FedCLFStep
-from edgefl_export.errors import ExportError
+from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.training_gates import StepParity
 from edgefl_export.training_graph import TRACED_BATCH, export_training_graph
 from edgefl_protocol.contrast_training import (
@@ -110,6 +110,9 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
         settings: epochs, seed and balance.
         spec: of the backbone.
         model: the network.
+
+    Raises:
+        ExportError: a setting that devices cannot have.
     """
     recipe, sgd = method.contrast, method.contrast.sgd
     arrays = tensors_of(model)
@@ -117,26 +120,27 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
     counters = [name for name, value in arrays.items() if value.dtype.kind == "i"]
     others = [name for name in arrays if name not in parameters and name not in counters]
     kept = Split.of(model, "local").kept
-    return FedCLFPlan(
-        parameters=parameters,
-        statistics={name: arrays[name].shape for name in others},
-        counters=tuple(counters),
-        norm=tuple(name for name in arrays if name in kept),
-        view_px=sgd.side(spec),
-        lr=sgd.lr,
-        momentum=sgd.momentum,
-        weight_decay=sgd.weight_decay,
-        batch=sgd.batch,
-        bn=sgd.bn,
-        queue=recipe.queue,
-        temperature=recipe.temperature,
-        key_momentum=recipe.key_momentum,
-        momentum_encoder=recipe.momentum_encoder,
-        negatives=method.negatives,
-        epochs=settings.epochs,
-        balance=settings.balance,
-        seed=settings.seed,
-    )
+    with refused_settings():
+        return FedCLFPlan(
+            parameters=parameters,
+            statistics={name: arrays[name].shape for name in others},
+            counters=tuple(counters),
+            norm=tuple(name for name in arrays if name in kept),
+            view_px=sgd.side(spec),
+            lr=sgd.lr,
+            momentum=sgd.momentum,
+            weight_decay=sgd.weight_decay,
+            batch=sgd.batch,
+            bn=sgd.bn,
+            queue=recipe.queue,
+            temperature=recipe.temperature,
+            key_momentum=recipe.key_momentum,
+            momentum_encoder=recipe.momentum_encoder,
+            negatives=method.negatives,
+            epochs=settings.epochs,
+            balance=settings.balance,
+            seed=settings.seed,
+        )
 
 
 def contrast_graphs(model: Learner, plan: FedCLFPlan, spec: CNNSpec) -> tuple[bytes, bytes]:

@@ -13,11 +13,21 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_export.contrast_members import build_contrast
-from edgefl_export.errors import ExportError
+from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.training_gates import StepParity, check_training, rate_inputs
 from edgefl_export.training_graph import TRACED_BATCH, export_training_graph
 from edgefl_export.training_step import FedEvPromptStep
-from edgefl_protocol.training import COUNTS, GRAPH, MEANS, RECORD, SETTINGS, TrainingPlan, constants, fresh_state
+from edgefl_protocol.training import (
+    COUNTS,
+    GRAPH,
+    MEANS,
+    RECORD,
+    SETTINGS,
+    PromptForm,
+    TrainingPlan,
+    constants,
+    fresh_state,
+)
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.learning.attention_buffer import MapSharing
@@ -35,8 +45,8 @@ class TrainingMembers:
     parity: tuple[StepParity, ...]
 
 
-def training_plan(run: FinishedRun) -> TrainingPlan:
-    """How a device goes on learning what a run has learned.
+def learned_method(run: FinishedRun) -> FedEvPrompt:
+    """The method of a run that a device can learn.
 
     Args:
         run: the opened run directory.
@@ -50,41 +60,82 @@ def training_plan(run: FinishedRun) -> TrainingPlan:
             f"the run's method is {run.settings.method}; a device can learn fedevprompt with the evidential loss, or "
             "fedclf on a convolutional network: leave --with-training out, or export such a run"
         )
-    recipe, maps = method.recipe, method.maps
-    if recipe.optimizer != "adamw":
+    if method.recipe.optimizer != "adamw":
         raise ExportError(
-            f"the run's optimizer is {recipe.optimizer}; a device learns with adamw: leave --with-training out, or "
-            "export a run with --set optimizer=adamw"
+            f"the run's optimizer is {method.recipe.optimizer}; a device learns with adamw: leave --with-training out, "
+            "or export a run with --set optimizer=adamw"
         )
-    return TrainingPlan(
-        trained=recipe.trained,
-        rates=_rates(recipe),
-        weight_decay=recipe.weight_decay,
-        batch=recipe.batch,
-        epochs=run.settings.epochs,
-        epochs_before=run.settings.rounds * run.settings.epochs,
-        anneal_epochs=recipe.anneal_epochs,
-        anneal_clock=recipe.anneal_clock,
-        kd_weight=maps.kd_weight,
-        kd_peers=maps.kd_peers,
-        prior_floor=recipe.prior_floor,
-        balance=run.settings.balance,
-        augment=recipe.augment,
-        seed=run.settings.seed,
+    return method
+
+
+def training_plan(run: FinishedRun, predictor: Predictor) -> TrainingPlan:
+    """How a device goes on learning what a run has learned.
+
+    Args:
+        run: the opened run directory.
+        predictor: the site's model, whose form stands in the graph.
+
+    Raises:
+        ExportError: the run's method has no training step for devices, or a setting that they cannot have.
+    """
+    method = learned_method(run)
+    recipe, maps = method.recipe, method.maps
+    with refused_settings():
+        return TrainingPlan(
+            trained=recipe.trained,
+            rates=_rates(recipe),
+            weight_decay=recipe.weight_decay,
+            batch=recipe.batch,
+            epochs=run.settings.epochs,
+            epochs_before=run.settings.rounds * run.settings.epochs,
+            anneal_epochs=recipe.anneal_epochs,
+            anneal_clock=recipe.anneal_clock,
+            kd_weight=maps.kd_weight,
+            kd_peers=maps.kd_peers,
+            prior_floor=recipe.prior_floor,
+            balance=run.settings.balance,
+            augment=recipe.augment,
+            seed=run.settings.seed,
+            form=prompt_form(predictor, maps),
+        )
+
+
+def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
+    """What stands in the graphs of a site's model, for a device to hold against its federation's settings.
+
+    Args:
+        predictor: the site's model.
+        sharing: tells how maps are compared.
+
+    Raises:
+        ValueError: it reads a feature that FedEvPrompt does not offer.
+    """
+    module, tensors = predictor.module, predictor.tensors
+    options = module.options
+    return PromptForm(
+        network=module.vit.spec.sha256,
+        prompts="g" if "prompts.g" in options.prompts else "bt",
+        b_blocks=tensors["prompts.b"].shape[0] if "prompts.b" in tensors else 0,
+        prompt_length=tensors[options.prompts[0]].shape[2],
+        prefix=options.prefix,
+        evidence=options.evidence,
+        discount=options.discount,
+        readout=options.readout,  # type: ignore[arg-type]  # checked there
+        head_norm=options.head_norm,
+        rollout=options.prefix_mode,
+        kd_metric=sharing.kd_metric,
     )
 
 
-def training_step(predictor: Predictor, plan: TrainingPlan, sharing: MapSharing | None = None) -> FedEvPromptStep:
+def training_step(predictor: Predictor, plan: TrainingPlan) -> FedEvPromptStep:
     """The step that a device takes.
 
     Args:
         predictor: the site's model.
         plan: how it learns.
-        sharing: tells how maps are compared; the method's defaults where it is None.
     """
     module = predictor.module.cpu().eval()
-    metric = (sharing or MapSharing()).kd_metric
-    gram = (bilinear_gram if metric == "bilinear" else nearest_gram)(module.vit.spec.grid)
+    gram = (bilinear_gram if plan.form.kd_metric == "bilinear" else nearest_gram)(module.vit.spec.grid)
     return FedEvPromptStep(module, plan.trained, gram.float())
 
 
@@ -106,10 +157,8 @@ def build_training(run: FinishedRun, site: str, weights: Mapping[str, NDArray[np
     if isinstance(predictor.module.backbone, FrozenCNN):
         files, figures = build_contrast(run, predictor.module.backbone)
         return TrainingMembers(files, tuple(figures))
-    plan = training_plan(run)
-    method = run.settings.build_method()
-    assert isinstance(method, FedEvPrompt)
-    step = training_step(predictor, plan, method.maps)
+    plan = training_plan(run, predictor)
+    step = training_step(predictor, plan)
     graph = trace_step(step, plan, weights)
     parity = check_training(graph, step, plan, weights)
     return TrainingMembers({GRAPH: graph, RECORD: plan.to_bytes()}, tuple(parity))

@@ -6,7 +6,7 @@
     training.json  {"kind": "fedevprompt", "trained": [name], "rates": {name: rate}, "weight_decay", "batch", "epochs",
                     "epochs_before", "anneal_epochs", "anneal_clock": "run"|"round", "kd_weight",
                     "kd_peers": "sum"|"mean5", "prior_floor", "balance": "none"|"class",
-                    "augment": "none"|"dihedral", "seed"}
+                    "augment": "none"|"dihedral", "seed", "form": {what stands in the graph, see `PromptForm`}}
 
 The graph `train_step.onnx` takes `image`, `target`, every trained tensor with its two moments, the step count, the
 settings that may change from step to step, and the constants of the bundle; it gives the loss and, as `next.NAME`,
@@ -15,8 +15,9 @@ weight of it can be negative, infinite or of unknown meaning. Source: docs/desig
 """
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
@@ -44,6 +45,8 @@ NOT_LEARNED: Final = frozenset({"prior"})  # counted from the device's own pictu
 MAX_TRAINED: Final = 64
 MAX_BATCH: Final = 1024
 MAX_EPOCHS: Final = 10_000
+MAX_BLOCKS: Final = 1000
+MAX_PREFIX: Final = 10_000
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "kind": ("fedevprompt",),
@@ -60,6 +63,51 @@ _WHOLE: Final = {
     "seed": (0, 2**31 - 1),
 }
 _SHARES: Final = ("weight_decay", "kd_weight", "prior_floor")
+_FORMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "prompts": ("bt", "g"),
+    "prefix": ("after", "before"),
+    "evidence": ("softplus", "relu", "exp"),
+    "discount": ("none", "unusual"),
+    "readout": ("cls", "mean"),
+    "head_norm": ("standardise", "none"),
+    "rollout": ("renormalise", "sink"),
+    "kd_metric": ("bilinear", "nearest"),
+}
+_SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptForm:
+    """What stands in FedEvPrompt's graphs and cannot change on a device, under the names of the method's settings.
+
+    Where a setting may be left to each run (`auto`, a length of 0), this is what came of it.
+
+    Raises:
+        ValueError: a value is not of its form; the text is one clause for a sentence.
+    """
+
+    network: str  # SHA-256 of the frozen network's weights, as the federation's task names it
+    prompts: Literal["bt", "g"]
+    b_blocks: int  # l, blocks with b-prompts; 0 with one set of prompts
+    prompt_length: int  # P
+    prefix: Literal["after", "before"]
+    evidence: Literal["softplus", "relu", "exp"]
+    discount: Literal["none", "unusual"]
+    readout: Literal["cls", "mean"]
+    head_norm: Literal["standardise", "none"]
+    rollout: Literal["renormalise", "sink"]
+    kd_metric: Literal["bilinear", "nearest"]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.network, str) or not _SHA256.fullmatch(self.network):
+            raise ValueError("network must be a SHA-256 of 64 hex digits")
+        for name, allowed in _FORMS.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be {' or '.join(allowed)}")
+        for name, (low, high) in {"b_blocks": (0, MAX_BLOCKS), "prompt_length": (1, MAX_PREFIX)}.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(f"{name} must be a whole number from {low} to {high}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +132,7 @@ class TrainingPlan:
     balance: Literal["none", "class"]
     augment: Literal["none", "dihedral"]
     seed: int
+    form: PromptForm
     kind: Literal["fedevprompt"] = "fedevprompt"
 
     def __post_init__(self) -> None:
@@ -136,7 +185,9 @@ class TrainingPlan:
     def to_bytes(self) -> bytes:
         """Write `training.json`; equal plans give equal bytes."""
         record = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return write_json({**record, "trained": list(self.trained), "rates": dict(self.rates)})
+        return write_json(
+            {**record, "trained": list(self.trained), "rates": dict(self.rates), "form": asdict(self.form)}
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "TrainingPlan":
@@ -153,9 +204,14 @@ class TrainingPlan:
             raise ValueError("trained must be a list and rates an object")
         if not all(isinstance(name, str) for name in record["trained"]):
             raise ValueError("trained must hold names")
-        if any(isinstance(record[name], list | dict) for name in wanted - {"trained", "rates"}):
+        form = record["form"]
+        if not isinstance(form, dict) or set(form) != {entry.name for entry in fields(PromptForm)}:
+            raise ValueError("form must name exactly what stands in the graph")
+        if any(isinstance(value, list | dict) for value in form.values()) or any(
+            isinstance(record[name], list | dict) for name in wanted - {"trained", "rates", "form"}
+        ):
             raise ValueError("a setting must be a number or a word")
-        return cls(**{**record, "trained": tuple(record["trained"])})
+        return cls(**{**record, "trained": tuple(record["trained"]), "form": PromptForm(**form)})
 
 
 Plan = TrainingPlan | FedCLFPlan

@@ -14,9 +14,10 @@ from torch import Tensor
 from edgefl_export import training_gates, training_step
 from edgefl_export.errors import GateError
 from edgefl_export.training_gates import StepParity, check_training
-from edgefl_export.training_members import _rates
+from edgefl_export.training_members import _rates, prompt_form
 from edgefl_export.training_members import training_step as step_of
 from edgefl_protocol.training import TrainingPlan
+from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
 from edgefl_trainer.rollout import max_normalise
@@ -30,7 +31,7 @@ def judge(predictor, monkeypatch) -> Callable[..., list[StepParity]]:
     plan = TrainingPlan(
         trained=recipe.trained, rates=_rates(recipe), weight_decay=recipe.weight_decay, batch=8, epochs=1,
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2,
-        balance="none", augment="dihedral", seed=0,
+        balance="none", augment="dihedral", seed=0, form=prompt_form(predictor, MapSharing()),
     )  # fmt: skip
     step = step_of(predictor, plan)
 

@@ -25,11 +25,18 @@ from edgefl_client.learning.session import TrainingSession
 from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.training_gates import check_training
-from edgefl_export.training_members import _rates, trace_step, training_plan, training_step
+from edgefl_export.training_members import (
+    _rates,
+    learned_method,
+    prompt_form,
+    trace_step,
+    training_plan,
+    training_step,
+)
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.onnx_wire import read_graph
-from edgefl_protocol.training import GRAPH, TrainingPlan
+from edgefl_protocol.training import GRAPH, PromptForm, TrainingPlan
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
@@ -156,9 +163,10 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
     plan = TrainingPlan(
         trained=recipe.trained, rates=_rates(recipe), weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-4, kd_peers="mean5", prior_floor=1e-2,
-        balance="none", augment="dihedral", seed=0,
+        balance="none", augment="dihedral", seed=0, form=prompt_form(predictor, sharing),
     )  # fmt: skip
-    step = training_step(predictor, plan, sharing)
+    assert (plan.form.evidence, plan.form.readout, plan.form.rollout) == ("relu", "mean", "sink")
+    step = training_step(predictor, plan)
     graph = trace_step(step, plan, predictor.tensors)
     assert_parity(ten_steps_apart(predictor, graph, plan, recipe, sharing))
     wrong = replace(plan, rates={**plan.rates, "prompts.b": 2e-3})
@@ -204,7 +212,30 @@ def test_methods_without_a_step_are_refused(run_folder, tmp_path):
     run = open_run(run_folder)
     other = replace(run, settings=replace(run.settings, method="fedavg"))
     with pytest.raises(ExportError, match="fedevprompt"):
-        training_plan(other)
+        learned_method(other)
+
+
+@pytest.mark.parametrize(
+    ("hyper", "named"), [({"batch": 2048}, "batch must be"), ({"anneal_epochs": 20_000}, "anneal")]
+)
+def test_settings_that_no_device_can_have_are_a_sentence(run_folder, predictor, hyper, named):
+    """A run that learned in batches of 2,048 on a GPU server: no traceback, and what to do."""
+    run = open_run(run_folder)
+    other = replace(run, settings=replace(run.settings, hyper=hyper))
+    with pytest.raises(ExportError, match=f"a device cannot learn as the run did: {named}.*--with-training"):
+        training_plan(other, predictor)
+
+
+def test_the_record_says_what_stands_in_the_graph(make):
+    """Decision 0028: every choice that a device cannot change is told in the words of the method's settings."""
+    predictor = make("vit:128x2/12", readout="mean", evidence="relu", head_norm="none", prefix_mode="sink")
+    told = prompt_form(predictor, MapSharing(kd_metric="nearest"))
+    prompts = predictor.tensors["prompts.b"]
+    assert told == PromptForm(
+        network=predictor.module.vit.spec.sha256, prompts="bt", b_blocks=1, prompt_length=prompts.shape[2],
+        prefix="after", evidence="relu", discount="none", readout="mean", head_norm="none", rollout="sink",
+        kd_metric="nearest",
+    )  # fmt: skip
 
 
 def test_draws_are_the_trainers(predictor):

@@ -1,16 +1,17 @@
 """How a live round is learned: the signed task's settings, in the bundle's step.
 
     followed   what a step takes as an input, or the device does itself: the federation's value holds, not the bundle's
-    fixed      what stands in the bundle's graph: another value is refused in a sentence, before any picture is read
-    the rest   of FedEvPrompt the form of prompts, head and maps, which the record of a bundle does not tell: the
-               bundle's hold, for that model is the device's own
+    fixed      what stands in the bundle's graphs: another value is refused in a sentence, before any picture is read
+    the rest   how fresh prompts are drawn, for the bundle brings learned ones; how many maps leave, which the task
+               itself says
 
-A setting that the task does not name has the method's default; one that this version does not know is refused. The
-batch is the owner's where he named one, for it is his memory. Source: docs/design.md, section 4; docs/decisions/0028.
+A setting that the task does not name has the method's default; one that this version does not know is refused. What a
+member may settle for itself, such as a readout by its own rows, is not compared. The batch is the owner's where he
+named one, for it is his memory. Source: docs/design.md, section 4; docs/decisions/0028.
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final
 
 from edgefl_client.learning.errors import LearningError
@@ -33,7 +34,7 @@ DEFAULTS: Final[Mapping[str, Settings]] = {
         "lr_b": 2.5e-4, "lr_t": 5e-4, "lr_head": 5e-4, "weight_decay": 1e-2, "batch": 32, "anneal_epochs": 10,
         "anneal_clock": "run", "prior_floor": 1e-2, "augment": "dihedral", "kd_weight": 1e-6, "kd_peers": "sum",
         "loss": "evidential", "select": "vacuity", "optimizer": "adamw",
-        # the form of the model and its maps
+        # the form of the model and its maps: `PromptForm`
         "prompts": "bt", "b_blocks": 3, "prompt_length": 0, "prompt_init": "normal", "evidence": "softplus",
         "prefix": "after", "discount": "none", "readout": "auto", "head_norm": "auto", "rollout": "renormalise",
         "kd_metric": "bilinear", "maps_per_class": 5,
@@ -73,9 +74,14 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
             "other_settings",
         )
     wanted = {**defaults, **settings} if complete else dict(settings)
-    fixed = _fixed_fedclf(bundle, plan, wanted, backbone) if isinstance(plan, FedCLFPlan) else _FIXED_FEDEVPROMPT
+    pixels = bundle.preprocess
+    for name, here in {"image_px": pixels.size, "mean": tuple(pixels.mean), "std": tuple(pixels.std)}.items():
+        if name in backbone and backbone[name] != here:
+            raise _other(f"{name} of the network", backbone[name], here)
+    fixed = _fixed_fedclf(plan, wanted) if isinstance(plan, FedCLFPlan) else _fixed_fedevprompt(plan, backbone)
+    meant = _meant(bundle, wanted, backbone)
     for name, here in fixed.items():
-        if name in wanted and wanted[name] != here:
+        if name in meant and meant[name] != here:
             raise _other(name, wanted[name], here)
     changes: dict[str, Any] = {name: wanted[name] for name in FOLLOWED[plan.kind] if name in wanted}
     if isinstance(plan, TrainingPlan):
@@ -84,29 +90,59 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
     return replace(bundle, training=_changed(plan, changes))
 
 
-def _fixed_fedclf(bundle: Bundle, plan: FedCLFPlan, wanted: Settings, backbone: Settings) -> Settings:
+def _fixed_fedclf(plan: FedCLFPlan, wanted: Settings) -> Settings:
     """What stands in the graphs of a FedCLF bundle, under the names of the settings.
 
     Raises:
-        LearningError: the network takes other pixels.
+        LearningError: the federation adds noise.
     """
-    pixels = bundle.preprocess
-    form = {"image_px": pixels.size, "mean": tuple(pixels.mean), "std": tuple(pixels.std)}
-    for name, here in form.items():
-        if name in backbone and backbone[name] != here:
-            raise _other(f"{name} of the network", backbone[name], here)
     noise = wanted.get("dp_noise", 0.0)
     if noise:
         raise LearningError(
             f"the federation adds noise to features (dp_noise {noise}); devices do not, so this one takes no part",
             "other_settings",
         )
-    from_image = max(1, pixels.size * 8 // 9)  # view_px 0, as the trainer takes it
-    return {
-        "temperature": plan.temperature,
-        "view_px": 0 if plan.view_px == from_image and not wanted.get("view_px") else plan.view_px,
-        "projection": "linear" if "head.weight" in plan.parameters else "mlp",
+    projection = "linear" if "head.weight" in plan.parameters else "mlp"
+    return {"temperature": plan.temperature, "view_px": plan.view_px, "projection": projection}
+
+
+def _fixed_fedevprompt(plan: TrainingPlan, backbone: Settings) -> Settings:
+    """What stands in the graphs of a FedEvPrompt bundle, under the names of the settings.
+
+    Raises:
+        LearningError: the frozen network is another one: maps of two networks cannot be compared.
+    """
+    form = asdict(plan.form)
+    ours, theirs = form.pop("network"), backbone.get("sha256")
+    if theirs is not None and theirs != ours:
+        raise _other("frozen network (SHA-256)", theirs, ours)
+    if plan.form.prompts == "g":
+        del form["b_blocks"]  # no block has prompts of its own
+    return {**_FIXED_FEDEVPROMPT, **form}
+
+
+def _meant(bundle: Bundle, wanted: Settings, backbone: Settings) -> Settings:
+    """The settings, with what `auto` or 0 stands for with this network; without what each member settles for itself."""
+    side, patch, learned_alone = bundle.preprocess.size, backbone.get("patch"), backbone.get("self_supervised")
+    usual = usual_prefix((side // patch) ** 2) if type(patch) is int and patch > 0 else None
+    norm = ("standardise" if learned_alone else "none") if type(learned_alone) is bool else None
+    stands_for: Mapping[tuple[str, Plain], Plain | None] = {
+        ("view_px", 0): max(1, side * 8 // 9),
+        ("prompt_length", 0): usual,
+        ("head_norm", "auto"): norm,
+        ("readout", "auto"): None,
     }
+    meant = {name: stands_for.get((name, value), value) for name, value in wanted.items()}
+    return {name: value for name, value in meant.items() if value is not None}
+
+
+def usual_prefix(tokens: int) -> int:
+    """P where `prompt_length` is 0: 50 for 14 × 14 patches, in proportion otherwise (docs/methods.md, 1.2).
+
+    Args:
+        tokens: N.
+    """
+    return max(1, round(50 * tokens / 196))
 
 
 def _changed(plan: Plan, changes: Mapping[str, Any]) -> Plan:

@@ -1,6 +1,6 @@
 """How a device learns a live round: the task's settings in the bundle's step (docs/decisions/0028)."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from edgefl_client.learning.owned import Table
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.contrast_training import FedCLFPlan
-from edgefl_protocol.training import TrainingPlan
+from edgefl_protocol.training import PromptForm, TrainingPlan
 
 SAME = {"projection": "linear", "view_px": 16}  # what stands in the graph of the lab's bundle
 OPTIONS = TrainOptions(threads=1, limits=Limits(battery=lambda: None))
@@ -104,6 +104,57 @@ def test_prompts_follow_the_task_too(school: SimpleNamespace) -> None:
     for settings in ({"loss": "ce"}, {"select": "random"}):
         with pytest.raises(LearningError, match="the training step of this bundle has"):
             agreed(bundle, settings, {}, complete=True)
+
+
+ANOTHER = {
+    "prompts": "g", "b_blocks": 4, "prompt_length": 10, "prefix": "before", "evidence": "relu", "discount": "unusual",
+    "readout": "mean", "head_norm": "standardise", "rollout": "sink", "kd_metric": "nearest",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(ANOTHER))
+@pytest.mark.parametrize("complete", [True, False])
+def test_prompts_of_another_form_are_refused(school: SimpleNamespace, name: str, complete: bool) -> None:
+    """Decision 0028: evidence, readout, rollout and the like stand in FedEvPrompt's graphs; another federation's value
+    would mix maps that mean something else, so the round is refused in a sentence that names both."""
+    bundle = school.learning_bundle()
+    ours, theirs = getattr(bundle.training.form, name), ANOTHER[name]
+    assert agreed(bundle, {name: ours}, {}, complete=complete).training.form == bundle.training.form  # type: ignore[union-attr]
+    with pytest.raises(LearningError, match=f"{name} is {theirs}, the training step of this bundle has {ours}:") as no:
+        agreed(bundle, {name: theirs}, {}, complete=complete)
+    assert no.value.code == "other_settings" and "\n" not in str(no.value)
+
+
+def test_every_part_of_the_form_is_a_setting() -> None:
+    """A part that no setting is named like would never be compared."""
+    parts = {entry.name for entry in fields(PromptForm)} - {"network"}
+    assert parts == ANOTHER.keys() and parts <= DEFAULTS["fedevprompt"].keys()
+
+
+def test_what_auto_stands_for_is_compared(school: SimpleNamespace) -> None:
+    """docs/methods.md 1.2 and 1.6: P = round(50·N/196), 9 of 6 × 6 patches; standardised on a self-supervised network;
+    a readout that each site settles by its own rows is compared with nobody's."""
+    bundle = school.learning_bundle()
+    side = bundle.preprocess.size
+    facts = {"image_px": side, "patch": side // 6, "self_supervised": False, "sha256": "0" * 64}
+    agreed(bundle, {"prompt_length": 0, "head_norm": "auto", "readout": "auto"}, facts, complete=True)
+    for changed, sentence in (
+        ({"patch": side // 2}, "prompt_length is 0, the training step of this bundle has 9"),
+        ({"self_supervised": True}, "head_norm is auto, the training step of this bundle has none"),
+        ({"sha256": "1" * 64}, r"frozen network \(SHA-256\) is 1{60}, the training step of this bundle has 0{60}"),
+        ({"image_px": side + 1}, f"image_px of the network is {side + 1}"),
+    ):
+        with pytest.raises(LearningError, match=sentence):
+            agreed(bundle, {}, {**facts, **changed}, complete=True)
+    odd = {"patch": "six", "self_supervised": 3, "sha256": "0" * 64}  # a coordinator that errs or lies
+    agreed(bundle, {}, odd, complete=True)
+
+
+def test_one_set_of_prompts_has_no_b_blocks(school: SimpleNamespace) -> None:
+    """docs/methods.md 1.6, `g`: the number of b-blocks, which the federation's task still has, means nothing."""
+    bundle = school.learning_bundle()
+    single = replace(bundle, training=replace(bundle.training, form=replace(bundle.training.form, prompts="g")))
+    assert agreed(single, {"prompts": "g", "b_blocks": 7}, {}, complete=True).training is not None
 
 
 def test_a_live_round_is_learned_with_the_federations_rate(encoder: Bundle, labels: Path, tmp_path: Path) -> None:

@@ -12,16 +12,22 @@ from onnx import TensorProto, helper
 
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.onnx_wire import Graph, read_graph
-from edgefl_protocol.training import GRAPH, RECORD, TrainingPlan, constants, fresh_state
+from edgefl_protocol.training import GRAPH, RECORD, PromptForm, TrainingPlan, constants, fresh_state
 
 FLOAT, INT64, UINT8 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
+
+
+FORM = PromptForm(
+    network="5a" * 32, prompts="bt", b_blocks=3, prompt_length=50, prefix="after", evidence="softplus", discount="none",
+    readout="cls", head_norm="none", rollout="renormalise", kd_metric="bilinear",
+)  # fmt: skip
 
 
 def a_plan(trained: tuple[str, ...] = ("head.bias",), **changes: Any) -> TrainingPlan:
     values: dict[str, Any] = {
         "trained": trained, "rates": dict.fromkeys(trained, 5e-4), "weight_decay": 0.01, "batch": 32, "epochs": 2,
         "epochs_before": 10, "anneal_epochs": 10, "anneal_clock": "run", "kd_weight": 1e-6, "kd_peers": "sum",
-        "prior_floor": 0.01, "balance": "none", "augment": "dihedral", "seed": 0,
+        "prior_floor": 0.01, "balance": "none", "augment": "dihedral", "seed": 0, "form": FORM,
     }  # fmt: skip
     return TrainingPlan(**{**values, **changes})
 
@@ -133,7 +139,7 @@ def test_softmax_models_have_no_evidential_step(good: Any) -> None:
 BAD: dict[str, Any] = {
     "kind": "fedclf2", "trained": [], "rates": {"head.bias": -1.0}, "weight_decay": 2, "batch": 0, "epochs": 1.5,
     "epochs_before": -1, "anneal_epochs": 0, "anneal_clock": "wall", "kd_weight": True, "kd_peers": [],
-    "prior_floor": "1", "balance": None, "augment": "crop", "seed": 2**40,
+    "prior_floor": "1", "balance": None, "augment": "crop", "seed": 2**40, "form": "bt",
 }  # fmt: skip
 
 
@@ -146,6 +152,23 @@ def test_a_setting_of_another_form_is_refused(good: Any, name: str) -> None:
     less = {key: value for key, value in record.items() if key != name}
     assert code(good, {**changed, RECORD: json.dumps(less).encode()}) == "bad_training"
     assert code(good, {**changed, RECORD: json.dumps({**record, "more": 1}).encode()}) == "bad_training"
+
+
+BAD_FORMS: dict[str, Any] = {
+    "network": "5A" * 32, "prompts": "none", "b_blocks": -1, "prompt_length": 0, "prefix": "auto", "evidence": "square",
+    "discount": [], "readout": "pooled", "head_norm": "auto", "rollout": None, "kd_metric": "cubic",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(BAD_FORMS))
+def test_a_graph_is_described_in_known_words(good: Any, name: str) -> None:
+    """Decision 0028: a device holds what stands in the graph against its federation's task, so nothing may be open."""
+    record = json.loads(a_plan().to_bytes())
+    form = record["form"]
+    less = {key: value for key, value in form.items() if key != name}
+    for wrong in ({**form, name: BAD_FORMS[name]}, less, {**form, "more": 1}):
+        changed = {**members(good, a_plan()), RECORD: json.dumps({**record, "form": wrong}).encode()}
+        assert code(good, changed) == "bad_training"
 
 
 @given(st.floats(0, 1), st.integers(1, 1024), st.sampled_from(["sum", "mean5"]), st.integers(0, 2**31 - 1))

@@ -1,5 +1,7 @@
 """`edgefl sync` on a device that learns: what keeps it from learning or from sharing, each in one sentence."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 from tests.edge_client.exchange.rounds.conftest import OPTIONS, Learner
 
+from edgefl_client.cli import cli
 from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.owned import Table, remember_table, remembered_table
 from edgefl_client.policy import Policy, save_policy
@@ -89,27 +93,51 @@ def test_settings_that_cannot_be_learned_with_are_one_sentence(device: Learner) 
     assert done.problem is not None and done.problem.code == "bad_settings" and "epochs" in str(done.problem)
 
 
-def telling(device: Learner, **settings: Any) -> None:
+def telling(device: Learner, backbone: Mapping[str, Any] | None = None, **settings: Any) -> None:
     """From now on the task has these settings, and is described as a coordinator of today does."""
     real = device.coordinator._task
 
     def told(*arguments: Any) -> Payload:
         task = TaskReply.from_payload(real(*arguments))
-        return replace(task, settings=settings, train_rounds=5).to_payload()
+        return replace(task, settings=settings, backbone=backbone or {}, train_rounds=5).to_payload()
 
     device.coordinator._task = told
 
 
-def test_settings_that_this_bundle_cannot_follow_are_one_sentence(device: Learner) -> None:
+@pytest.mark.parametrize(
+    ("settings", "backbone", "sentence"),
+    [
+        ({"loss": "ce"}, {}, "the federation's loss is ce, the training step of this bundle has evidential"),
+        ({"evidence": "relu"}, {}, "the federation's evidence is relu, the training step of this bundle has softplus"),
+        ({"rollout": "sink"}, {}, "the federation's rollout is sink, the training step of this bundle has renormalise"),
+        ({}, {"sha256": "f" * 64}, "the federation's frozen network (SHA-256) is ffff"),
+    ],
+)
+def test_settings_that_this_bundle_cannot_follow_are_one_sentence(
+    device: Learner, settings: dict[str, Any], backbone: dict[str, Any], sentence: str
+) -> None:
     """Decision 0028: what differs between the signed task and the bundle is refused before any picture is read."""
-    telling(device, loss="ce")
+    remember_table(device.home, Table(file=device.home.root / "none.csv"))  # it would be told to be missing
+    telling(device, backbone, **settings)
     try:
         done = device.sync()
     finally:
         del device.coordinator._task
     assert done.problem is not None and done.problem.code == "other_settings"
-    assert "the federation's loss is ce, the training step of this bundle has evidential" in str(done.problem)
+    assert sentence in str(done.problem) and "edgefl pull" in str(done.problem)
     assert device.coordinator.effects == [] and device.standing is None
+
+
+def test_the_command_says_so_in_one_line(device: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """docs/device.md: exit code 1, one sentence on standard error, and the report names the code."""
+    telling(device, kd_metric="nearest")
+    monkeypatch.setattr("edgefl_client.sync_command.device_of", lambda *_: device.holder)
+    try:
+        done = CliRunner().invoke(cli, ["sync", "--home", str(device.home.root), "--json"])
+    finally:
+        del device.coordinator._task
+    assert done.exit_code == 1 and "kd_metric is nearest" in done.stderr and len(done.stderr.splitlines()) == 1
+    assert json.loads(done.stdout)["learning"]["code"] == "other_settings"
 
 
 def test_the_settings_of_the_task_hold(device: Learner) -> None:
