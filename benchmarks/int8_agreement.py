@@ -2,13 +2,16 @@
 
 Each bundle is made as `edgefl-export bundle --precision int8` makes it, from `tune` and, for its gate, `val` rows of
 the run; the pictures here are drawn anew of the same `val` rows. Targets: the same class for 99 %, mean change of
-vacuity 0.01 at most; status 1 where one is missed or the gate refuses.
+vacuity 0.01 at most; status 1 where one is missed or the gate refuses. `--write` puts the measured rows into
+the page and leaves those of the run's other sites; rows of another run go.
 
     python benchmarks/int8_agreement.py RUN --write docs/results/device.md
 """
 
 import json
 import sys
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
     from edgefl_trainer.engine.models import FinishedRun
 
 MARKS = ("<!-- int8 agreement -->", "<!-- end of int8 agreement -->")
+HEAD = (
+    "| site | val pictures | same class | mean change of vacuity | of the map | layers in float | measured |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+)
 
 
 @click.command()
@@ -36,8 +43,7 @@ def main(run: Path, sites: tuple[str, ...], images: int, write: Path | None) -> 
 
     finished = open_run(run)
     data = federation_of(finished)
-    lines = ["| site | val pictures | same class | mean change of vacuity | of the map | layers in float |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: | ---: |")
+    lines: dict[str, str] = {}
     missed = False
     for site in sites or finished.sites:
         rows = np.random.default_rng(1).permutation(data.sites[site].val.astype(np.int64))[:images]
@@ -45,14 +51,29 @@ def main(run: Path, sites: tuple[str, ...], images: int, write: Path | None) -> 
             line, targets = one_site(finished, site, np.array(data.images[rows]))
         except GateError as error:  # the other sites are measured all the same
             line, targets = f"| {site} | {len(rows)} | refused: {error} | | | |", [Target("refused", 1, 0)]
+        line += time.strftime(" %Y-%m-%d |")
         print(line, file=sys.stderr, flush=True)
-        lines.append(line)
+        lines[site] = line
         missed = missed or any(target.missed for target in targets)
-    text = "\n".join(lines)
-    print(text)
+    print("\n".join([*HEAD, *lines.values()]))
     if write is not None:
-        replace_section(write, text, MARKS)
+        write_rows(write, f"State of the run: {finished.summary['state_sha256'][:12]}.", finished.sites, lines)
     sys.exit(missed)
+
+
+def write_rows(page: Path, run: str, sites: Sequence[str], lines: Mapping[str, str]) -> None:
+    """Put rows into the page, beside those of the same run's other sites.
+
+    Args:
+        page: with the marks.
+        run: a line that says which run the rows are of.
+        sites: of the run, in the order of the table.
+        lines: site → row.
+    """
+    before = page.read_text().partition(MARKS[0])[2].partition(MARKS[1])[0].splitlines()
+    known = {line.split("|")[1].strip(): line for line in before if line.startswith("|")} if run in before else {}
+    rows = {**known, **lines}
+    replace_section(page, "\n".join([run, "", *HEAD, *(rows[site] for site in sites if site in rows)]), MARKS)
 
 
 def one_site(finished: "FinishedRun", site: str, pictures: "Pictures") -> tuple[str, list[Target]]:
