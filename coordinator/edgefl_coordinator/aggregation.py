@@ -10,9 +10,6 @@ docs/security.md, reliability (aggregation exactly once) and check 46.
 import errno
 import secrets
 import shutil
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +47,7 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
 
     Args:
         coordinator: settings, store, keys, clock.
-        run_worker: runs the job in a folder; a `WorkerProcess` in production.
+        run_worker: runs the job in a folder; a `worker_process.WorkerProcess` in production.
 
     Returns:
         Whether a job was done.
@@ -187,48 +184,6 @@ def _others_in(coordinator: Coordinator, file: Path) -> int | None:
     if not coordinator.settings.task.shares_maps:
         return None
     return peers_in(Payload.from_bytes(read_bounded(file, MAX_RESULT_BYTES), MAX_RESULT_BYTES).arrays)
-
-
-class WorkerProcess:
-    """Runs a job in a process of its own; `stop` ends the running one from another thread."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._running: subprocess.Popen[bytes] | None = None
-        self._stopped = False
-
-    def __call__(self, folder: Path, timeout_s: float) -> None:
-        """Run the job in `folder` and wait for it.
-
-        Raises:
-            OperatorError: it failed, took too long or was stopped; the sentence holds its last line.
-        """
-        command = [sys.executable, "-m", "edgefl_coordinator.worker", str(folder)]
-        with self._mutex:
-            if self._stopped:
-                raise OperatorError("the coordinator is stopping; the job is done at the next start")
-            running = self._running = subprocess.Popen(  # noqa: S603 - our own module
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-            )
-        try:
-            _, stderr = running.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            running.kill()
-            running.communicate()
-            raise OperatorError(f"the aggregation worker took more than {timeout_s:g} s and was stopped") from None
-        finally:
-            with self._mutex:
-                self._running = None
-        if running.returncode != 0:
-            lines = stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-            raise OperatorError(f"the aggregation worker failed ({running.returncode}): {lines[-1][:300]}")
-
-    def stop(self) -> None:
-        """End the running job and start no other."""
-        with self._mutex:
-            self._stopped = True
-            if self._running is not None:
-                self._running.terminate()
 
 
 def _due(

@@ -2,6 +2,7 @@
 
     state.payload, broadcast-0.payload, …   what the store takes over as it lies; the server reads none of it
     result.json                             which file is whose, written last: without it there is no result
+    errors                                  what the job said on standard error
 
 Guarantees: the worker reads files that the store wrote and leaves a result that is there whole, or not at all; the
 server reads its table bounded and checked, so a network of any size costs it no memory. Both sides of the border are in
@@ -22,6 +23,7 @@ from edgefl_protocol.durable import read_bounded, write_atomic
 JobKind = Literal["start", "aggregate", "broadcast"]
 
 MAX_RESULT_BYTES = 2**31
+ERRORS = "errors"
 _MAX_JOB_BYTES = 16 * 2**20
 _JOB = "job.json"
 _RESULT = "result.json"

@@ -17,12 +17,13 @@ import uvicorn
 
 from edgefl_coordinator import audit, key_care, progress
 from edgefl_coordinator.admin import serve_admin
-from edgefl_coordinator.aggregation import RunWorker, WorkerProcess, step
+from edgefl_coordinator.aggregation import RunWorker, step
 from edgefl_coordinator.app import make_app
 from edgefl_coordinator.coordinator import Coordinator
 from edgefl_coordinator.deadline import deadline_protocol
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.tls import server_context
+from edgefl_coordinator.worker_process import WorkerProcess
 from edgefl_protocol.errors import EdgeflError
 
 log = logging.getLogger("edgefl_coordinator")

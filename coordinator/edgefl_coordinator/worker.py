@@ -1,7 +1,7 @@
-"""The aggregation worker: `python -m edgefl_coordinator.worker FOLDER` does the job in that folder and ends.
+"""The aggregation worker: `python -m edgefl_coordinator.worker SECONDS` does the jobs in the folders that it is told.
 
 The only module of the coordinator that imports the trainer; it runs in a process of its own, sees files only, and opens
-neither the store nor a socket.
+neither the store nor a socket. It imports once and forks for each job (`job_loop`).
 
 Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name
 order with sums in float64. Peer indices of rollout maps are dealt anew for every round and receiver, from a key that
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.job_loop import do_jobs
 from edgefl_coordinator.jobs import MAX_RESULT_BYTES, Encoded, Job, JobResult, read_job, write_result
 from edgefl_coordinator.judging import beside_the_average, judge
 from edgefl_protocol import EdgeflError, Payload
@@ -150,4 +151,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(do_jobs(main, float(sys.argv[1])))
