@@ -29,6 +29,8 @@ SHOWN = {
     "random.mean": "untrained, patches",
     "random.cls": "untrained, class token",
 }
+SELECTED = "--select tune"
+LABELS_CHOSE = "labels of `train` and `tune` rows were read to choose the round, by its probe"
 TASK_WORDS = {"nevus": "Nevus against the rest", "all": "Eight classes"}
 
 
@@ -43,6 +45,16 @@ TASK_WORDS = {"nevus": "Nevus against the rest", "all": "Eight classes"}
     "-o", "--out", type=click.Path(path_type=Path), default=Path("backbones"), metavar="DIR", help="Where to."
 )
 def main(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
+    from edgefl_protocol.errors import EdgeflError
+
+    try:
+        make(data, run, rounds, start, out)
+    except EdgeflError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def make(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
+    """Learn where RUN is not finished, then publish it."""
     from edgefl_protocol.durable import write_atomic
 
     if not (run / "summary.json").exists():
@@ -148,6 +160,7 @@ def card(record: Mapping[str, Any]) -> str:
         "megabytes": f"{record['bytes'] / 1e6:.1f}",
         "millions": f"{record['weights'] / 1e6:.1f}",
         "total": f"{sum(record['images'].values()):,}",
+        "labels": LABELS_CHOSE if any(SELECTED in one["command"] for one in record["learned"]) else "no label was read",
         "commands": "\n".join(f"    {one['command']}" for one in record["learned"]),
         "hours": f"{sum(one['hours'] for one in record['learned']):.1f}",
         "tables": "\n\n".join(_table(task, record["probe"][task]) for task in TASKS),
@@ -185,6 +198,7 @@ def _learning(run: Path) -> dict[str, Any]:
     words = ["edgefl-train run", settings["method"], *(f"--data {one}" for one in places), f"--task {settings['task']}"]
     words += [f"--preset {settings['preset']}", f"--backbone {start}", f"--rounds {settings['rounds']}"]
     words += [f"--epochs {settings['epochs']}", f"--images-per-site {settings['images_per_site']}"]
+    words += [SELECTED] if settings.get("select") == "tune" else []
     words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper]
     return {
         "command": " ".join(words),

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,13 @@ import torch
 from click.testing import CliRunner
 from examples.learn_derm_backbone import NAME, card, main
 from safetensors.numpy import load_file
+from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import load_federation
+from edgefl_trainer.engine import run
 from edgefl_trainer.engine.probing import even_draw
+from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.evaluate.backbone_probes import compare
 from edgefl_trainer.models.backbones import is_trained, load_backbone
@@ -123,6 +127,30 @@ def test_the_recipe_publishes_a_finished_run(mae, ward, tmp_path, record):
         np.testing.assert_array_equal(value, full[name].astype(np.float16))
     assert made["epochs"] == 2 and made["images"] == {"east": 13, "west": 13}
     assert set(made["probe"]["nevus"]) == set(record["probe"]["nevus"])
+
+
+def test_the_command_on_the_card_is_the_run_that_was_made(ward, tmp_path, monkeypatch):
+    """`make backbone` that learns: what it writes on the card, given by hand, is a run of the same settings."""
+    where = ["--run", str(tmp_path / "run"), "-o", str(tmp_path)]
+    outcome = CliRunner().invoke(main, ["--data", ward, "--rounds", "1", "--start", "tiny", *where])
+    assert outcome.exit_code == 0, outcome.output
+    [learned] = json.loads((tmp_path / f"{NAME}.json").read_text())["learned"]
+    kind, _, place = ward.partition(":")
+    command = learned["command"].replace(f"{kind}:$EDGEFL_DATA/{Path(place).name}", ward)
+    given: list[RunSettings] = []
+    first = json.loads((tmp_path / "run" / "summary.json").read_text())
+    monkeypatch.setattr(run, "run", lambda settings, *_, **__: given.append(settings) or first)
+    assert edgefl_train(*shlex.split(command)[1:], "--out", tmp_path / "again").code == 0
+    assert given == [read_settings(tmp_path / "run" / "config.toml")]
+    told = (tmp_path / f"{NAME}.md").read_text()
+    assert "rows were read to choose the round" in told and "no label was read" not in told
+
+
+def test_the_recipe_refuses_in_one_sentence(tmp_path):
+    where = ["--run", str(tmp_path / "run"), "-o", str(tmp_path)]
+    outcome = CliRunner().invoke(main, ["--data", "manifest:/nowhere.zip", *where])
+    assert outcome.exit_code == 1 and "/nowhere.zip" in outcome.output and "Traceback" not in outcome.output
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.data
