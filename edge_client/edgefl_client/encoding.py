@@ -25,14 +25,13 @@ from edgefl_client.learning.views import draw, views
 from edgefl_client.pictures import PictureReader
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.contrast_training import ENCODED, ENCODER, FEATURES, VIEW, FedCLFPlan
+from edgefl_protocol.contrast_training import ENCODED, ENCODER, FEATURES, LEAST_BATCH, VIEW, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, EdgeflError, ImageError
 from edgefl_protocol.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.quality import measure_quality
 
 NORM_TOLERANCE = 0.01  # of a row's length, as the federation takes it; float16 is off by 0.0005 at most
-LEAST = 2  # pictures of a batch: batch norm needs two
 
 Rows = NDArray[np.float16]  # (n, 128), rows of length 1
 Pixels = NDArray[np.uint8]  # (S, S, 3)
@@ -148,7 +147,7 @@ def encode_pictures(
         draws: of orders and views.
 
     Raises:
-        FeaturesError: fewer than two pictures are left (`few_images`).
+        FeaturesError: fewer pictures are left than a batch needs (`few_images`).
         BundleError: the runtime failed.
     """
     order, reasons = draws.rng("order").permutation(len(files)), Counter[str]()
@@ -180,7 +179,7 @@ def encode_pictures(
     if not rows:
         why = "; ".join(f"{name}: {number}" for name, number in told.items())
         raise FeaturesError(
-            f"{LEAST} pictures at least must be fit to give features, of {len(files)} there are fewer"
+            f"{LEAST_BATCH} pictures at least must be fit to give features, of {len(files)} there are fewer"
             + (f" ({why})" if why else "")
             + ": name more",
             "few_images",
@@ -192,19 +191,19 @@ def encode_pictures(
 
 
 def batches(pictures: Iterator[tuple[Path, Pixels]], batch: int) -> Iterator[list[tuple[Path, Pixels]]]:
-    """Pictures in batches; a single one at the end joins the batch before, and alone it gives none.
+    """Pictures in batches; fewer than four at the end join the batch before, and alone they give none.
 
     Args:
         pictures: in order.
-        batch: B, at least 2.
+        batch: B, at least 4.
     """
     waiting: list[tuple[Path, Pixels]] = []
     for one in pictures:
         waiting.append(one)
-        if len(waiting) >= batch + LEAST:
+        if len(waiting) >= batch + LEAST_BATCH:
             yield waiting[:batch]
             waiting = waiting[batch:]
-    if len(waiting) >= LEAST:
+    if len(waiting) >= LEAST_BATCH:
         yield waiting
 
 

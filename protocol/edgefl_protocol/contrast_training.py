@@ -39,6 +39,7 @@ FIGURES: Final = ("loss", "keys")
 MAX_TENSORS: Final = 1000  # of one network
 MAX_VALUES: Final = 2**27
 MAX_NAME: Final = 200
+LEAST_BATCH: Final = 4  # pictures of a step: of two, batch norm makes plus and minus one, whatever they show
 SHORT_RUN: Final = 20_000  # local steps of a run, below which the slow encoder follows faster
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -50,7 +51,7 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _WHOLE: Final = {
     "view_px": (1, 4096),
-    "batch": (2, 1024),
+    "batch": (LEAST_BATCH, 1024),
     "queue": (2, 65_536),
     "epochs": (1, 10_000),
     "seed": (0, 2**31 - 1),

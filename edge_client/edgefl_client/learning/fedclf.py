@@ -35,17 +35,17 @@ from edgefl_client.learning.feature_queue import (
 )
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.rounds import Arrays, Circumstances, Keeper, phase_and_round, rounds_of
-from edgefl_client.learning.rows import LEAST_UNLABELLED, Dealt
+from edgefl_client.learning.rows import Dealt
 from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.contrast_training import FEATURES, SLOW, FedCLFPlan, begun
+from edgefl_protocol.contrast_training import FEATURES, LEAST_BATCH, SLOW, FedCLFPlan, begun
 from edgefl_protocol.payload import Payload, digest
 
 QUEUE = "negatives"  # Q_CL in a point, beside the state
 ALIKE = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
-PROBES = (2, 6)  # pictures of the two steps that show how memory grows
+PROBES = (LEAST_BATCH, LEAST_BATCH + 4)  # pictures of the two steps that show how memory grows
 NORM_TOLERANCE = 0.01  # of the length of a feature that was kept
 
 
@@ -58,7 +58,7 @@ class FedCLFLearner:
         around: the rest.
 
     Raises:
-        LearningError: the bundle learns another method, or there are fewer than two pictures.
+        LearningError: the bundle learns another method, or there are too few different pictures for a step.
         BundleError: the runtime cannot load a graph.
     """
 
@@ -68,8 +68,11 @@ class FedCLFLearner:
         plan = around.options.plan(bundle)
         if not isinstance(plan, FedCLFPlan):
             raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
-        if len(rows.learn) < LEAST_UNLABELLED:
-            raise LearningError("batch norm and negatives need two pictures; name at least one more", "few_images")
+        if rows.learn.different < LEAST_BATCH:
+            raise LearningError(
+                f"a step needs {LEAST_BATCH} different pictures, here are {rows.learn.different}; name more",
+                "few_images",
+            )
         self._bundle, self._plan, self._rows, self._around = bundle, plan, rows.learn, around
         self._session = ContrastSession(bundle, plan, around.options.threads or processors())
 
@@ -205,7 +208,8 @@ class FedCLFLearner:
             view = self._view(np.random.default_rng(0), np.arange(size) % len(self._rows))
             self._session.step(state, (view, view), state[QUEUE], rate=0.0, key_momentum=1.0)
 
-        check_step_memory(self._around.options.limits, min(plan.batch, len(self._rows)), take, PROBES)
+        largest = max(map(len, cut(np.arange(len(self._rows)), plan.batch)))
+        check_step_memory(self._around.options.limits, largest, take, PROBES)
 
     def _rng(self, *purpose: str | int) -> np.random.Generator:
         return generator(self._plan.seed, self._around.site, *purpose)
@@ -273,13 +277,13 @@ class FedCLFLearner:
 
 
 def cut(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
-    """Positions in batches; a single picture at the end joins the batch before: batch norm needs two.
+    """Positions in batches; fewer than four at the end join the batch before, as the trainer cuts them.
 
     Args:
-        order: at least two positions.
+        order: positions.
         batch: B.
     """
-    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start > 1]
+    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= LEAST_BATCH]
     return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
 
 

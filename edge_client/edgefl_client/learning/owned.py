@@ -18,11 +18,12 @@ from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import Report
-from edgefl_client.learning.rows import LEAST_UNLABELLED, Dealt, Rows, fit_rows, hold_back, read_rows
+from edgefl_client.learning.rows import Dealt, Rows, fit_rows, hold_back, read_rows
 from edgefl_client.learning.session import plan_of
 from edgefl_client.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring import pictures_below
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.contrast_training import LEAST_BATCH
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.training import TrainingPlan
 
@@ -128,10 +129,10 @@ def _read_unlabelled(bundle: Bundle, table: Table, limits: Limits, report: Repor
 
     # Nobody named the pictures of a folder one by one, so a broken one must not stop the others.
     rows = fit_rows(_read(bundle, table, listed, limits, report, tell if folder else None))
-    if len(rows) < LEAST_UNLABELLED:
+    if rows.different < LEAST_BATCH:
         raise LearningError(
-            f"{table.file} has {len(listed)} pictures, of which the gate before the model leaves {len(rows)}; needed "
-            f"are {LEAST_UNLABELLED}: name more, of skin, sharp and well lit",
+            f"{table.file} has {len(listed)} pictures, of which the gate before the model leaves {rows.different} "
+            f"different ones; a step of learning needs {LEAST_BATCH}: name more, of skin, sharp and well lit",
             "few_images",
         )
     return Dealt(learn=rows, held=rows.take(np.zeros(len(rows), np.bool_)), refused=len(listed) - len(rows))

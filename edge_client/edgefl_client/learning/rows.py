@@ -25,7 +25,6 @@ from edgefl_protocol.quality import measure_quality
 
 HELD_SHARE = 0.15
 LEAST_LEARNED = 5  # of each class: as many maps as a class shares
-LEAST_UNLABELLED = 2  # without labels: batch norm and negatives need two
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,11 @@ class Rows:
         groups = tuple(self.groups[index] for index in kept)
         unfit = frozenset(position for position, index in enumerate(kept) if index in self.unfit)
         return Rows(self.images[chosen], self.labels[chosen], groups, unfit)
+
+    @property
+    def different(self) -> int:
+        """Number of groups: pictures of one lesion, or copies of one picture, count once."""
+        return len(set(self.groups))
 
     def digest(self) -> str:
         """SHA-256 over pixels and classes in order: the same table gives the same."""

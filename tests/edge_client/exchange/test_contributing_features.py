@@ -142,13 +142,13 @@ def test_pictures_that_learning_was_given_are_the_default(run, clf, device, lab)
     rows = "\n".join(f"{number}.png,MEL" for number in range(4))
     (device / "own.csv").write_text(f"image,label\n{rows}\n")
     (device / "some").mkdir()
-    for number in range(3):
+    for number in range(5):
         (device / "some" / f"{number}.png").write_bytes(lab.encoded(lab.photo(50, 40)))
     assert "no pictures are named" in one_sentence(run("contribute", "--features"), 1)
     remember_table(Home(run.home), Table(file=device / "own.csv"))
     assert dry(run)["features"] == 4
     remember_table(Home(run.home), Table(file=device / "some"))
-    assert dry(run)["features"] == 3
+    assert dry(run)["features"] == 5
 
 
 def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
@@ -160,9 +160,8 @@ def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
     assert code == 0 and found["features"] == 4
     assert found["left_out"] == {"images": 2, "reasons": {"blur": 1, "not_skin": 1, "unsupported_format": 1}}
     assert "2 pictures give no feature (the picture is blurred: 1;" in err
-    for number in range(2, 5):
-        (clf / f"{number}.png").write_bytes(b"rubbish")
-    assert "2 pictures at least must be fit" in one_sentence(run("contribute", "--features", clf), 1)
+    (clf / "2.png").write_bytes(b"rubbish")
+    assert "4 pictures at least must be fit" in one_sentence(run("contribute", "--features", clf), 1)
 
 
 def tell_more(live, monkeypatch):
@@ -191,10 +190,10 @@ def test_never_more_than_a_bank_holds(run, clf, lab, live, monkeypatch):
 
 
 def test_batches_are_those_of_a_round():
-    """Batch norm needs two: a single picture at the end joins the batch before, as in `learning.fedclf.cut`."""
+    """docs/methods.md 2.3: fewer than four at the end join the batch before, as in `learning.fedclf.cut`."""
     for count in range(14):
         found = [[index for index, _ in part] for part in batches(((index, None) for index in range(count)), 4)]
-        assert found == ([part.tolist() for part in cut(np.arange(count), 4)] if count > 1 else [])
+        assert found == ([part.tolist() for part in cut(np.arange(count), 4)] if count >= 4 else [])
 
 
 def test_nothing_is_encoded_that_the_owner_did_not_allow(run, clf):

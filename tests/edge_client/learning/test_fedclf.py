@@ -220,7 +220,7 @@ def test_another_network_is_refused_in_a_sentence(bundle, tmp_path, change, mess
 
 
 def test_what_cannot_be_learned_is_refused(bundle, tmp_path):
-    """A missing tensor, a phase that the method has not, a single picture, a loss that is not finite."""
+    """A missing tensor, a phase that the method has not, too few pictures, a loss that is not finite."""
     ours = learner(bundle, tmp_path)
     short = Payload({"head.weight": network()["head.weight"]}, broadcast().scalars)
     with pytest.raises(LearningError, match=r"backbone\.mean is missing"):
@@ -233,9 +233,17 @@ def test_what_cannot_be_learned_is_refused(bundle, tmp_path):
         ours.local_round({}, broadcast("probe"), quiet)
     with pytest.raises(LearningError, match="not a finite number"):
         ours.local_round({}, broadcast(**{"head.weight": np.full((128, 3), 3e38, np.float32)}), quiet)
-    one = Dealt(learn=rows(1), held=rows(1).take(np.zeros(1, np.bool_)))
-    with pytest.raises(LearningError, match="need two pictures"):
-        learner_for(bundle, one, Circumstances(points=PointFile(tmp_path / "point")))
+
+
+@pytest.mark.parametrize(("n", "different"), [(1, 1), (3, 3), (40, 3)])
+def test_a_handful_of_look_alike_pictures_is_no_batch(bundle, tmp_path, n: int, different: int):
+    """docs/methods.md 2.3: of two pictures batch norm knows signs alone, and the weights run away; copies of a picture
+    are that picture. Said before the work, in one sentence."""
+    few = replace(rows(n), groups=tuple(f"{index % different:064x}" for index in range(n)))
+    dealt = Dealt(learn=few, held=few.take(np.zeros(n, np.bool_)))
+    with pytest.raises(LearningError, match=f"needs 4 different pictures, here are {different}; name more$") as no:
+        learner_for(bundle, dealt, Circumstances(points=PointFile(tmp_path / "point")))
+    assert no.value.code == "few_images"
 
 
 def test_a_collapse_is_told(bundle, tmp_path):
@@ -291,28 +299,30 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
     assert set(asked) == {("features", "weights")}
 
 
-@pytest.mark.parametrize(("n", "batch", "sizes"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (2, 4, [2]), (10, 4, [4, 4, 2])])
-def test_a_single_picture_joins_the_batch_before(n: int, batch: int, sizes: list[int]):
-    """Batch norm of one picture divides by its zero spread."""
+@pytest.mark.parametrize(
+    ("n", "batch", "sizes"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (11, 4, [4, 7]), (5, 4, [5]), (12, 8, [8, 4])]
+)
+def test_fewer_than_four_pictures_join_the_batch_before(n: int, batch: int, sizes: list[int]):
+    """docs/methods.md 2.3: a step of two or three pictures would say more of batch norm than of them."""
     parts = cut(np.arange(n), batch)
     assert [len(part) for part in parts] == sizes and np.concatenate(parts).tolist() == list(range(n))
 
 
 def test_the_owners_batch_is_checked(bundle, tmp_path):
-    """One picture a batch has no spread to normalise by."""
-    maker: Callable[[], FedCLFLearner] = lambda: learner(bundle, tmp_path, batch=1)  # noqa: E731
-    with pytest.raises(LearningError, match="batch must be a whole number from 2"):
+    """docs/methods.md 2.3: three pictures a batch are too few."""
+    maker: Callable[[], FedCLFLearner] = lambda: learner(bundle, tmp_path, batch=3)  # noqa: E731
+    with pytest.raises(LearningError, match="batch must be a whole number from 4"):
         maker()
-    assert replace(contrast_plan(), batch=2).batch == 2
+    assert replace(contrast_plan(), batch=4).batch == 4
 
 
 def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tmp_path):
     """The memory of a step grows with its batch: two small ones tell which fits."""
     used = iter([100.0, 140.0, 100.0, 140.0])
     limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
-    with pytest.raises(LearningError, match=r"a step of 4 pictures needs about 120 MiB .* use --batch 3"):
-        learner(bundle, tmp_path, limits=limits).local_round({}, broadcast(remote=REMOTE), quiet)
-    with pytest.raises(LearningError, match="2 pictures do not fit either"):
+    with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
+        learner(bundle, tmp_path, limits=limits, batch=6).local_round({}, broadcast(remote=REMOTE), quiet)
+    with pytest.raises(LearningError, match="4 pictures do not fit either"):
         tight = replace(limits, memory_mib=90)
         learner(bundle, tmp_path, limits=tight).local_round({}, broadcast(remote=REMOTE), quiet)
     assert not (tmp_path / "point.payload").exists()

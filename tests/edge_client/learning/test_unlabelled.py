@@ -56,10 +56,10 @@ def test_a_folder_teaches_with_all_its_pictures(encoder: Bundle, home: Home, fol
 
 def test_labels_in_a_table_are_not_looked_at(encoder: Bundle, home: Home, folder: Path) -> None:
     """A column `image` is enough, and a label that no model knows is no reason to refuse."""
-    (folder / "bare.csv").write_text("image\nNV0.png\nNV1.png\n")
-    (folder / "other.csv").write_text("image,label\nNV0.png,naevus\nNV1.png,\n")
+    (folder / "bare.csv").write_text("image\nNV0.png\nNV1.png\nNV2.png\nmonday/MEL0.png\n")
+    (folder / "other.csv").write_text("image,label\nNV0.png,naevus\nNV1.png,\nNV2.png,?\nmonday/MEL0.png,MEL\n")
     bare, other = (dealt(home, encoder, folder / name, []) for name in ("bare.csv", "other.csv"))
-    assert len(bare.learn) == 2 and bare.learn.digest() == other.learn.digest()
+    assert len(bare.learn) == 4 and bare.learn.digest() == other.learn.digest()
 
 
 def test_what_the_gate_refers_takes_no_part(encoder: Bundle, home: Home, folder: Path) -> None:
@@ -83,14 +83,20 @@ def test_a_broken_picture_of_a_folder_is_left_out_and_told(encoder: Bundle, home
 
 
 def test_too_few_pictures_are_one_sentence(encoder: Bundle, home: Home, folder: Path, tmp_path: Path) -> None:
-    """Batch norm and negatives need two pictures that the gate leaves; an empty folder has none."""
+    """A step needs four different pictures that the gate leaves; an empty folder has none, copies are no more."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(LearningError, match="holds 0 pictures of the formats jpeg, png"):
         dealt(home, encoder, tmp_path / "empty", [])
-    for path in sorted(folder.rglob("*.png"))[1:]:
+    first, *others = sorted(folder.rglob("*.png"))
+    sentence = "has 6 pictures, of which the gate before the model leaves 3 different ones; a step of learning needs 4"
+    for path in others[2:]:  # four of one burst are one picture
+        path.write_bytes(first.read_bytes())
+    with pytest.raises(LearningError, match=sentence):
+        dealt(home, encoder, folder, [])
+    for path in others[2:]:
         with Image.open(path) as picture:
             picture.convert("L").save(path)
-    with pytest.raises(LearningError, match="has 6 pictures, of which the gate before the model leaves 1") as refused:
+    with pytest.raises(LearningError, match=sentence) as refused:
         dealt(home, encoder, folder, [])
     assert refused.value.code == "few_images"
 

@@ -250,10 +250,13 @@ def test_features_leave_the_encoder_as_it_was():
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_left_over_image_joins_the_batch_before_it():
-    """docs/methods.md 2, small sites: batch norm never sees a single image."""
+def test_left_over_images_join_the_batch_before_them():
+    """docs/methods.md 2.3: batch norm never sees one image, and two or three only where a batch is no larger."""
     assert [len(part) for part in cut(np.arange(9), 4, "a")] == [4, 5]
-    assert [len(part) for part in cut(np.arange(10), 4, "a")] == [4, 4, 2]
+    assert [len(part) for part in cut(np.arange(11), 4, "a")] == [4, 7]
+    assert [len(part) for part in cut(np.arange(12), 8, "a")] == [8, 4]
+    assert [len(part) for part in cut(np.arange(8), 3, "a")] == [3, 5]
+    assert [len(part) for part in cut(np.arange(4), 2, "a")] == [2, 2]
     assert [len(part) for part in cut(np.arange(3), 128, "a")] == [3]
     assert np.concatenate(cut(np.arange(9), 2, "a")).tolist() == list(range(9))
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
+from edgefl_protocol.contrast_training import LEAST_BATCH
 from edgefl_trainer.augment import Recipe, contrastive_views
 from edgefl_trainer.contract import Arrays, Examples, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -265,14 +266,15 @@ def learn(
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
-    """Positions in batches; a single image at the end joins the batch before.
+    """Positions in batches; fewer than four at the end join the batch before: of two, batch norm knows signs alone.
 
     Raises:
         TrainingError: there is one image only.
     """
     if len(order) < 2:
         raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
-    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start > 1]
+    least = min(batch, LEAST_BATCH)
+    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= least]
     return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
 
 
