@@ -24,6 +24,8 @@ from edgefl_coordinator.command_options import (
 )
 from edgefl_coordinator.key_commands import revoke, root, rotate
 
+_OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` starts
+
 
 class _Commands(click.Group):
     """Ends with one sentence where the disk fails, that of the help text included."""
@@ -179,7 +181,7 @@ def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("edgefl_coordinator").setLevel(logging.INFO if verbose else logging.WARNING)
-    coordinator = open_coordinator(Home(home.resolve()), passphrase(passphrase_file))
+    coordinator = open_coordinator(Home(home.resolve()), passphrase(passphrase_file), wait_s=_OTHERS_S)
     settings, store = coordinator.settings, coordinator.store
     click.echo(
         f"federation {settings.federation}, store in {store.journal_mode} journal mode, synchronous FULL", err=True

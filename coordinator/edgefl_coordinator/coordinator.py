@@ -106,9 +106,15 @@ def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
 
 
 def open_coordinator(
-    home: Home, passphrase: bytes | None = None, clock: Callable[[], int] = wall_clock_ms
+    home: Home, passphrase: bytes | None = None, clock: Callable[[], int] = wall_clock_ms, wait_s: float = 0.0
 ) -> Coordinator:
     """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
+
+    Args:
+        home: the coordinator's folder.
+        passphrase: of the keys, or None.
+        clock: Unix milliseconds.
+        wait_s: how long to wait for another process that has the store open.
 
     Raises:
         OperatorError: settings are wrong, or another process has the store open.
@@ -117,4 +123,4 @@ def open_coordinator(
     """
     settings = load_settings(home)
     keys = load_keys(home, passphrase)
-    return Coordinator(settings, open_store(home, clock()), keys, clock)
+    return Coordinator(settings, open_store(home, clock(), wait_s), keys, clock)

@@ -19,6 +19,7 @@ import secrets
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -221,18 +222,19 @@ class Store:
         return removed
 
 
-def open_store(home: Home, now_ms: int) -> Store:
+def open_store(home: Home, now_ms: int, wait_s: float = 0.0) -> Store:
     """Open the store, migrate it and sweep what a crash left.
 
     Args:
         home: the coordinator's folder.
         now_ms: Unix milliseconds, for the record of migrations.
+        wait_s: how long to wait for another process that has it open.
 
     Raises:
         OperatorError: another process has it open, or a newer version of this program made it.
         StorageError: it cannot be read or written.
     """
-    lock = _take_lock(home)
+    lock = _take_lock(home, wait_s)
     try:
         for folder in (home.blobs, home.jobs):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -261,16 +263,21 @@ def _fresh_name(prefix: str) -> str:
     return f"{prefix[:32]}-{secrets.token_hex(8)}"
 
 
-def _take_lock(home: Home) -> int:
+def _take_lock(home: Home, wait_s: float) -> int:
+    until = time.monotonic() + wait_s
     descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise OperatorError(
-            f"another process has {home.root} open; stop it or talk to it while it serves", IN_USE
-        ) from None
-    return descriptor
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            raise OperatorError(
+                f"another process has {home.root} open; stop it or talk to it while it serves", IN_USE
+            ) from None
+        return descriptor
 
 
 def _engine(home: Home, mode: str) -> Engine:

@@ -3,6 +3,7 @@
 import errno
 import os
 import sqlite3
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_the_file_has_the_mode_and_full_flushes(make_coordinator, monkeypatch, v
 def test_only_one_process_has_it_open(coordinator) -> None:
     with pytest.raises(OperatorError, match="another process"):
         open_coordinator(coordinator.store.home)
+
+
+def test_serve_waits_for_a_command_that_has_it_open(coordinator) -> None:
+    """docs/federation.md, step 1: `serve &` and the next command at once; whichever is first, both come through."""
+    with pytest.raises(OperatorError, match="another process"):
+        open_coordinator(coordinator.store.home, wait_s=0.2)
+    ends = threading.Timer(0.3, coordinator.store.close)
+    ends.start()
+    open_coordinator(coordinator.store.home, wait_s=60).store.close()
+    ends.join()
 
 
 def test_tables_are_those_of_the_migrations(coordinator) -> None:
