@@ -190,7 +190,7 @@ def same_form(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]
 
 @contextlib.contextmanager
 def only_one(home: Home) -> Iterator[None]:
-    """Hold this home's learning; a second process is refused.
+    """Hold this home's learning; a second process is refused. What a kill left of values half written is removed.
 
     Raises:
         LearningError: another process learns here (`busy`).
@@ -203,6 +203,9 @@ def only_one(home: Home) -> Iterator[None]:
             raise LearningError(
                 "another edgefl train or sync learns in this home; wait for it to end", "busy"
             ) from error
+        for half in home.learning.glob(".*.payload.*.tmp"):  # written by who holds the lock alone
+            with contextlib.suppress(OSError):  # the next one tries again
+                half.unlink()
         yield
     finally:
         os.close(descriptor)

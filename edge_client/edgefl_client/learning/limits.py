@@ -30,19 +30,20 @@ class Battery:
 
 
 def read_battery(folder: Path = POWER) -> Battery | None:
-    """The emptiest battery of the device itself, None where the system tells of none.
+    """The emptiest battery that drains, or where none does the emptiest; None where the device itself has none.
 
     Args:
         folder: where Linux lists power supplies.
     """
-    found = []
+    found = list[Battery]()
     for supply in sorted(folder.glob("*")):
         if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":  # a mouse, a pen
             continue
         charge = _text(supply / "capacity")
         if charge.isdecimal():
             found.append(Battery(_text(supply / "status") == "Discharging", int(charge)))
-    return min(found, key=lambda battery: battery.percent, default=None)
+    draining = [battery for battery in found if battery.discharging]  # a second one may rest, emptier
+    return min(draining or found, key=lambda battery: battery.percent, default=None)
 
 
 def peak_memory_mib() -> float:

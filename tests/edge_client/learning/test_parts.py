@@ -117,6 +117,10 @@ def test_battery_is_read_as_linux_tells_it(tmp_path):
     assert read_battery(tmp_path) == Battery(True, 42)
     limits = Limits(battery=lambda: read_battery(tmp_path), battery_percent=43)
     assert "42 %" in limits.reached(0) and replace(limits, battery_percent=42).reached(0) is None
+    supply(tmp_path / "BAT2", type="Battery", status="Not charging", capacity=5)  # rests while BAT0 drains
+    assert read_battery(tmp_path) == Battery(True, 42)
+    supply(tmp_path / "BAT0", type="Battery", status="Unknown", capacity="full")  # tells nothing that can be used
+    assert read_battery(tmp_path) == Battery(False, 5)
     charging = replace(limits, battery=lambda: Battery(False, 1))
     assert charging.reached(0) is None
 

@@ -161,6 +161,17 @@ def test_one_process_at_a_time(bundle, labels, home):
     assert caught.value.code == "busy"
 
 
+def test_what_a_kill_left_half_written_is_removed(home):
+    """docs/security.md 5, kill -9 anywhere: a point of a ResNet-18 is 180 MB, and a device is killed often. Records
+    that another process writes without this lock are left alone."""
+    folder = home.prepare(home.learning)
+    ours, theirs = folder / ".live-round.payload.0f.tmp", folder / ".live-over.json.0f.tmp"
+    for path in (ours, theirs, folder / "personal.payload"):
+        path.write_bytes(b"half")
+    with only_one(home):
+        assert not ours.exists() and theirs.exists() and (folder / "personal.payload").exists()
+
+
 def test_values_that_are_not_finite_never_replace_the_state(school, labels, home):
     """A loss that runs away ends the round with one sentence; the checkpoint before stays."""
     bundle = school.learning_bundle(rates={"head.weight": 1.0, "head.bias": 1.0})
