@@ -86,7 +86,7 @@ def test_peers_are_averaged_peer_by_peer(school):
 
 
 def supply(folder, **files) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).write_text(f"{text}\n")
 
