@@ -259,9 +259,10 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
         return
     deadline = f", closes {moment(facts['deadline_ms'])}" if facts["deadline_ms"] else ""
     click.echo(f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})")
+    beside = f", {counted(facts['contributions'], 'contribution')} beside" if facts["contributions"] else ""
     click.echo(
         f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
-        f"{counted(facts['replies'], 'reply', 'replies')} "
+        f"{counted(facts['replies'], 'reply', 'replies')}{beside} "
         f"(needs {facts['quorum_min']}, closes at {facts['quorum_target']}){deadline}"
     )
     if facts["state_sha256"]:

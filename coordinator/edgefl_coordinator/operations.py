@@ -199,6 +199,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "rounds": len(phases) or settings.rounds.count,
             "phase": progress.phase_of(connection, number),
             "replies": current.replies if current else 0,
+            "contributions": progress.counted(connection, number, beside=True),
             "quorum_min": settings.rounds.quorum_min,
             "quorum_target": settings.rounds.quorum_target,
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,

@@ -52,13 +52,13 @@ def current_round(connection: Connection) -> Round | None:
     row = connection.execute(select(rounds).order_by(rounds.c.number.desc()).limit(1)).first()
     if row is None:
         return None
-    count = _counted(connection, row.number)
+    count = counted(connection, row.number)
     return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count, tried=row.tried)
 
 
-def _counted(connection: Connection, number: int) -> int:
-    """Count the replies of a round, without contributions beside the average."""
-    which = (replies.c.number == number) & (replies.c.beside == 0)
+def counted(connection: Connection, number: int, *, beside: bool = False) -> int:
+    """Count the replies of a round that are averaged, or the contributions beside the average."""
+    which = (replies.c.number == number) & (replies.c.beside == int(beside))
     return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
 
 
@@ -217,7 +217,7 @@ def reopen_round(
         return []
     dropped = refuse_replies(connection, now_ms, number, refused)
     dropped += _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
-    left = _counted(connection, number)
+    left = counted(connection, number)
     connection.execute(update(rounds).where(rounds.c.number == number).values(tried=left))
     detail = {"problem": problem, "replies": left, "deadline_ms": deadline_ms}
     audit.append(connection, now_ms, "round_reopened", str(number), detail)

@@ -164,6 +164,8 @@ def test_features_alone_close_no_round_and_fill_no_cohort(make_coordinator, cloc
     assert isinstance(five[0].reply(2, payload=whole), Payload)
     clock.now_ms += 60_000
     assert not step(coordinator, worker)  # one reply that is averaged, the minimum is two
+    told = OPERATIONS["status"](coordinator, {})
+    assert (told["replies"], told["contributions"]) == (1, 4)
     late = tools.approved_member(coordinator, "clinic-f")
     assert isinstance(late.reply(2, payload=whole), Payload)
     clock.now_ms += 60_000
