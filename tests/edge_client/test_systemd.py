@@ -1,4 +1,7 @@
-"""The units in examples/systemd: what systemd says of them, and what of ours they start. Source: docs/device.md."""
+"""The units in examples/systemd and the table of examples/cron: what systemd says, and what of ours they start.
+
+Source: docs/device.md.
+"""
 
 import shutil
 import subprocess
@@ -95,3 +98,15 @@ def test_the_timer_starts_the_sync():
     assert timer["Install"]["WantedBy"] == "timers.target" and timer["Timer"]["Persistent"] == "yes"
     assert "Install" not in parsed(UNITS / "edgefl-sync.service")  # the timer alone starts it
     assert parsed(UNITS / "edgefl-watch.service")["Service"]["PrivateNetwork"] == "yes"
+
+
+def test_the_table_of_cron_does_what_the_timer_does():
+    """Five fields, a user who is not root, and the command of the unit with its limit, at most once an hour."""
+    table = (UNITS.parent / "cron/edgefl").read_text()
+    *settings, line = [line for line in table.splitlines() if line and not line.startswith("#")]
+    service = parsed(UNITS / "edgefl-sync.service")["Service"]
+    assert service["Environment"] in settings
+    minute, *rest, user, command = line.split(maxsplit=6)
+    assert (rest, user) == (["*"] * 4, service["User"]) and 0 <= int(minute) < 60
+    assert f" {service['ExecStart']} " in command and "%" not in command  # which cron reads as the end of a line
+    assert table.endswith("\n")  # or cron leaves the last line out
