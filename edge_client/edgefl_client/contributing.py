@@ -21,6 +21,7 @@ from edgefl_client.contribution import (
 from edgefl_client.exchange.errors import ExchangeError
 from edgefl_client.exchange.membership import load_membership, load_task
 from edgefl_client.federate import Device
+from edgefl_client.learning.agreed import agreed
 from edgefl_client.offering import keep, policy_told, refused
 from edgefl_client.outgoing import describe
 from edgefl_client.pictures import PictureReader
@@ -81,6 +82,7 @@ def run_contribute(
 
     Raises:
         LabelsError: the table or the model cannot give maps, or no picture passes the gate.
+        LearningError: the model is of another form than the federation's, so its maps mean something else.
         PolicyError: the owner has not allowed that maps leave, or not so much; nothing is kept.
         ImageError: a picture cannot be used; nothing is kept.
         EdgeflError: the membership or the disk.
@@ -90,6 +92,8 @@ def run_contribute(
     spent = Spent(now_ms=device.clock_ms())  # a day's limits are judged when it leaves
     if not dry_run:
         policy.check(("maps",), 0, spent)  # before the work
+    if task is not None and bundle.training is not None and bundle.training.kind == task.method:
+        agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)  # a bundle that tells its form
     work = _Work(scorer, reader, _classes(bundle, task), labels)
     found = _choose(work, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
     payload = reply_payload(found.candidates, found.chosen, scorer.model.state_sha256)

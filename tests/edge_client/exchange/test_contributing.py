@@ -1,5 +1,6 @@
 """`edgefl contribute`: what becomes a map, under which class, and what is left out."""
 
+import dataclasses
 import datetime
 import hashlib
 import json
@@ -14,6 +15,7 @@ from edgefl_client.policy import Policy, save_policy
 from edgefl_client.train_command import _membership
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.messages import TaskReply
 
 
 def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):
@@ -50,6 +52,24 @@ def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
     run("pull")
     report = json.loads(run("contribute", "--labels", device / "labels.csv", "--json")[1])
     assert set(report["arrays"]) == {"maps.1", "maps.2"}
+
+
+def test_maps_of_another_form_are_not_given(run, device, live, school, monkeypatch):
+    """Decision 0028: a map of another rollout means something else; a bundle that tells its form is held against the
+    task, before a picture is read."""
+    live.bundles["main", "all", 1] = school.learning_bytes()
+    told = type(live)._task
+
+    def task(one, *words):
+        found = TaskReply.from_payload(told(one, *words))
+        return dataclasses.replace(found, settings={"rollout": "sink"}, train_rounds=5).to_payload()
+
+    assert run("pull")[0] == 0 and run("sync", "--no-learn")[0] == 0
+    assert run("contribute", "--labels", device / "labels.csv", "--dry-run")[0] == 0
+    monkeypatch.setattr(type(live), "_task", task)
+    assert run("sync", "--no-learn")[0] == 0
+    code, out, err = run("contribute", "--labels", device / "labels.csv")
+    assert (code, out, len(err.splitlines())) == (1, "", 1) and "the federation's rollout is sink" in err
 
 
 def test_the_others_maps_are_learned_under_their_own_class(run, device, live, lab):
