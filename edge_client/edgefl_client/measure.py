@@ -2,7 +2,9 @@
 
 What is measured is what `edgefl score` does: the same scorer, the same threads, on drawn pictures. Each row is warmed
 and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Beside it
-stand the floors: the network's linear layers alone, in float and in 8 bits (`edgefl_client.floor`). Peak memory
+stand the floors: the network's linear layers alone, in float and in 8 bits (`edgefl_client.floor`), run in turn with
+the network. Where other work was running before, the table says so: its times and ratios are then no property of the
+device. Peak memory
 is that of this process from its beginning to the photo's score, with one model open and before any batch, so a caller
 that wants the figure of scoring alone asks in a process of its own (`edgefl_client.probing`); it holds the drawn
 photo and the libraries too, so scoring takes at most that much. Source:
@@ -10,6 +12,7 @@ docs/results/device.md.
 """
 
 import io
+import os
 import resource
 import statistics
 import sys
@@ -79,6 +82,8 @@ class Measured:
         whole_numbers: whether 8-bit layers run in whole numbers here; else they run in float, with the same scores.
         rows: the times.
         peak_memory_mib: largest resident memory of this process up to the photo's score.
+        processors: that this process may use.
+        load_average: of the last minute before anything was measured; None where the system tells none.
         floors: in float and in 8 bits; none for a network that is no vision transformer.
     """
 
@@ -87,6 +92,8 @@ class Measured:
     whole_numbers: bool
     rows: Sequence[Timed]
     peak_memory_mib: float
+    processors: int
+    load_average: float | None
     floors: Sequence[Floor] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -112,8 +119,9 @@ def measure(
         The figures; takes some seconds.
     """
     from edgefl_client.probing import drawn_picture
-    from edgefl_client.runtime import has_vnni, multiplies_bytes  # `doctor` imports this module, and no runtime
+    from edgefl_client.runtime import has_vnni, multiplies_bytes, processors  # `doctor` imports this, and no runtime
 
+    load_average = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     side = max(scorer.network_px, 84)
     small = scorer.prepare(drawn_picture(side, side))
     one = timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small]))
@@ -129,29 +137,54 @@ def measure(
         whole_numbers=multiplies_bytes(),
         rows=(one, timed("network, one picture", 1, lambda: alone.score_batch([small])), batch, whole),
         peak_memory_mib=peak_memory_mib,
+        processors=processors(),
+        load_average=load_average,
         floors=() if found is None else _floors(found, scorer, lambda: scorer.score_batch([small])),
     )
 
 
 def _floors(layers: "LinearLayers", scorer: "Scorer", network: Callable[[], object]) -> tuple[Floor, ...]:
-    """Time the linear layers, and the network in the same minute: a busy machine slows both."""
+    """Time the linear layers and the network in turn: a busy machine slows both."""
     from edgefl_client.floor import floor_run
 
     floors = []
     for precision in ("fp32", "int8"):
-        alone = timed("linear layers alone", scorer.threads, floor_run(layers, precision, scorer.threads))
-        beside = timed("network, one picture", scorer.threads, network)
-        milliseconds = alone.milliseconds / layers.share
+        part, beside_ms = medians_in_turn((floor_run(layers, precision, scorer.threads), network))
+        milliseconds = part / layers.share
         floors.append(
             Floor(
                 precision=precision,
                 threads=scorer.threads,
                 milliseconds=round(milliseconds, 2),
-                times=round(beside.milliseconds / milliseconds, 2) if milliseconds else 0.0,
+                times=round(beside_ms / milliseconds, 2) if milliseconds else 0.0,
                 share=round(layers.share, 3),
             )
         )
     return tuple(floors)
+
+
+def medians_in_turn(
+    works: Sequence[Callable[[], object]], repeats: int = REPEATS, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Time several works in turn, once warm, so that what disturbs one disturbs the others.
+
+    Args:
+        works: one run of each.
+        repeats: measured turns.
+        clock: gives seconds.
+
+    Returns:
+        The median of each, in milliseconds.
+    """
+    marks: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work()
+    for _ in range(repeats):
+        for work, taken in zip(works, marks, strict=True):
+            started = clock()
+            work()
+            taken.append((clock() - started) * 1e3)
+    return [statistics.median(taken) for taken in marks]
 
 
 def timed(
@@ -214,6 +247,12 @@ def table(measured: dict[str, Any]) -> list[str]:
         f"measured here, warm, with the {measured['precision']} bundle; medians of {REPEATS} runs, "
         f"{PHOTO_REPEATS} of the photo"
     ]
+    load, processors = measured["load_average"], measured["processors"]
+    if load is not None and load > processors / 2:
+        lines.append(
+            f"other work was running (load average {load:g} on {processors} processors): these times and ratios say "
+            "little of this device; measure again when it is idle"
+        )
     lines += [
         f"{row['what']:<30} {row['threads']:>3} threads {row['pictures_per_second']:>8.1f} pictures/s  "
         f"p95 {row['p95_milliseconds']:>8.2f} ms  median {row['milliseconds']:>8.2f} ms"

@@ -76,14 +76,14 @@ def test_large_networks_are_reckoned_from_a_part():
 
 
 def test_the_table_holds_both_floors(plain_bundle):
-    """Floor and network are timed with the same threads; the ratio is of the two medians that stand there."""
+    """Floor and network are timed with the same threads, in turn; the table shows the figures of the JSON."""
     scorer = Scorer(plain_bundle, threads=1)
     found = measure(scorer, lambda: scorer, lambda: LinearLayers(197, ((256, 512),) * 4)).to_json()
     assert [(one["precision"], one["threads"], one["share"]) for one in found["floors"]] == [
         ("fp32", 1, 1.0), ("int8", 1, 1.0),
     ]  # fmt: skip
     assert all(one["milliseconds"] > 0 and one["times"] > 0 for one in found["floors"])
-    lines = table(found)
+    lines = table({**found, "load_average": None})
     heads = [number for number, line in enumerate(lines) if line.startswith(("measured here", "floor: "))]
     assert heads == [0, 5] and len(lines) == 8
     for line, one in zip(lines[6:], found["floors"], strict=True):

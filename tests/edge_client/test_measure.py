@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_client import memory, runtime
-from edgefl_client.measure import camera_photo, measure, table, timed
+from edgefl_client.measure import camera_photo, measure, medians_in_turn, table, timed
 from edgefl_client.scorer import Scorer, without_graphs
 from edgefl_protocol import imaging
 
@@ -41,9 +41,24 @@ def test_a_bundle_is_measured_and_shown(plain_bundle):
     assert [row["threads"] for row in found["rows"]] == [2, 1, 2, 2]
     assert all(0 < row["milliseconds"] <= row["p95_milliseconds"] for row in found["rows"])
     assert found["precision"] == "fp32" and found["peak_memory_mib"] > 10
-    lines = table(found)
+    lines = table({**found, "load_average": 0.0})
     assert len(lines) == 5 and all(line.endswith(" ms") for line in lines[1:])
     assert "fp32 bundle" in lines[0] and found["floors"] == []  # this model's only product is with a value
+
+
+def test_a_busy_machine_is_told():
+    """docs/device.md, "Is everything in order?": figures taken beside other work are not shown as the device's own."""
+    found = {"precision": "fp32", "rows": [], "floors": [], "processors": 2}
+    for load, told in ((None, False), (0.9, False), (1.0, False), (1.1, True), (9.2, True)):
+        lines = table({**found, "load_average": load})
+        assert ("other work was running" in lines[-1]) is told
+
+
+def test_works_are_timed_in_turn():
+    runs = []
+    works = (lambda: runs.append("a"), lambda: runs.append("b"))
+    found = medians_in_turn(works, repeats=3, clock=ticking([1, 10, 2, 20, 90, 900]))
+    assert runs == ["a", "b"] * 4 and found == pytest.approx([2, 20])
 
 
 def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypatch):
