@@ -107,7 +107,7 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
 
     Args:
         method: hyper-parameters.
-        settings: epochs, seed and balance.
+        settings: epochs and seed. How a head's run balanced its classes says nothing here: this method has no labels.
         spec: of the backbone.
         model: the network.
 
@@ -138,7 +138,7 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
             momentum_encoder=recipe.momentum_encoder,
             negatives=method.negatives,
             epochs=settings.epochs,
-            balance=settings.balance,
+            balance="none",
             seed=settings.seed,
         )
 

@@ -117,6 +117,13 @@ WRONG: dict[str, Change] = {
 }
 
 
+def test_a_step_without_labels_balances_no_classes(learner):
+    """docs/design.md, section 5: the default is none; a head learned with balanced classes says nothing of FedCLF."""
+    backbone = load_backbone("cnn:test_resnet", image_px=36, seed=1)
+    head = RunSettings(method="head", data=("lesions:",), balance="class")
+    assert contrast_plan(FedCLF(), head, backbone.spec, learner[0]).balance == "none"
+
+
 def test_the_right_step_passes(learner):
     """docs/design.md 9: ‖Δ‖₂/‖reference‖₂ ≤ 1e-4 for tensors and loss, ≤ 1e-3 for moments, of this very reference."""
     figures = judge(learner, lambda step, model, given: step(given))
