@@ -118,6 +118,14 @@ def test_exposure(gain: float, found: bool) -> None:
     assert ("exposure" in reasons(image)) is found
 
 
+def test_bright_is_the_95th_percentile_of_the_lit() -> None:
+    """Oracle: numpy's percentile, with its linear interpolation, on a picture that is not shrunk."""
+    for width in (1, 2, 7, 84):
+        image = np.random.default_rng(width).integers(40, 256, (84, width, 3)).astype(np.uint8)
+        plane = image.astype(np.float64) @ [0.299, 0.587, 0.114]
+        assert measure_quality(image).bright == pytest.approx(np.percentile(plane, 95), abs=1e-3)
+
+
 def test_a_clipped_corner_is_overexposed_at_a_tenth() -> None:
     image = surface(SKIN["Monk 5"], 84, 84)
     for rows, found in ((8, ()), (9, ("exposure",))):
