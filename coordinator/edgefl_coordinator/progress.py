@@ -282,8 +282,8 @@ def release_broadcast(connection: Connection, settings: RoundSettings, member: M
     if not cohort_allows(row.others, number, settings.min_cohort):
         raise RefusedError(
             "small_cohort",
-            f"the broadcast holds contributions of {row.others} other sites, {settings.min_cohort} are needed before "
-            "anything is released",
+            f"the broadcast holds contributions of {row.others} other sites, and none goes out that holds fewer than "
+            f"{settings.min_cohort}",
         )
     return str(row.blob)
 
