@@ -9,10 +9,11 @@ import shlex
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.evaluate.bars import Bar, plot_bars
+from edgefl_trainer.evaluate.bars import Bar, _annotate, plot_bars
 from edgefl_trainer.experiments import running
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, figure_of
@@ -307,6 +308,20 @@ def test_bars_are_drawn_for_rows_with_figures():
         plot_bars({"FE": [Bar(paper=1.0)]}, ["Recall"])
     with pytest.raises(ValueError, match="more than the 8"):
         plot_bars({str(i): [Bar(ours=1.0)] for i in range(9)}, ["Recall"])
+
+
+@pytest.mark.parametrize(
+    ("ours", "sides"),
+    [(33.0, "bottom bottom"), (44.0, "top bottom"), (45.0, "top bottom"), (46.0, "bottom top"), (60.0, "bottom top")],
+)
+def test_a_figure_stands_at_its_bar_and_the_papers_at_its_line(ours, sides):
+    """Ours above the paper's line would read as the paper's number; where the two are near, their texts part."""
+    axes = Figure().add_subplot()
+    _annotate(axes, 0.0, Bar(ours=ours, paper=45.0), 0.0, 4.0)
+    mine, printed = axes.texts
+    assert (mine.get_text(), mine.xy[1]) == (f"{ours:.2f}", ours)
+    assert (printed.get_text(), printed.xy[1]) == ("45.00", 45.0)
+    assert f"{mine.get_va()} {printed.get_va()}" == sides
 
 
 def test_a_file_may_ask_for_bars(ran, tmp_path):

@@ -1,7 +1,8 @@
 """A table as a bar chart: a group for each column, a bar for each row, and the paper's number as a line across its bar.
 
-Bars differ in colour and hatching, and carry their names in the legend and their figures on top, so that no colour need
-be told apart. Values in, bytes out: no file, no display, no global state of the plotting library.
+Bars differ in colour and hatching, and carry their names in the legend, so that no colour need be told apart. Our
+figure stands at the end of its bar and the paper's at its line, never one where the other belongs. Values in, bytes
+out: no file, no display, no global state of the plotting library.
 """
 
 import io
@@ -17,6 +18,8 @@ from edgefl_trainer.evaluate.plot import COLOURS
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
 MAX_BARS = len(COLOURS)
 SPAN = 0.8  # share of a group's width that its bars take
+ROOM = 0.07  # share of the axis that a figure needs above its bar
+CLEAR = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.8}  # behind a figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +51,16 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     width = SPAN / len(rows)
+    low = min(value for bar in bars for value in (bar.ours, bar.paper) if value is not None)
+    high = max((value or 0.0) + (bar.std or 0.0) for bar in bars for value in (bar.ours, bar.paper))
+    floor = max(0.0, 5.0 * (low // 5.0) - 5.0)
     for place, (name, line) in enumerate(rows.items()):
         left = [column - SPAN / 2 + width * (place + 0.5) for column in range(len(columns))]
         _draw(axes, left, line, name, place, width)
+        for x, bar in zip(left, line, strict=True):
+            _annotate(axes, x, bar, floor, ROOM * (high - floor))
     axes.set_xticks(range(len(columns)), columns)
-    low = min(value for bar in bars for value in (bar.ours, bar.paper) if value is not None)
-    axes.set_ylim(bottom=max(0.0, 5.0 * (low // 5.0) - 5.0))
+    axes.set_ylim(bottom=floor)
     axes.set_ylabel("per cent; the axis does not begin at 0" if axes.get_ylim()[0] > 0 else "per cent")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
@@ -67,7 +74,7 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
 
 
 def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, place: int, width: float) -> None:
-    """One row's bars, their figures, and the paper's numbers across them."""
+    """One row's bars, and lines at the paper's numbers across them."""
     axes.bar(
         left,
         [bar.ours or 0.0 for bar in line],
@@ -79,10 +86,6 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
         edgecolor="white",
         label=name,
     )
-    for x, bar in zip(left, line, strict=True):  # above whisker and printed line, so that neither runs through it
-        top = max((bar.ours or 0.0) + (bar.std or 0.0), bar.paper or 0.0)
-        text = f"{bar.ours:.2f}" if bar.ours is not None else "–"
-        axes.annotate(text, (x, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=8)
     printed = [(x, bar.paper) for x, bar in zip(left, line, strict=True) if bar.paper is not None]
     if printed:
         axes.hlines(
@@ -91,5 +94,43 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
             [x + width / 2 for x, _ in printed],
             color="black",
             linewidth=1.8,
-            label="the paper" if place == 0 else "_",
+            label="the paper, in italics" if place == 0 else "_",
+        )
+
+
+def _annotate(axes: Axes, x: float, bar: Bar, floor: float, room: float) -> None:
+    """The figures of one bar.
+
+    Args:
+        axes: where.
+        x: middle of the bar.
+        bar: its figures.
+        floor: where the axis begins.
+        room: what a figure needs above its bar, in per cent of the axis.
+    """
+    ours = floor if bar.ours is None else bar.ours
+    end = ours + (bar.std or 0.0)
+    inside = bar.paper is not None and ours <= bar.paper < end + room and ours - floor > room  # the line is in the way
+    axes.annotate(
+        "–" if bar.ours is None else f"{bar.ours:.2f}",
+        (x, ours if inside else end),
+        xytext=(0, -4 if inside else 3),
+        textcoords="offset points",
+        ha="center",
+        va="top" if inside else "bottom",
+        fontsize=8,
+        bbox=CLEAR,
+    )
+    if bar.paper is not None:
+        above = bar.paper >= ours
+        axes.annotate(
+            f"{bar.paper:.2f}",
+            (x, bar.paper),
+            xytext=(0, 3 if above else -4),
+            textcoords="offset points",
+            ha="center",
+            va="bottom" if above else "top",
+            fontsize=7,
+            style="italic",
+            bbox=CLEAR,
         )
