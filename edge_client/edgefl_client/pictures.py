@@ -29,7 +29,7 @@ FORMATS: Final = ("jpeg", "png", "tiff", "heic", "dicom")
 DEFAULT_FORMATS: Final = ("jpeg", "png")  # the readers of the others are larger targets: read where they are named
 MODULE_OF: Final = {"heic": "pillow_heif", "dicom": "pydicom"}  # what the extra of that name installs
 SUFFIXES: Final = {
-    "jpeg": (".jpg", ".jpeg"), "png": (".png",), "tiff": (".tif", ".tiff"), "heic": (".heic", ".heif"),
+    "jpeg": (".jpg", ".jpeg", ".jpe", ".jfif"), "png": (".png",), "tiff": (".tif", ".tiff"), "heic": (".heic", ".heif"),
     "dicom": (".dcm",),
 }  # fmt: skip
 TIMEOUT_S: Final = 30.0  # of one picture in the second process
@@ -80,6 +80,11 @@ class PictureReader:
     def suffixes(self) -> tuple[str, ...]:
         """Endings of the names that a folder's pictures have, in lower case."""
         return tuple(suffix for name in self._formats for suffix in SUFFIXES[name])
+
+    @property
+    def other_suffixes(self) -> tuple[str, ...]:
+        """Endings of pictures of the formats that are not read."""
+        return tuple(suffix for name in FORMATS if name not in self._formats for suffix in SUFFIXES[name])
 
     def read(self, data: bytes) -> Pixels:
         """Decode a file.

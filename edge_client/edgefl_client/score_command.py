@@ -132,9 +132,11 @@ def score(
     troubles, failures = list[str](), list[scoring.Failure]()
     with PictureReader(formats) as reader, open_log(log_file, home, scorer, bundle) as log:
         files = scoring.expand(images, reader.suffixes)
+        unread = scoring.left_out(images, reader)
         if not files:
-            raise click.UsageError(f"the folders given hold no file that ends in {', '.join(reader.suffixes)}")
-        prepare(bundle, heatmaps, scorer)
+            none = f"the folders given hold no file that ends in {', '.join(reader.suffixes)}"
+            raise click.UsageError(none if unread is None else f"{none}. {unread}")
+        prepare(bundle, heatmaps, scorer, unread)
         table = score_lines.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
@@ -157,16 +159,19 @@ def score(
         context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
 
 
-def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer") -> None:
+def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
     """Make the folder of heat maps, and say what has to be said before the first score.
 
     Args:
         bundle: the model.
         heatmaps: folder of heat maps; None for none.
         scorer: what scores.
+        unread: what `scoring.left_out` says; None for nothing.
     """
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
+    if unread is not None:
+        click.echo(unread, err=True)
     if bundle.card.research_use_only:
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
     left_days = scorer.days_left

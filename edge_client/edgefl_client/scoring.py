@@ -74,13 +74,36 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
     return files
 
 
+def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
+    """What to say of pictures in the given folders whose kind is not read, so that none is missed unnoticed.
+
+    Args:
+        given: as for `expand`.
+        reader: knows which kinds are read.
+    """
+    folders = [Path(name) for name in given if name and Path(name).is_dir()]
+    endings = [Path(one).suffix.lower() for place in folders for one in pictures_below(place, reader.other_suffixes)]
+    if not endings:
+        return None
+    kinds = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
+    return f"Left out, because --formats does not name their kind: {kinds}."
+
+
 def _matches(pattern: str) -> list[str]:
+    """As a shell: what is hidden only where the pattern names it. Our own heat maps are no pictures."""
     path = Path(pattern)
     try:
         found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
     except ValueError:  # no valid pattern
         return []
-    return [str(one) for one in found if not one.is_dir()]
+    named = _hidden_parts(path)
+    return [
+        str(one) for one in found if not one.is_dir() and not one.name.endswith(_DRAWN) and _hidden_parts(one) <= named
+    ]
+
+
+def _hidden_parts(path: Path) -> int:
+    return sum(part.startswith(".") for part in path.parts)
 
 
 def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:

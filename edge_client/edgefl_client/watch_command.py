@@ -80,9 +80,8 @@ def watch(
 
     from edgefl_client import watching
     from edgefl_client.pictures import PictureReader
-    from edgefl_client.scoring import Task
+    from edgefl_client.scoring import Task, left_out
 
-    prepare(bundle, heatmaps, scorer)
     with (
         stop_on_signal() as stop,
         PictureReader(formats) as reader,
@@ -90,6 +89,7 @@ def watch(
         closing(watching.Notes(home, folder)) as notes,
         open_log(log_file, home, scorer, bundle) as log,
     ):
+        prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
         task = Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
         watcher = _Watcher(folder, task, notes, output, stop, notes.scored())

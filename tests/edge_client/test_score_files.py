@@ -35,6 +35,32 @@ def test_folders_are_read_to_the_bottom_and_patterns_expanded(run, files):
     assert scored(run, "odd[1].png")[0] == 0
 
 
+def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
+    """docs/device.md: of a folder of mixed kinds nobody may believe that all of it was scored."""
+    for name in ("day/a.png", "day/b.HEIC", "day/c.heic", "day/d.tif", "day/e.txt", "day/.f.dcm", "day/g.jfif"):
+        (files / name).parent.mkdir(exist_ok=True)
+        (files / name).write_bytes((files / "good.png").read_bytes())
+    code, lines, err = scored(run, "day")
+    assert (code, [line["image"] for line in lines]) == (0, ["day/a.png", "day/g.jfif"])
+    assert "does not name their kind: 2 .heic, 1 .tif." in err
+    assert "Left out" not in scored(run, "day/a.png")[2] + scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
+    (files / "photos").mkdir()
+    (files / "photos" / "a.heic").write_bytes(b"")
+    code, _, err = scored(run, "photos")
+    assert code == 2 and "1 .heic" in err
+
+
+def test_a_pattern_finds_what_a_shell_would(run, files):
+    """docs/device.md: hidden files only where the pattern names them; heat maps of ours are no pictures."""
+    for name in ("in/a.png", "in/.b.png", "in/c.heatmap.png", "in/.d/e.png"):
+        (files / name).parent.mkdir(parents=True, exist_ok=True)
+        (files / name).write_bytes((files / "good.png").read_bytes())
+    assert [line["image"] for line in scored(run, "in/*.png")[1]] == ["in/a.png"]
+    assert [line["image"] for line in scored(run, "in/**/*.png")[1]] == ["in/a.png"]
+    assert [line["image"] for line in scored(run, "in/.*.png")[1]] == ["in/.b.png"]
+    assert [line["image"] for line in scored(run, "in/../in/*.png")[1]] == ["in/../in/a.png"]
+
+
 def test_a_picture_on_standard_input(run, files, monkeypatch):
     """docs/device.md: standard input; the picture is named "-"."""
     for data, code, key in (((files / "good.png").read_bytes(), 0, "predicted"), (b"", 1, "error")):
