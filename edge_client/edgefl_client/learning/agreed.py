@@ -27,7 +27,7 @@ Settings = Mapping[str, Plain]
 DEFAULTS: Final[Mapping[str, Settings]] = {
     "fedclf": {
         "lr": 0.03, "momentum": 0.9, "weight_decay": 1e-4, "batch": 128, "bn": "averaged", "view_px": 0, "queue": 1024,
-        "temperature": 0.2, "key_momentum": 0.0, "momentum_encoder": "reset", "projection": "mlp",
+        "temperature": 0.2, "key_momentum": 0.0, "momentum_encoder": "averaged", "projection": "mlp",
         "negatives": "remote", "dp_noise": 0.0, "dp_delta": 1e-5,
     },
     "fedevprompt": {

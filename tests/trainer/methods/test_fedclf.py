@@ -111,7 +111,7 @@ def test_fe_neg_contrasts_with_nothing_but_received_features(make_task, make_sit
 
 def test_without_feature_exchange_it_is_fedmoco_bit_for_bit(cnn_task, make_site):
     task = cnn_task(rounds=2)
-    for more in ({}, {"momentum_encoder": "averaged"}, {"bn": "local"}):
+    for more in ({}, {"momentum_encoder": "reset"}, {"bn": "local"}):
         sites = members(task, make_site, a=6, b=9)
         moco: list[Exchange] = []
         clf: list[Exchange] = []
@@ -159,9 +159,26 @@ def test_the_average_of_slow_copies_is_the_slow_copy_of_averages(cnn_task, make_
             expected = m * expected + (1 - m) * (one + two) / 2
     np.testing.assert_allclose(server.arrays[f"momentum.{watched}"], expected, rtol=1e-4, atol=1e-7)
     reset: list[Exchange] = []
-    play(fedclf(key_momentum=m), task, sites, watch=reset.append)
+    play(fedclf(momentum_encoder="reset", key_momentum=m), task, sites, watch=reset.append)
     sizes = [len(e[-1].replies["a"].to_bytes()) for e in (exchanges, reset)]
     assert sizes[0] > 1.9 * sizes[1]  # twice the weights travel
+
+
+def test_keys_do_not_jump_between_rounds(cnn_task, make_site):
+    """arXiv 1911.05722, 3.2: a dictionary must change slowly; docs/decisions/0035.
+
+    The next round's momentum encoder is the mean of those that filled the banks, moved by m only; never a copy of the
+    network that learned.
+    """
+    task = cnn_task(rounds=1)
+    sites = members(task, make_site, a=8, b=8)
+    method = fedclf(key_momentum=0.99)
+    server, _ = play(method, task, sites)
+    start = method.start(task, ["a", "b"]).arrays
+    learned = {name: np.abs(server.arrays[name] - start[name]).max() for name in start if name.startswith("head.")}
+    for name, moved in learned.items():
+        slow = np.abs(server.arrays[f"momentum.{name}"] - start[name]).max()
+        assert 0 < slow < 0.05 * moved
 
 
 def batch_norm(arrays) -> set[str]:

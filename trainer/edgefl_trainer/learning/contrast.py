@@ -44,7 +44,7 @@ class ContrastRecipe:
     temperature: float = 0.2  # tau
     key_momentum: float = 0.0  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
     momentum_encoder: Literal["reset", "averaged", "local"] = (
-        "reset"  # at the start of a round; reset: the encoder's copy
+        "averaged"  # at the start of a round; reset: the encoder's copy, after which banks are of another space
     )
     projection: Literal["mlp", "linear"] = "mlp"  # linear: MoCo v1, with tau 0.07
 
@@ -325,18 +325,18 @@ def average(state: State, phase: Phase, replies: Mapping[str, Payload]) -> State
 
 
 def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]:
-    """m, and m^steps: how much of its start the slow copy holds after all local steps of the run, were it never reset.
+    """m, and m^steps: how much of its start a slow copy that stays at its site holds after all local steps of the run.
 
-    Warns in the first round where that is a random start which stays.
+    Warns in the first round where it is, and that is much.
     """
     per_epoch = len(cut(np.arange(len(site.unlabelled)), recipe.sgd.batch, site.name))
     total = site.task.rounds * site.task.epochs * per_epoch
     momentum = recipe.momentum_of(total)
     share = float(momentum**total)
-    if recipe.momentum_encoder != "reset" and round_ == 1 and share > START_SHARE:
+    if recipe.momentum_encoder == "local" and round_ == 1 and share > START_SHARE:
         text = (
             f"the momentum encoder of {site.name} keeps {share:.0%} of its random start after all {total} steps: "
-            "lower --set key_momentum or take --set momentum_encoder=reset."
+            "lower --set key_momentum, or learn longer."
         )
         site.report({"warning": text})
     return momentum, share

@@ -11,10 +11,10 @@
 `negatives=remote` is FE+Neg, the paper's method; `both` is FE; `local` shares no features and is FedMoCo. A site that
 is alone has no others: its own features serve as negatives.
 
-Differs from the paper: K = 1024, tau = 0.2, m = 0.99 (0.999 from 20,000 local steps on) and the momentum encoder's
-fresh copy each round, none of which it prints; a bank holds fewer than K features where a site has fewer images, never
-random vectors; a site that misses a round keeps its old bank at the server; optimiser moments start afresh each round;
-`dp_noise` (see `learning.feature_bank`).
+Differs from the paper: K = 1024, tau = 0.2, m = 0.99 (0.999 from 20,000 local steps on) and the momentum encoder
+averaged like the network, none of which it prints; a bank holds fewer than K features where a site has fewer images,
+never random vectors; a site that misses a round keeps its old bank at the server; optimiser moments start afresh each
+round; `dp_noise` (see `learning.feature_bank`).
 """
 
 from collections.abc import Mapping, Sequence
