@@ -14,6 +14,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
+from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.steps import cosine_rate
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.architectures import Architecture, sincos_positions
@@ -218,6 +219,13 @@ def test_mae_shows_49_of_196_patches_to_the_encoder():
     with torch.no_grad():
         model(torch.rand(1, 3, 224, 224), torch.rand(1, 196), 0.75, True)
     assert seen == [1 + 49]
+
+
+def test_a_ratio_that_hides_every_patch_is_refused_before_anything_begins(make_task):
+    """Nine patches: int(9 · (1 − 0.9)) = 0."""
+    with pytest.raises(SettingError, match=r"mask_ratio is 0\.9 and hides all 9 patches: lower it"):
+        build(METHODS["fedmae"], {**HYPER, "mask_ratio": 0.9}).start(make_task(), ["a"])
+    assert build(METHODS["fedmae"], {**HYPER, "mask_ratio": 0.88}).start(make_task(), ["a"]).arrays
 
 
 def test_patches_follow_the_image_and_standardise():

@@ -4,8 +4,9 @@
     learn          E epochs of local batches: SGD with momentum, one cosine over all R·E epochs
     Split          which tensors travel: all, or all but batch norm's (FedBN)
 
-Guarantees: a batch never holds a single image, for batch norm would divide by its zero spread: a left-over image joins
-the batch before it, and a site with one image only is refused by name. The next batch is read while one is learned.
+Guarantees: a batch never holds a single image, for batch norm would divide by its zero spread, and two or three only
+where there are no more: what is left over joins the batch before it, and a site with one image only is refused by name.
+The next batch is read while one is learned.
 Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07623); docs/methods.md, FedCLF.
 """
 

@@ -89,6 +89,8 @@ class FedMAE:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Weights of a fresh network, or of the backbone to learn on."""
         model = self._model(task)
+        if model.kept(self.mask_ratio) == 0:
+            raise SettingError(f"mask_ratio is {self.mask_ratio} and hides all {model.tokens} patches: lower it.")
         model.initialise(task.seed)
         arrays = {**steps.as_arrays(dict(model.named_parameters())), **_initial(task)}
         return State(self._split(arrays)[0])
