@@ -102,8 +102,9 @@ class Exchanges:
             self._checkpoints.drop_site(number - 1, self.name)
             return
         found = self._checkpoints.load_site(number - 1, self.name)
-        if found is not None and self.done < number:
-            lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) != number - 1]
+        if found is not None:
+            # A coordinator restored from a backup does rounds again: what followed them here is over, as it is there.
+            lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) < number - 1]
             self._write_metrics([*lines, found.metrics])
             self._checkpoints.finish_phase(number - 1, State(), {self.name: found})
 

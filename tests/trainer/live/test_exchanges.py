@@ -1,0 +1,44 @@
+"""Exchanges kept in a run directory. Source: docs/decisions/0030; docs/federation.md, "Keys over time"."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.trainer.live.test_work import OPTIONS, told
+
+from edgefl_client.exchange import Delivery
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import State
+from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
+from edgefl_trainer.engine.display import Pace
+from edgefl_trainer.live.exchanges import Exchanges
+from edgefl_trainer.live.work import prepare
+
+
+@pytest.fixture
+def answered(tmp_path: Path):
+    """Learns an exchange, has its reply accepted, and gives the exchanges: the value stands for all that is learned."""
+    work = prepare(told(rounds=5, train_rounds=5), OPTIONS)
+    exchanges = Exchanges(work, tmp_path, Pace((), {}))
+
+    def answer(number: int, value: float, times: int = 1) -> Exchanges:
+        state = State({"head.bias": np.full(2, value, np.float32)})
+        result = SiteResult(state, Payload({}, {}), {"phase_index": number - 1, "value": value})
+        Checkpoints(tmp_path / "checkpoints").save_site(number - 1, exchanges.name, result)
+        for _ in range(times):
+            exchanges.settled(Delivery(idem="a" * 32, round=number, outcome="accepted", bytes=1))
+        return exchanges
+
+    return answer
+
+
+def test_a_coordinator_restored_from_a_backup_takes_its_sites_back(answered, tmp_path: Path) -> None:
+    """The state is always the one that the newest accepted reply names, also where it is of an earlier round."""
+    for number in (1, 2, 3, 4):
+        exchanges = answered(number, number, times=2)  # told again after a crash in between
+    assert (exchanges.done, float(exchanges.state.arrays["head.bias"][0])) == (4, 4)
+    exchanges = answered(3, 30)
+    assert (exchanges.done, float(exchanges.state.arrays["head.bias"][0])) == (3, 30)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["phase_index"], line["value"]) for line in lines] == [(0, 1), (1, 2), (2, 30)]
