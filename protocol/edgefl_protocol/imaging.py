@@ -9,7 +9,8 @@ opened here. The order of checks on a photograph is fixed; the first that fails 
     (4) header parsed by exactly that format's reader, Pillow's warnings counted as errors   unreadable
     (5) width x height <= 40 megapixels, before any pixel is decoded     too_large
     (6) JPEG progressive scans x pixels bounded (a scan costs a pass over the whole picture)   too_large
-    (7) pixels decoded; every exception of Pillow becomes one ImageError   truncated, unreadable
+    (7) pixels decoded; every exception of Pillow becomes one ImageError; a JPEG whose rest is the grey of what is
+        missing is refused   truncated, unreadable
     (8) EXIF orientation applied; damaged EXIF counts as "upright"
     (9) grey, CMYK, palette and 16-bit pixels become RGB; transparency is laid on white
 
@@ -38,6 +39,7 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
 from edgefl_protocol.errors import ImageError
+from edgefl_protocol.whole_pictures import PNG_START, rest_is_missing, walk_png
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -46,15 +48,12 @@ MAX_FILE_BYTES = 20_000_000
 MAX_PIXELS = 40_000_000
 MAX_SCAN_PIXELS = 16 * MAX_PIXELS  # decoded pixels summed over the scans of a progressive JPEG
 STRIP_PIXELS = 1 << 18  # turned into an array at a time
-MAX_PNG_CHUNKS = 65_536
-MAX_PNG_SIDE_CHUNK_BYTES = 4 * 1024 * 1024  # a chunk that is not image data
 MAX_SIZE_PX = 4_096  # of the network's input
 
 Fit = Literal["squash", "crop"]
 Colour = Literal["none", "shades_of_grey_6"]
 
 _JPEG_START = b"\xff\xd8\xff"
-_PNG_START = b"\x89PNG\r\n\x1a\n"
 _WHITE = (255, 255, 255)
 _MINKOWSKI_POWER = 6
 
@@ -173,11 +172,11 @@ def decode(data: bytes) -> Pixels:
     reader: type[ImageFile]
     if data.startswith(_JPEG_START):
         reader = JpegImageFile
-    elif data.startswith(_PNG_START):
+    elif data.startswith(PNG_START):
         from PIL.PngImagePlugin import PngImageFile  # rarer than JPEG; the time it takes to load is seen at start
 
         reader = PngImageFile
-        _walk_png(data)  # (3)
+        walk_png(data)  # (3)
     else:
         raise ImageError("the file is neither JPEG nor PNG; convert it to one of them", code="unsupported_format")
     # (4)
@@ -211,6 +210,8 @@ def from_pillow(image: Image.Image) -> Pixels:
     _check_pixels(image)
     try:
         image.load()  # (7)
+        if image.format == "JPEG" and rest_is_missing(image):
+            raise ImageError("a part of the JPEG is missing: its end is empty; copy the file again", code="truncated")
         orientation = _orientation(image.info.get("exif"))  # (8)
         if orientation in _UPRIGHT:
             info = image.info
@@ -292,30 +293,6 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
     image = decode(source) if isinstance(source, bytes) else source
     image = resize(image, preprocess.size, preprocess.fit)
     return shades_of_grey(image) if preprocess.colour == "shades_of_grey_6" else image
-
-
-def _walk_png(data: bytes) -> None:
-    """Walk the chunks of a PNG (W3C PNG 3rd edition, 5.3) before any of them is interpreted."""
-    position = len(_PNG_START)
-    for _ in range(MAX_PNG_CHUNKS):
-        if position + 12 > len(data):
-            raise ImageError("the PNG ends before its last chunk; copy the file again", code="truncated")
-        length, kind = struct.unpack_from(">I4s", data, position)
-        end = position + 12 + length
-        if kind == b"acTL":
-            raise ImageError("the PNG is animated; allowed is a single picture", code="animated")
-        if end > len(data):
-            raise ImageError("the PNG ends inside a chunk; copy the file again", code="truncated")
-        if kind[:1].isupper():  # critical: the picture itself
-            (checksum,) = struct.unpack_from(">I", data, end - 4)
-            if zlib.crc32(memoryview(data)[position + 4 : end - 4]) != checksum:
-                raise ImageError("a checksum inside the PNG is wrong: the file is damaged", code="unreadable")
-        elif length > MAX_PNG_SIDE_CHUNK_BYTES:
-            raise _too_large(f"the PNG carries {length:,} bytes of text or profile; save it without them")
-        if kind == b"IEND":
-            return
-        position = end
-    raise _too_large(f"the PNG has more than {MAX_PNG_CHUNKS:,} chunks; save it again")
 
 
 def _check_pixels(image: Image.Image) -> None:

@@ -8,6 +8,7 @@ import sys
 import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -185,6 +186,34 @@ def test_png_damage_is_seen() -> None:
     for place in range(8, len(data) - 12):
         with pytest.raises(ImageError):
             decode(data[:place] + bytes([data[place] ^ 0x10]) + data[place + 1 :])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_jpeg_whose_rest_is_missing_is_refused(mode: str) -> None:
+    """Check (7): cut anywhere and closed by an end marker, a baseline JPEG still decodes; nothing of it is scored."""
+    picture = Image.fromarray(photograph(120, 160)).convert(mode)
+    out = BytesIO()
+    picture.save(out, "JPEG", quality=90)
+    whole = out.getvalue()
+    begin = whole.index(b"\xff\xda") + 20
+    decode(whole)
+    for place in range(begin, len(whole) - 60, (len(whole) - begin) // 9):
+        damaged = whole[:place] + b"\xff\xd9"
+        with Image.open(BytesIO(damaged)) as opened:
+            opened.load()  # Pillow says nothing
+        with pytest.raises(ImageError) as caught:
+            decode(damaged)
+        assert caught.value.code == "truncated"
+
+
+def test_a_grey_picture_and_a_grey_frame_are_whole() -> None:
+    """The grey of missing data is no fault where a picture begins with it too."""
+    grey = np.full((64, 96, 3), 128, np.uint8)
+    np.testing.assert_array_equal(decode(encoded(grey, "JPEG")), grey)
+    framed = grey.copy()
+    framed[16:48, 24:72] = photograph(32, 48)
+    assert decode(encoded(framed, "JPEG")).shape == grey.shape
+    np.testing.assert_array_equal(decode(encoded(framed)), framed)
 
 
 def test_too_many_pixels_from_pillow() -> None:
