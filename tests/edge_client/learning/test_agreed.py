@@ -131,6 +131,30 @@ def test_every_part_of_the_form_is_a_setting() -> None:
     assert parts == ANOTHER.keys() and parts <= DEFAULTS["fedevprompt"].keys()
 
 
+@pytest.mark.parametrize("name", sorted(DEFAULTS["fedevprompt"]))
+def test_no_setting_of_the_federation_is_passed_over(school: SimpleNamespace, name: str) -> None:
+    """Decision 0028: another value than the default's is learned with or refused. Not so how fresh prompts are drawn,
+    for they come with the bundle, and how many maps leave, which the task says itself."""
+    others = {
+        **ANOTHER, "lr_b": 0.1, "lr_t": 0.2, "lr_head": 0.3, "weight_decay": 0.2, "batch": 8, "anneal_epochs": 3,
+        "anneal_clock": "round", "prior_floor": 0.2, "augment": "none", "kd_weight": 0.5, "kd_peers": "mean5",
+        "loss": "ce", "select": "random", "optimizer": "sgd",
+    }  # fmt: skip
+    assert DEFAULTS["fedevprompt"].keys() - others.keys() == {"prompt_init", "maps_per_class"}
+    if name not in others:
+        return
+    bundle, parts = school.learning_bundle(), ("prompts.b", "prompts.t", "head.bias")
+    plan = replace(bundle.training, trained=parts, rates=dict.fromkeys(parts, 0.5))
+    bundle = replace(bundle, training=plan)
+    usual = agreed(bundle, {}, {}, complete=True).training
+    try:
+        changed = agreed(bundle, {name: others[name]}, {}, complete=True).training
+    except LearningError as refused:
+        assert refused.code == "other_settings" and name in str(refused)
+    else:
+        assert changed != usual
+
+
 def test_what_auto_stands_for_is_compared(school: SimpleNamespace) -> None:
     """docs/methods.md 1.2 and 1.6: P = round(50·N/196), 9 of 6 × 6 patches; standardised on a self-supervised network;
     a readout that each site settles by its own rows is compared with nobody's."""
