@@ -1,5 +1,6 @@
 """A round of learning on the device: its result, its stops, its refusals, and what a kill at any moment leaves."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -116,6 +117,34 @@ def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels
     assert stops == 8  # 2 epochs of 14 pictures in batches of 4
     assert found["state_sha256"] == whole["state_sha256"]
     assert found["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_a_disk_that_fills_up_at_any_write_loses_nothing(bundle, labels, tmp_path, monkeypatch):
+    """docs/security.md check 59, on the device: one sentence, and with space again the round ends with the same bits,
+    whichever write found the disk full (every second file here); no half file stays."""
+    options = TrainOptions(**ONE, epochs=1, checkpoint_seconds=0)
+    whole, real, left = run_train(Home(tmp_path / "whole"), bundle, labels, options), os.fsync, [0]
+
+    def flush(descriptor):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    for writes in range(0, 100, 4):  # a file takes two: itself and its folder
+        home, left[0] = Home(tmp_path / str(writes)), writes
+        with monkeypatch.context() as patch:
+            patch.setattr("edgefl_protocol.durable.os.fsync", flush)
+            try:
+                run_train(home, bundle, labels, options)
+                break
+            except StorageError as error:
+                assert "disk is full" in str(error)
+        assert not list(home.root.rglob("*.tmp"))
+        found = run_train(home, bundle, labels, options)
+        assert (found["round"], found["weights_sha256"]) == (1, whole["weights_sha256"])
+        assert found["state_sha256"] == whole["state_sha256"]
+    assert writes >= 16  # who is held back, the table, four steps, the end of learning, what passed, the round
 
 
 def test_the_minutes_count_from_the_reading_of_the_pictures(bundle, labels, home):
