@@ -307,7 +307,8 @@ def _unverified_card(data: bytes) -> dict[str, Any]:
 def _bundle_text(facts: Mapping[str, Any]) -> str:
     lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
     lines += [f"signed by {key}" for key in facts["signers"]]
-    lines.append("largest difference to the trainer on 64 images, batches of 1 and 8:")
+    graph = "of the graph before its layers had 8 bits, " if facts["int8"] else ""
+    lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
     if facts["int8"]:
         found = facts["int8"]
