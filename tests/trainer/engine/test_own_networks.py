@@ -54,6 +54,17 @@ def test_fine_tuning_starts_from_a_sites_own_encoder_alone_and_from_the_mean_tog
             np.testing.assert_allclose(ended[name], start[name], rtol=1e-5, atol=1e-7, err_msg=name)
 
 
+def test_a_site_that_took_part_in_no_round_has_no_encoder_and_no_weight(ward, tmp_path):
+    """One round with one of two sites: its encoder is the run's, also for the probe."""
+    found = edgefl_train("run", "local-cl", "--data", ward, "--out", tmp_path / "run", "--backbone", "cnn:test_resnet",
+                         "--rounds", 1, "--participation", 0.5, "--set", "batch=8", *TINY, "--json")  # fmt: skip
+    assert found.code == 0, found.err
+    [network] = (tmp_path / "run" / "networks").iterdir()
+    assert weights(network).keys() == weights(tmp_path / "run" / "backbone.safetensors").keys()
+    for name, value in weights(tmp_path / "run" / "backbone.safetensors").items():
+        np.testing.assert_allclose(value, weights(network)[name], rtol=1e-6, err_msg=name)
+
+
 def test_sites_without_an_encoder_of_their_own_start_from_the_mean(apart, tmp_path, cached):
     """Another federation than the one that learned: the run's one backbone serves."""
     found = edgefl_train("run", "finetune", "--data", "lesions:sites=2,images=20,px=48", "--out", tmp_path / "o",

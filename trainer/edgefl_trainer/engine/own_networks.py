@@ -1,6 +1,6 @@
 """Encoders that sites learned apart and kept: written beside a run's backbone, and what each site then starts from.
 
-DIR/networks/NAME.safetensors   the encoder of a site
+DIR/networks/NAME.safetensors   the encoder of a site that took part in a round
 DIR/backbone.safetensors        their mean by numbers of images: what a federation starts from, or a site that has none
 
 Source: arXiv 2208.11278 section V-A, the baseline Local CL: pre-trained "independently on each device", then fine-tuned
@@ -23,22 +23,28 @@ NETWORKS = "networks"
 
 
 def mean_network(method: LearnsApart, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
-    """The mean of the sites' encoders, weighted by the images that each learned from.
+    """The mean of the encoders of sites that have learned one, weighted by the images that each learned from.
 
     Args:
         method: what was run.
         states: of the sites.
         sites: the same ones.
     """
-    networks = {name: Payload(method.site_backbone(states[name]), {}) for name in sorted(sites)}
-    return steps.weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in sites})
+    networks = {name: Payload(network, {}) for name, network in learned_networks(method, states).items()}
+    return steps.weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in networks})
+
+
+def learned_networks(method: LearnsApart, states: Mapping[str, State]) -> dict[str, Arrays]:
+    """The encoder of each site that took part in a round, by name."""
+    networks = {name: method.site_backbone(states[name]) for name in sorted(states)}
+    return {name: network for name, network in networks.items() if network}
 
 
 def write_networks(folder: Path, spec: BackboneSpec, method: LearnsApart, states: Mapping[str, State]) -> None:
-    """Keep every site's encoder as a backbone file."""
+    """Keep every encoder that a site has learned as a backbone file."""
     make_folder(folder / NETWORKS)
-    for name in sorted(states):
-        data = backbone_bytes(spec, method.site_backbone(states[name]), self_supervised=True)
+    for name, network in learned_networks(method, states).items():
+        data = backbone_bytes(spec, network, self_supervised=True)
         write_atomic(folder / NETWORKS / f"{name}.safetensors", data)
 
 
