@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from edgefl_client.learning.errors import Paused
 from edgefl_client.stopping import TOLD_TO_STOP
 
 POWER = Path("/sys/class/power_supply")
@@ -79,16 +80,33 @@ class Limits:
         Args:
             started: when this process began, by `clock`.
         """
-        if self.stopped():
-            return TOLD_TO_STOP
+        reason = self.forbidding()
+        if reason is not None:
+            return reason
         if self.minutes is not None and self.clock() - started >= 60 * self.minutes:
             return f"{self.minutes:g} minutes are over"
         if self.memory_mib is not None and (used := self.memory()) > self.memory_mib:
             return f"it took {used:.0f} MiB of memory, allowed are {self.memory_mib}: a smaller --batch needs less"
+        return None
+
+    def forbidding(self) -> str | None:
+        """What keeps learning from so much as reading a picture, as a clause of a sentence; None for nothing."""
+        if self.stopped():
+            return TOLD_TO_STOP
         battery = self.battery()
         if battery is not None and battery.discharging and battery.percent < self.battery_percent:
             return f"the battery is at {battery.percent} %, learning needs {self.battery_percent} % or a charger"
         return None
+
+    def check_begin(self) -> None:
+        """Ask before the work.
+
+        Raises:
+            Paused: see `forbidding`.
+        """
+        reason = self.forbidding()
+        if reason is not None:
+            raise Paused(reason)
 
 
 def _text(file: Path) -> str:

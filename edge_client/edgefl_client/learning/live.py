@@ -86,11 +86,13 @@ def learn_live(
         What `--json` tells, and the reply; None where a limit stopped it.
 
     Raises:
+        Paused: the battery, or a word from outside, forbids to begin.
         LearningError: it cannot be learned, or another process learns here (`busy`).
         EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
     """
     bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
     live.permitted(live.travels)
+    options.limits.check_begin()
     told = Told(options)
     started = options.limits.clock()
     with only_one(home):

@@ -55,6 +55,7 @@ def run_train(
         What `edgefl train --json` prints.
 
     Raises:
+        Paused: the battery, or a word from outside, forbids to begin.
         LearningError: too few pictures or too little memory, no training step, another process, a loss that is not
             finite, or a method that learns in a federation only (`alone`).
         EdgeflError: a picture or a file cannot be used.
@@ -66,6 +67,7 @@ def run_train(
             remember_table(home, named)
             _restart(home, options)
             raise LearningError(IN_FEDERATIONS_ONLY, "alone")
+        options.limits.check_begin()
         dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
         remember_table(home, named)
         _restart(home, options)

@@ -13,7 +13,7 @@ import pytest
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Point, load_standing, only_one, save_standing
-from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.limits import Battery, Limits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.personal import load_personal
@@ -104,11 +104,13 @@ def test_the_next_round_goes_on_from_the_last(bundle, labels, home):
 
 
 def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels, tmp_path):
-    """Stopped after every single step by an empty battery, the round ends with the bits of an uninterrupted one."""
+    """Stopped after every single step by a battery that drains, the round ends with the bits of an uninterrupted
+    one."""
     whole = run_train(Home(tmp_path / "a"), bundle, labels, TrainOptions(**ONE))
     home, stops = Home(tmp_path / "b"), 0
-    limits = Limits(battery=lambda: Battery(True, 49))
     while True:
+        charge = iter([50])  # when it begins
+        limits = Limits(battery=lambda charge=charge: Battery(True, next(charge, 49)))
         found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits))
         if found["state"] == "done":
             break
@@ -117,6 +119,15 @@ def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels
     assert stops == 8  # 2 epochs of 14 pictures in batches of 4
     assert found["state_sha256"] == whole["state_sha256"]
     assert found["weights_sha256"] == whole["weights_sha256"]
+
+
+def test_an_empty_battery_reads_no_picture(bundle, labels, home, tmp_path):
+    """A timer asks again and again: on a low battery nothing is decoded, and what stands is left as it is."""
+    limits = Limits(battery=lambda: Battery(True, 49))
+    told = []
+    with pytest.raises(Paused, match="battery is at 49 %"):
+        run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits, report=told.append))
+    assert told == [] and not (home.learning / "table.json").exists()
 
 
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(bundle, labels, tmp_path, monkeypatch):

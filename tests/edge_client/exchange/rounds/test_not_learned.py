@@ -15,6 +15,7 @@ from tests.edge_client.exchange.rounds.conftest import OPTIONS, Learner
 
 from edgefl_client.cli import cli
 from edgefl_client.learning.checkpoint import load_standing, only_one
+from edgefl_client.learning.limits import Battery, Limits
 from edgefl_client.learning.owned import Table, remember_table, remembered_table
 from edgefl_client.policy import Policy, save_policy
 from edgefl_protocol import Payload
@@ -65,6 +66,16 @@ def test_reasons_to_leave_a_round_alone(device: Learner, school: SimpleNamespace
     assert device.report(None)["learning"] is None
     (device.home.learning / "table.json").unlink()
     assert device.report()["learning"] is None
+
+
+def test_an_empty_battery_only_exchanges(device: Learner) -> None:
+    """docs/device.md, taking part: no picture is read and no step is taken; it is no failure, a timer asks again."""
+    remember_table(device.home, Table(file=device.home.root / "none.csv"))  # it would be told to be missing
+    low = replace(OPTIONS, limits=Limits(battery=lambda: Battery(True, 3)))
+    done = device.sync(low)
+    found = done.report["learning"]
+    assert (found["state"], found["code"], done.problem) == ("skipped", "paused", None)
+    assert "battery is at 3 %" in found["message"] and done.report["broadcast"]["maps"] == 8
 
 
 @pytest.mark.parametrize(
