@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 from click.testing import CliRunner
@@ -24,7 +25,7 @@ from edgefl_client.learning.running import run_train
 from edgefl_client.learning.session import TrainingSession
 from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.training_gates import check_training
+from edgefl_export.training_gates import check_training, rate_inputs, run_step
 from edgefl_export.training_members import (
     _rates,
     learned_method,
@@ -36,7 +37,7 @@ from edgefl_export.training_members import (
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.onnx_wire import read_graph
-from edgefl_protocol.training import GRAPH, PromptForm, TrainingPlan
+from edgefl_protocol.training import GRAPH, PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
@@ -177,11 +178,24 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
 
 
 @pytest.mark.slow
-def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle):
+def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle, predictor):
     """docs/security.md check 29; the batch axis is free, as an epoch's last batch is smaller."""
     graph = bundle.extras[GRAPH]
     assert not any(text in graph for text in (b".py", b"/home", b"stack_trace", b"site-packages", b"edgefl_trainer"))
     assert bundle.training.batch == 32 and bundle.training.kd_weight == 1e-6
+    plan, weights, rng = bundle.training, bundle.weights, np.random.default_rng(7)
+    step, session = training_step(predictor, plan), onnxruntime.InferenceSession(graph)
+    numbers = {name: np.asarray(0.5, np.float32) for name in ("kl_weight", "kd_weight", "weight_decay")}
+    means = rng.random((3, bundle_tokens(bundle)), np.float32)
+    fixed = {"peers.means": means, "peers.counts": np.array([2, 0, 1], np.float32), **numbers, **rate_inputs(plan)}
+    for size in (1, 2, 19):  # traced with four
+        image = rng.integers(0, 256, (size, 36, 36, 3), np.uint8)
+        given = {"image": image, "target": rng.integers(0, 3, size), **fresh_state(plan, weights), **fixed}
+        given |= constants(plan, weights)
+        tensors = {name: torch.from_numpy(np.array(value)) for name, value in given.items()}
+        expected, found = step(tensors["image"], tensors["target"], tensors), run_step(session, given)
+        for name in ("loss", "kd", "next.optimizer.exp_avg.prompts.t", "next.head.weight"):
+            np.testing.assert_allclose(found[name], expected[name].numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 @pytest.mark.slow
