@@ -1,7 +1,8 @@
 """`edgefl watch`: scores what a capture device drops into a folder, each picture once, until it is told to stop."""
 
 import threading
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -23,6 +24,9 @@ from edgefl_client.stopping import stop_on_signal
 if TYPE_CHECKING:
     from edgefl_client.scoring import Result, Task
     from edgefl_client.watching import Notes, Seen
+
+UNREADABLE = frozenset({"permissions", "storage"})  # codes of what lies with the disk or its rights, not the picture
+AGAIN_S = 60.0  # after which such a file is tried again
 
 
 @click.command()
@@ -108,6 +112,7 @@ class _Watcher:
         output: takes the lines; None for standard output.
         stop: set when the run is to end.
         scored: what `notes` holds, kept here so that a look costs no query.
+        again_s: files that could not be read, and when they are tried again, monotonic seconds.
     """
 
     folder: Path
@@ -116,6 +121,7 @@ class _Watcher:
     output: BinaryIO | None
     stop: threading.Event
     scored: "dict[str, Seen]"
+    again_s: dict[str, float] = field(default_factory=dict)
 
     def once(self, interval_s: float) -> int:
         """Two looks and the pictures that were the same in both; gives the number that could not be scored."""
@@ -152,17 +158,28 @@ class _Watcher:
     def _score(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> int:
         from edgefl_client.scoring import Failure, score_files
 
-        new = [name for name, seen in now.items() if before.get(name) == seen and self.scored.get(name) != seen]
+        self.again_s = {name: at for name, at in self.again_s.items() if name in now}
+        ready = (name for name in now if time.monotonic() >= self.again_s.get(name, 0.0))
+        new = [name for name in ready if before.get(name) == now[name] != self.scored.get(name)]
         failed = 0
         for name, result in zip(new, score_files(self.task, new), strict=True):
-            if not (isinstance(result, Failure) and result.code == "missing"):  # gone since the look
+            gone = isinstance(result, Failure) and result.code == "missing"  # since the look
+            if isinstance(result, Failure) and result.code in UNREADABLE:
+                self._put_off(name, result.message)
+            elif not gone:
                 self._write(name, now[name], result)
-                failed += isinstance(result, Failure)
+            failed += isinstance(result, Failure) and not gone
             if self.stop.is_set():
                 break
         if new:
             self.notes.forget(now)
         return failed
+
+    def _put_off(self, name: str, why: str) -> None:
+        """No line and no note: the picture is whole, and is scored when it can be read."""
+        if name not in self.again_s:
+            _say(f"{why}; tried again every {AGAIN_S:.0f} s, and at the next start")
+        self.again_s[name] = time.monotonic() + AGAIN_S
 
     def _write(self, name: str, seen: "Seen", result: "Result") -> None:
         import os

@@ -1,5 +1,6 @@
 """`edgefl watch`: each picture once, whole, across restarts, signals and broken files. Source: docs/device.md."""
 
+import contextlib
 import json
 import os
 import signal
@@ -103,6 +104,51 @@ def test_broken_files_are_one_line_each_and_not_tried_again(place, good, capsys)
     assert names(lines) == ["cut.png", "empty.jpg", "text.jpg", "z.png"]
     assert ["error" in line for line in lines] == [True, True, True, False]
     assert watch(capsys, "--once")[:2] == (0, [])
+
+
+@pytest.mark.parametrize("code", ["permissions", "storage"])
+def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeypatch, code):
+    """docs/device.md: rights or a disk that come right later; a change of rights changes neither size nor time."""
+    from edgefl_client import scoring
+
+    (place / "drop" / "a.png").write_bytes(good)
+    real = scoring.read_bounded
+
+    def refused(path, most):
+        raise StorageError(f"cannot read {path}", code)
+
+    monkeypatch.setattr(scoring, "read_bounded", refused)
+    assert watch(capsys, "--once")[:2] == (1, [])
+    assert "cannot read drop/a.png; tried again every 60 s" in watch(capsys, "--once")[2]
+    monkeypatch.setattr(scoring, "read_bounded", real)
+    found, lines, _ = watch(capsys, "--once")
+    assert (found, names(lines), "error" in lines[0]) == (0, ["a.png"], False)
+
+
+def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatch, capsys):
+    from edgefl_client import scoring, watch_command
+
+    (place / "drop" / "a.png").write_bytes(good)
+    tries, clock = [], [0.0]
+
+    def refused(path, most):
+        tries.append(clock[0])
+        raise StorageError(f"cannot read {path}", "storage")
+
+    class Stop:
+        """Tells the time instead of waiting; ends after 200 s."""
+
+        def is_set(self):
+            return clock[0] > 200
+
+        def wait(self, seconds):
+            clock[0] += 2.0
+
+    monkeypatch.setattr(scoring, "read_bounded", refused)
+    monkeypatch.setattr(watch_command.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch_command, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
+    assert watch(capsys)[2].count("cannot read") == 1
+    assert tries == [2.0, 62.0, 122.0, 182.0]
 
 
 def test_a_file_that_still_grows_is_left_alone(place, good, capsys, monkeypatch):
