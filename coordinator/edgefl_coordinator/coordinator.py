@@ -122,5 +122,10 @@ def open_coordinator(
         KeyMaterialError: a key file is unusable.
     """
     settings = load_settings(home)
-    keys = load_keys(home, passphrase)
-    return Coordinator(settings, open_store(home, clock(), wait_s), keys, clock)
+    store = open_store(home, clock(), wait_s)
+    try:
+        # Only now: whoever had the store open may have changed the keys.
+        return Coordinator(settings, store, load_keys(home, passphrase), clock)
+    except BaseException:
+        store.close()
+        raise

@@ -54,13 +54,22 @@ def test_only_one_process_has_it_open(coordinator) -> None:
 
 
 def test_serve_waits_for_a_command_that_has_it_open(coordinator) -> None:
-    """docs/federation.md, step 1: `serve &` and the next command at once; whichever is first, both come through."""
+    """docs/federation.md, step 1: `serve &` and the next command at once; whichever is first, both come through, and
+    what the command did to the keys counts."""
+    home = coordinator.store.home
     with pytest.raises(OperatorError, match="another process"):
-        open_coordinator(coordinator.store.home, wait_s=0.2)
-    ends = threading.Timer(0.3, coordinator.store.close)
+        open_coordinator(home, wait_s=0.2)
+
+    def end() -> None:
+        OPERATIONS["rotate"](coordinator, {"signing": False})
+        coordinator.store.close()
+
+    ends = threading.Timer(0.3, end)
     ends.start()
-    open_coordinator(coordinator.store.home, wait_s=60).store.close()
+    again = open_coordinator(home, wait_s=60)
+    again.store.close()
     ends.join()
+    assert again.keys.ring.number == coordinator.keys.ring.number == 2
 
 
 def test_tables_are_those_of_the_migrations(coordinator) -> None:
