@@ -6,7 +6,7 @@ that the owner's policy does not allow, and a dry run makes the very bytes that 
 docs/methods.md, FedCLF; docs/decisions/0033.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from edgefl_client.federate import Device
 from edgefl_client.home import Home
 from edgefl_client.learning.agreed import agreed
 from edgefl_client.learning.checkpoint import load_standing
-from edgefl_client.learning.feature_queue import SENT
+from edgefl_client.learning.feature_queue import BANK, SENT
 from edgefl_client.learning.owned import remembered_table
 from edgefl_client.learning.session import plan_of
 from edgefl_client.offering import keep, policy_told, refused
@@ -33,7 +33,7 @@ from edgefl_client.runtime import processors
 from edgefl_client.scoring import expand, pictures_below
 from edgefl_protocol.blob import MAX_BLOB_BYTES
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
+from edgefl_protocol.contrast_training import ENCODER, SLOW, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages import TaskReply
@@ -85,7 +85,7 @@ def run_features(device: Device, asked: Contribution, reader: PictureReader, bun
     if not asked.dry_run:
         policy.check(("features",), 0, spent)  # before the work
     own = _own_state(home, membership, bundle)
-    network = {**_broadcast(home, membership, task).arrays, **{name: own[name] for name in plan.norm if name in own}}
+    network = _slow_encoder(plan, _broadcast(home, membership, task).arrays, own)
     encoder = Encoder(bundle, plan, network, asked.threads or processors())
     draws = Draw(seed=task.seed, site=membership.name, round=task.round)
     files = _files(home, asked.images, reader)
@@ -165,6 +165,23 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
         return Payload.from_bytes(read_bounded(path, MAX_BLOB_BYTES), MAX_BLOB_BYTES)
     except PayloadError as error:
         raise StorageError(f"{path} is damaged; remove it and run edgefl sync --no-learn", "damaged") from error
+
+
+def _slow_encoder(
+    plan: FedCLFPlan, broadcast: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """The slow encoder of a round, which makes the features that all share: a copy of the encoder unless it outlives
+    the round; what stays on this device is its own.
+
+    Args:
+        plan: says what travels and what stays.
+        broadcast: arrays of the round.
+        own: what this device remembers.
+    """
+    round_ = {**broadcast, **{name: value for name, value in own.items() if name != BANK}}
+    outlives = plan.momentum_encoder != "reset"
+    slow = {name: round_[SLOW + name] for name in plan.network if outlives and SLOW + name in round_}
+    return {**{name: round_[name] for name in plan.network if name in round_}, **slow}
 
 
 def _own_state(home: Home, membership: Membership, bundle: Bundle) -> dict[str, NDArray[Any]]:

@@ -102,6 +102,21 @@ def test_a_feature_of_each_picture_and_nothing_else(run, clf, live):
     assert shown["length"]["min"] > 0.999 and shown["length"]["max"] < 1.001
 
 
+@pytest.mark.parametrize(("outlives", "which"), [("averaged", 1), ("reset", 0)])
+def test_features_are_the_slow_encoders(run, clf, live, monkeypatch, outlives, which):
+    """docs/methods.md, FedCLF: the features that all share are the momentum encoder's, which is averaged beside the
+    encoder, or is its copy at the start of the round."""
+    weights = (WEIGHT, np.random.default_rng(5).normal(size=(128, 3)).astype(np.float32))
+    tell_more(live, monkeypatch)
+    live.settings = {"momentum_encoder": outlives}
+    open_round(live, 2, **{"momentum.head.weight": weights[1]})
+    assert run("sync", "--no-learn")[0] == run("contribute", "--features", clf)[0] == run("sync", "--no-learn")[0] == 0
+    rows = Payload.from_bytes(live.effects[0][2]).arrays["features"].astype(np.float64)
+    for index, weight in enumerate(weights):
+        _, left, *_ = np.linalg.lstsq(weight.astype(np.float64), rows.T, rcond=None)
+        assert (left.max() < 1e-6) == (index == which)
+
+
 def test_the_order_of_rows_tells_nothing(run, clf, live):
     """docs/methods.md, FedCLF: rows stand in an order that is a function of the features themselves."""
     assert run("contribute", "--features", clf)[0] == run("sync", "--no-learn")[0] == 0
