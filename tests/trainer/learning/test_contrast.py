@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, normalize
 
 from edgefl_trainer.contract import Examples, Site, State, Task
+from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import contrast, self_supervised
 from edgefl_trainer.learning.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, Remote
 from edgefl_trainer.learning.self_supervised import SgdRecipe, cut
+from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
 CPU = torch.device("cpu")
@@ -288,6 +290,18 @@ def test_a_view_follows_the_size_of_the_image():
     assert SgdRecipe().side(vit) == 36
     with pytest.raises(SettingError, match="view_px is 32; tiny takes 36 px only"):
         SgdRecipe(view_px=32).side(vit)
+
+
+def test_a_view_that_a_network_cannot_take_is_refused_before_anything_begins():
+    """timm's inception_v3 takes 75 px and no less; its views would have 66."""
+    spec = load_backbone("cnn:inception_v3", image_px=75, seed=0).spec
+    task = Task(name="pixels", classes=("x", "y"), backbone=spec, rounds=1, epochs=1, seed=0)
+    for method in ("fedclf", "fedsimclr"):
+        with pytest.raises(SettingError, match=r"cannot take views of 66 px, .* give --set view_px=75, a larger"):
+            build(METHODS[method], {}).start(task, ["a"])
+    assert build(METHODS["fedrotation"], {"view_px": 75}).start(task, ["a"]).arrays
+    with pytest.raises(SettingError, match="view_px is 1; allowed: 0"):
+        SgdRecipe(view_px=1)
 
 
 @pytest.mark.parametrize("wrong", [{"queue": 1}, {"temperature": 0.0}, {"key_momentum": 1.0}])

@@ -1,5 +1,6 @@
 """Rounds of a self-supervised method whose whole network is averaged and whose sites remember nothing else.
 
+    server: theta as the network begins            self_supervised.start
     server sends theta                             broadcast
     site c: E epochs from theta                    local_round
     server: theta = sum_c n_c/n theta_c            self_supervised.average
@@ -14,18 +15,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.contract import Phase, Site, State
 from edgefl_trainer.learning import self_supervised
 from edgefl_trainer.learning.self_supervised import Learner, Pixels, Prepare, SgdRecipe, Split
 
 Head = Callable[[int], nn.Module]
 Loss = Callable[[Learner, tuple[Pixels, ...]], Float[Tensor, ""]]
-
-
-def start(recipe: SgdRecipe, task: Task, head: Head) -> State:
-    """The server before the first round."""
-    recipe.side(task.backbone)  # a size that does not fit shows here
-    return State(self_supervised.tensors_of(self_supervised.build(task, head)))
 
 
 def broadcast(state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:

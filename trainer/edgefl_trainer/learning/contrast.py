@@ -242,8 +242,7 @@ class Learned(NamedTuple):
 
 def start(recipe: ContrastRecipe, task: Task) -> State:
     """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh projection."""
-    recipe.sgd.side(task.backbone)  # a size that does not fit shows here
-    return State(self_supervised.tensors_of(recipe.build(task)))
+    return self_supervised.start(recipe.sgd, task, recipe.head)
 
 
 def weights_to_send(state: State, phase: Phase) -> Arrays:

@@ -33,6 +33,7 @@ from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
+LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
 MOMENTUM = "momentum."  # and before it, those of a slow copy
 Images = UInt8[Tensor, "B H W 3"]
 Pixels = Float[Tensor, "B 3 px px"]
@@ -59,7 +60,7 @@ class SgdRecipe:
             ("momentum", 0 <= self.momentum < 1, "0 to below 1"),
             ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
             ("batch", self.batch >= 2, "2 or more"),
-            ("view_px", self.view_px >= 0, "0 (from the image) or more"),
+            ("view_px", self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
         )
         for name, holds, allowed in checks:
             if not holds:
@@ -72,7 +73,7 @@ class SgdRecipe:
             SettingError: a vision transformer cannot take that size.
         """
         if isinstance(spec, CNNSpec):
-            return self.view_px or max(1, spec.image_px * 8 // 9)
+            return self.view_px or max(LEAST_VIEW, spec.image_px * 8 // 9)
         if self.view_px not in (0, spec.image_px):
             raise SettingError(f"view_px is {self.view_px}; {spec.name} takes {spec.image_px} px only: leave it out.")
         return spec.image_px
@@ -125,6 +126,26 @@ def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
     with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
         torch.manual_seed(task.seed)
         return Learner(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
+
+
+def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> State:
+    """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh head.
+
+    Raises:
+        SettingError: the network cannot take views of this size.
+    """
+    model, spec = build(task, head), task.backbone
+    side = recipe.side(spec)
+    if side != spec.image_px:  # that size was tried when the backbone was named
+        try:
+            with torch.inference_mode():
+                model.eval()(torch.zeros(1, 3, side, side))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise SettingError(
+                f"backbone {spec.name} cannot take views of {side} px, which its images of {spec.image_px} px have: "
+                f"give --set view_px={spec.image_px}, a larger --image-px or another backbone."
+            ) from error
+    return State(tensors_of(model))
 
 
 def tensors_of(model: Learner) -> Arrays:

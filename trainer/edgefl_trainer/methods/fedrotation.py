@@ -46,7 +46,7 @@ class FedRotation:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh network, or the backbone to learn on, and a fresh classifier of turns."""
-        return averaged_network.start(self.sgd, task, four_ways)
+        return self_supervised.start(self.sgd, task, four_ways)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """The averaged weights."""

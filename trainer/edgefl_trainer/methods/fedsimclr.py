@@ -52,7 +52,7 @@ class FedSimCLR:
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh network, or the backbone to learn on, and a fresh projection."""
-        return averaged_network.start(self.sgd, task, projection)
+        return self_supervised.start(self.sgd, task, projection)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """The averaged weights."""
