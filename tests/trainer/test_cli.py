@@ -135,6 +135,8 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("fedmae", "--data {ward} --backbone tiny --image-px 40", "use --image-px 36 or 48"),
         ("local", "--data {ward} --backbone run:{out}", "there is no backbone at"),
         ("fedmae", "--data {ward} --backbone timm:vit_tiny_patch16_224", "fixed positions"),
+        ("fedclf", "--data {ward} --backbone timm:no_such_net", "timm could not give 'no_such_net'"),
+        ("random-init", "--data {ward} --backbone tiny --set lr=1", "this method has no hyper-parameter"),
         ("local", "--data {ward} --backbone run:{mae} --set b_blocks=4", "b_blocks is 4; allowed: 1 to 3"),
         ("local", "--data {ward} --backbone run:{mae} --classes nevus", "needs at least two"),
     ],

@@ -49,7 +49,7 @@ from edgefl_trainer.models.backbones import (
     weights_of,
 )
 from edgefl_trainer.models.cnn import Backbone
-from edgefl_trainer.models.kind import network_kind
+from edgefl_trainer.models.kind import names_learned_positions
 
 SELF_SUPERVISED_TASK = "pixels"
 
@@ -208,8 +208,7 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
     """
-    timm_vit = settings.backbone.startswith("timm:") and network_kind(settings.backbone) == "vit"
-    if isinstance(method, LearnsBackbone) and timm_vit:
+    if isinstance(method, LearnsBackbone) and names_learned_positions(settings.backbone):
         raise BackboneError(
             f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
             f"start from {FORMS.removesuffix(' or timm:NAME')}, or a convolutional network of timm's."

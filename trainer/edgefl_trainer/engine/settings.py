@@ -299,6 +299,8 @@ def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
     """`key=value` with the type of the method's field; a `SettingError` where there is no such key or value."""
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
+    if not known:
+        raise SettingError(f"--set {text}: this method has no hyper-parameter: leave it out.")
     if not equals:
         raise SettingError(f"--set {text}: write KEY=VALUE, with one of these keys: {', '.join(sorted(known))}.")
     if key not in known:

@@ -29,6 +29,18 @@ def network_kind(name: str) -> NetworkKind:
     return "vit" if shipped is None else _kind_in_file(shipped)
 
 
+def names_learned_positions(name: str) -> bool:
+    """Whether a name stands for a vision transformer of timm's, whose positions are learned.
+
+    Args:
+        name: as `models.backbones.load_backbone` takes it.
+    """
+    import timm
+
+    form, _, model = name.partition(":")
+    return form == "timm" and timm.is_model(model.partition(".")[0]) and network_kind(name) == "vit"
+
+
 def _kind_in_timm(model: str) -> NetworkKind:
     import timm
 
