@@ -22,6 +22,7 @@ import click
 
 NAME = "derm-vit-tiny-84"
 TASKS = ("nevus", "all")
+CENTRES = {"bcn", "msk", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"}  # what the card's text is about
 SHOWN = {
     "backbone.mean": "**patches**",
     "backbone.cls": "class token",
@@ -65,6 +66,9 @@ def make(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
     record = describe(run, out / f"{NAME}.safetensors") | {"probe": judge(run, out / f"{NAME}.safetensors", data)}
     publish(record, out)
     click.echo(card(record))
+    if set(record["images"]) != CENTRES:
+        found = ", ".join(record["images"])
+        click.echo(f"warning: the card speaks of Fed-ISIC2019's six centres, this run has {found}: edit it.", err=True)
 
 
 def learn(data: str, run: Path, rounds: int, start: str) -> None:

@@ -58,6 +58,7 @@ def test_the_summary_counts_the_labels(tuned, ward):
     for folder in tuned.values():
         found = summary(folder)
         assert found["labels"] == 0.4
+        assert 0 <= found["wait_share"] <= 1 and found["images_per_second"] > 0
         for name, rows in whole.sites.items():
             due = sum(int(np.ceil(0.4 * n - 1e-9)) for n in whole.counts(rows.train))
             assert found["sites"][name]["n_labelled"] == found["sites"][name]["n_train"] == due < len(rows.train)

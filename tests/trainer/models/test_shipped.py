@@ -117,6 +117,7 @@ def test_the_recipe_publishes_a_finished_run(mae, ward, tmp_path, record):
     """`make backbone` with RUN of a finished run: file, record and card, and the digest that the file then has."""
     outcome = CliRunner().invoke(main, ["--data", ward, "--run", str(mae), "-o", str(tmp_path)])
     assert outcome.exit_code == 0, outcome.output
+    assert "six centres, this run has east, west: edit it" in outcome.stderr
     made = json.loads((tmp_path / f"{NAME}.json").read_text())
     assert set(made) == set(record)
     file = tmp_path / f"{NAME}.safetensors"
