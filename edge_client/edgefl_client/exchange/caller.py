@@ -11,6 +11,8 @@ What `Caller.call` keeps to:
    coordinator's number; `busy`, `storage_full`, `internal` and `replayed` are tried again.
 5. When the coordinator answers in no signed way, our clock or our copy of its sealing key may be old: once a call,
    both are renewed from signed records before the next attempt.
+6. Waits between attempts are short, for the keys are held meanwhile: who is asked to come back later, which anybody on
+   the way can ask, does so in a later call.
 
 Source: docs/security.md, envelope, replay window and idempotency; checks 8, 17, 19, 44.
 """
@@ -31,6 +33,7 @@ from edgefl_protocol.refusals import Refusal
 from edgefl_protocol.replies import expected_reply
 from edgefl_protocol.routes import ROUTES
 
+MAX_WAIT_S = 20.0
 TRY_AGAIN = frozenset({"busy", "storage_full", "internal", "replayed"})
 _LOG = logging.getLogger("edgefl.exchange")
 
@@ -129,7 +132,7 @@ class Caller:
             first, self._first = self._first, None
             first()
         content = payload.to_bytes()
-        waits = retry_waits(self._attempts, 0.5, 20.0, self._rng)
+        waits = retry_waits(self._attempts, 0.5, MAX_WAIT_S, self._rng)
         jumped = renewed = False
         while True:
             try:
@@ -145,10 +148,10 @@ class Caller:
                     renewed = True
                     if self._coordinator.renew():
                         continue
-                wait_s = next(waits, None)
-                if wait_s is None:
+                wait_s, asked_s = next(waits, None), problem.retry_after_s or 0.0
+                if wait_s is None or asked_s > MAX_WAIT_S:
                     raise
-                self._sleep(max(wait_s, problem.retry_after_s or 0.0))
+                self._sleep(max(wait_s, asked_s))
 
     def _ask(self, cty: str, content: bytes, rnd: int) -> Payload:
         now_ms = self._coordinator.now_ms()

@@ -132,6 +132,20 @@ def test_retry_after_a_cut_answer_has_one_effect(member, coordinator, wire, net,
     assert len(set(bodies)) == len(bodies)  # no envelope was ever sent twice
 
 
+@pytest.mark.parametrize(("asked_s", "waits"), [(5.0, 3), (300.0, 0)])
+def test_a_wait_that_anybody_may_ask_for_holds_no_keys(joined, coordinator, folder, net, asked_s, waits):
+    """docs/security.md, order of checks: an unsealed 503 is forged easily; a long wait is left to a later call."""
+    slept = []
+    wire = net.Wire(coordinator, [lambda request, send: Answer(status=503, body=b"busy", retry_after_s=asked_s)] * 99)
+    with (
+        Member(folder, lambda _: wire, clock_ms=lambda: net.NOW_MS, sleep=slept.append) as member,
+        pytest.raises(Unavailable) as problem,
+    ):
+        member.task()
+    assert problem.value.retry_after_s == asked_s
+    assert len(slept) == waits and all(asked_s <= wait <= 20 for wait in slept)
+
+
 def test_exact_replays_have_no_effect(member, coordinator, wire, net):
     """docs/security.md, check 17: the same bytes again: 0 accepted."""
     member.reply("a" * 32, net.reply_of(1), 1)
