@@ -32,6 +32,7 @@ SUFFIXES: Final = {
     "jpeg": (".jpg", ".jpeg", ".jpe", ".jfif"), "png": (".png",), "tiff": (".tif", ".tiff"), "heic": (".heic", ".heif"),
     "dicom": (".dcm",),
 }  # fmt: skip
+NEVER_READ: Final = (".gif", ".webp", ".bmp", ".avif", ".jp2", ".psd", ".dng", ".nef", ".cr2", ".cr3", ".arw")
 TIMEOUT_S: Final = 30.0  # of one picture in the second process
 
 # -I alone finds no module that lies in a user's own folder or where PYTHONPATH points.
@@ -83,8 +84,9 @@ class PictureReader:
 
     @property
     def other_suffixes(self) -> tuple[str, ...]:
-        """Endings of pictures of the formats that are not read."""
-        return tuple(suffix for name in FORMATS if name not in self._formats for suffix in SUFFIXES[name])
+        """Endings of pictures of the kinds that are not read."""
+        others = (suffix for name in FORMATS if name not in self._formats for suffix in SUFFIXES[name])
+        return (*others, *NEVER_READ)
 
     def read(self, data: bytes) -> Pixels:
         """Decode a file.

@@ -86,7 +86,7 @@ def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
     if not endings:
         return None
     kinds = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
-    return f"Left out, because --formats does not name their kind: {kinds}."
+    return f"Left out, for their kind is not read: {kinds}. Tiff, heic and dicom are read where --formats names them."
 
 
 def _matches(pattern: str) -> list[str]:

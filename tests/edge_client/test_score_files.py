@@ -37,13 +37,23 @@ def test_folders_are_read_to_the_bottom_and_patterns_expanded(run, files):
 
 def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
     """docs/device.md: of a folder of mixed kinds nobody may believe that all of it was scored."""
-    for name in ("day/a.png", "day/b.HEIC", "day/c.heic", "day/d.tif", "day/e.txt", "day/.f.dcm", "day/g.jfif"):
+    for name in (
+        "day/a.png",
+        "day/b.HEIC",
+        "day/c.heic",
+        "day/d.tif",
+        "day/e.txt",
+        "day/.f.dcm",
+        "day/g.jfif",
+        "day/h.webp",
+    ):
         (files / name).parent.mkdir(exist_ok=True)
         (files / name).write_bytes((files / "good.png").read_bytes())
     code, lines, err = scored(run, "day")
     assert (code, [line["image"] for line in lines]) == (0, ["day/a.png", "day/g.jfif"])
-    assert "does not name their kind: 2 .heic, 1 .tif." in err
-    assert "Left out" not in scored(run, "day/a.png")[2] + scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
+    assert "Left out, for their kind is not read: 2 .heic, 1 .tif, 1 .webp. Tiff" in err
+    assert "Left out" not in scored(run, "day/a.png")[2]
+    assert "is not read: 1 .webp." in scored(run, "day", "--formats", "png,jpeg,heic,tiff")[2]
     (files / "photos").mkdir()
     (files / "photos" / "a.heic").write_bytes(b"")
     code, _, err = scored(run, "photos")
