@@ -12,7 +12,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, insert, or_, select, update
 
 from edgefl_coordinator import audit, revocations
 from edgefl_coordinator.errors import OperatorError, PolicyError, RefusedError
@@ -115,21 +115,11 @@ def prove(connection: Connection, now_ms: int, member: Member) -> str:
     return "pending"
 
 
-def approve(
-    connection: Connection, now_ms: int, name: str, typed: str, federation: str, most: int | None = None
-) -> Member:
+def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> Member:
     """Let a pending member in, if the typed fingerprint is the one of its keys.
 
-    Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        name: of the member.
-        typed: the fingerprint that the operator was told.
-        federation: ours.
-        most: names that this federation ever lets in; None for any number.
-
     Raises:
-        OperatorError: nobody of that name waits, or the federation is full.
+        OperatorError: nobody of that name waits.
         PolicyError: the fingerprint differs; nobody was let in.
     """
     member = _by_name(connection, name)
@@ -140,14 +130,6 @@ def approve(
         raise PolicyError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
     if member.state == "approved":
         return member
-    others = select(func.count(members.c.name.distinct())).where(
-        members.c.approved_ms.is_not(None), members.c.name != name
-    )
-    if most is not None and (connection.scalar(others) or 0) >= most:
-        raise OperatorError(
-            f"{most} members were let in, and maps of more do not travel together in a federation of so many classes: "
-            f"{name} stays outside; make another federation for it"
-        )
     _set_state(connection, member.skid, "approved", approved_ms=now_ms)
     audit.append(connection, now_ms, "approved", name, {"skid": member.skid})
     return member

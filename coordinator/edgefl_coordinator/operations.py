@@ -78,15 +78,14 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Let a pending member in: {name, fingerprint} → the member.
 
     Raises:
-        OperatorError: nobody of that name waits, or the federation is full.
+        OperatorError: nobody of that name waits.
         PolicyError: the fingerprint differs.
     """
-    settings, now_ms, name = coordinator.settings, coordinator.clock(), str(arguments["name"])
-    federation, most = settings.federation, settings.task.most_members
+    federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
     mismatch: PolicyError | None = None
     with coordinator.store.transaction() as connection:
         try:
-            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation, most)
+            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
         except PolicyError as error:  # its audit row is kept
             mismatch = error
     if mismatch is not None:

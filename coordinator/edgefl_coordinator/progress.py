@@ -261,6 +261,17 @@ def site_digests(connection: Connection) -> dict[str, str]:
     return {row.skid: row.site_sha256 for row in connection.execute(found)}
 
 
+def held_arrays(connection: Connection) -> int:
+    """Count the arrays of everybody's newest reply, members shut out among them: where maps travel, the state holds
+    them all."""
+    found = (
+        select(member_table.c.name, replies.c.arrays)
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .order_by(replies.c.number)
+    )
+    return sum({row.name: row.arrays for row in connection.execute(found)}.values())
+
+
 def release_broadcast(connection: Connection, settings: RoundSettings, member: Member, number: int) -> str:
     """Return the blob of a member's broadcast.
 

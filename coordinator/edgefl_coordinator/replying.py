@@ -31,7 +31,7 @@ def reply_route(call: Call) -> Payload:
 
 
 def _take(call: Call, request: ReplyRequest) -> Payload:
-    store, policy, header = call.coordinator.store, call.coordinator.settings.rounds.policy, call.opened.header
+    store, settings, header = call.coordinator.store, call.coordinator.settings, call.opened.header
     sha256 = hashlib.sha256(call.opened.payload).hexdigest()
 
     def first(connection: Connection, member: Member) -> Payload | None:
@@ -49,8 +49,9 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin
-        travels = call.coordinator.settings.task.travels
-        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply, travels)
+        policy, task = settings.rounds.policy, settings.task
+        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply, task.travels)
+        _check_handed_on(connection, task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
         if isinstance(request.reply, BlobReference):
@@ -65,6 +66,24 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         return answer
     finally:
         store.drop_blobs(used if committed else [reply.blob.name])
+
+
+def _check_handed_on(connection: Connection, most: int | None) -> None:
+    """Refuse a reply, which was just stored, where all maps together would be too many to be handed on.
+
+    Args:
+        connection: the transaction.
+        most: arrays that travel together; None for any number.
+
+    Raises:
+        RefusedError: `too_large`.
+    """
+    if most is not None and (held := progress.held_arrays(connection)) > most:
+        raise RefusedError(
+            "too_large",
+            f"with this reply the members' maps take {held} arrays, and {most} travel together: the federation is "
+            "full; tell its operator",
+        )
 
 
 def _store(call: Call, request: ReplyRequest) -> progress.Accepted:

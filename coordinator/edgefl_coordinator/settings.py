@@ -87,13 +87,10 @@ class TaskSettings:
         return 0 if self.convolutional else int(self.backbone["image_px"] // self.backbone["patch"]) ** 2
 
     @property
-    def most_members(self) -> int | None:
-        """Members whose maps the server can hold and hand on in one payload; None where replies are averaged.
-
-        The maps of a member that was shut out stay, so it goes on counting.
-        """
-        shares = self.shares_maps or "maps" in self.travels
-        return (MAX_TENSORS - _OTHER_TENSORS) // len(self.classes) if shares else None
+    def most_arrays(self) -> int | None:
+        """Maps of all members together, an array a class, that the server can hold and hand on in one payload; None
+        where replies hold something else."""
+        return MAX_TENSORS - _OTHER_TENSORS if self.shares_maps else None
 
 
 @dataclass(frozen=True, kw_only=True)

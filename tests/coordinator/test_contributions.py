@@ -68,3 +68,19 @@ def test_a_reply_above_the_cap(make_coordinator, tools) -> None:
     tools.start_rounds(coordinator)
     refused = member.reply(1)
     assert isinstance(refused, Refusal) and (refused.code, refused.status) == ("too_large", 413)
+
+
+def test_no_more_maps_than_travel_together(make_coordinator, tools, monkeypatch) -> None:
+    """docs/security.md 2.2: 4,000 tensors travel together, and the server's state holds the newest maps of everybody
+    who ever came: a reply too many is refused, so that no round is lost to it."""
+    assert make_coordinator("real").settings.task.most_arrays == 4000 - 500
+    monkeypatch.setattr("edgefl_coordinator.settings.MAX_TENSORS", 500 + 3)
+    coordinator = make_coordinator("small")
+    first, second = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
+    tools.start_rounds(coordinator)
+    assert isinstance(first.reply(1, payload=tools.maps_payload(1)), Payload)
+    blobs = list(coordinator.store.home.blobs.iterdir())
+    answer = second.reply(1, payload=tools.maps_payload(2))
+    assert isinstance(answer, Refusal) and answer.code == "too_large" and "the federation is full" in answer.message
+    assert list(coordinator.store.home.blobs.iterdir()) == blobs
+    assert isinstance(second.reply(1, payload=tools.maps_payload(2, classes=(1,))), Payload)

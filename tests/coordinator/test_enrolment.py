@@ -1,6 +1,5 @@
 """Enrolment: docs/security.md checks 9, 21, 22 and 24."""
 
-import dataclasses
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -259,25 +258,6 @@ def test_approving_again_compares_again(coordinator, tools) -> None:
     with pytest.raises(PolicyError, match="fingerprint"):
         OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": wrong})
     assert OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})["state"] == "approved"
-
-
-def test_no_more_members_than_maps_travel_together(make_coordinator, tools, monkeypatch) -> None:
-    """docs/security.md 2.2: 4,000 tensors travel together. The server's state holds maps of each class of all who ever
-    came, so who would be one too many stays outside, and no round is lost to it. A name that comes back is not new."""
-    task = make_coordinator("real").settings.task
-    assert task.most_members == (4000 - 500) // 2
-    assert dataclasses.replace(task, shares_maps=False, travels=("weights",)).most_members is None
-    monkeypatch.setattr("edgefl_coordinator.settings.MAX_TENSORS", 500 + 2 * 3)
-    coordinator = make_coordinator("small")
-    for name in ("clinic-a", "clinic-b", "clinic-c"):
-        tools.approved_member(coordinator, name)
-    OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
-    late = tools.Member(coordinator, "clinic-d")
-    shown = late.enrol(tools.token_of(coordinator, "clinic-d")).fingerprint
-    with pytest.raises(OperatorError, match="3 members were let in"):
-        OPERATIONS["approve"](coordinator, {"name": "clinic-d", "fingerprint": shown})
-    assert late.call("task", EmptyRequest().to_payload()).code == "pending"
-    assert isinstance(tools.approved_member(coordinator, "clinic-a").call("task", Payload()), Payload)
 
 
 def test_a_new_invite_ends_the_older_ones(coordinator, clock, tools) -> None:
