@@ -174,15 +174,22 @@ def _own(path: Path) -> int:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
-    """The file that takes the lines, for appending; None for standard output.
+    """The file that takes the lines, for appending, held for one process alone; None for standard output.
 
     Raises:
         OSError: it cannot be opened.
+        StorageError: another process holds it; after a crash nobody could tell whose its last line is.
     """
     if path is None:
         yield None
         return
     with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(f"another edgefl watch writes to {path}; give each its own file", "busy") from error
+        except OSError:  # a share that knows no locks
+            pass
         yield file
 
 

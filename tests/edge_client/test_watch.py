@@ -303,6 +303,19 @@ def test_two_folders_share_a_home_and_one_folder_has_one_watcher(notes, tmp_path
         notes()
 
 
+def test_two_watchers_never_share_a_file_of_results(tmp_path):
+    """After a crash the length of the file says whose line is missing: only where one process alone writes to it."""
+    with open_output(tmp_path / "out.jsonl"):
+        with (
+            pytest.raises(StorageError, match="another edgefl watch writes to") as busy,
+            open_output(tmp_path / "out.jsonl"),
+        ):
+            pass
+        assert busy.value.code == "busy"
+    with open_output(tmp_path / "out.jsonl") as free:
+        write_line(free, "x")
+
+
 def test_damaged_notes_are_one_sentence(notes, tmp_path):
     notes().close()
     (tmp_path / "home" / "watched.sqlite3").write_bytes(b"no database" * 100)
