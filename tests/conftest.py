@@ -187,8 +187,8 @@ COLOURS = {"MEL": (90, 60, 50), "NV": (180, 120, 90), "BCC": (200, 90, 90)}
 
 
 FORM = PromptForm(
-    network="0" * 64, prompts="bt", b_blocks=3, prompt_length=9, prefix="after", evidence="softplus", discount="none",
-    readout="cls", head_norm="none", rollout="renormalise", kd_metric="bilinear",
+    network="0" * 64, prompts="bt", b_blocks=3, prompt_length=9, prefix="after", evidence="softplus", readout="cls",
+    head_norm="none", rollout="renormalise", kd_metric="bilinear",
 )  # fmt: skip
 
 

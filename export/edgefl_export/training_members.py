@@ -101,7 +101,7 @@ def training_plan(run: FinishedRun, predictor: Predictor) -> TrainingPlan:
 
 
 def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
-    """What stands in the graphs of a site's model, for a device to hold against its federation's settings.
+    """What stands in the training graph of a site's model, for a device to hold against its federation's settings.
 
     Args:
         predictor: the site's model.
@@ -119,7 +119,6 @@ def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
         prompt_length=tensors[options.prompts[0]].shape[2],
         prefix=options.prefix,
         evidence=options.evidence,
-        discount=options.discount,
         readout=options.readout,  # type: ignore[arg-type]  # checked there
         head_norm=options.head_norm,
         rollout=options.prefix_mode,

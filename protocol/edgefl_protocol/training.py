@@ -67,7 +67,6 @@ _FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "prompts": ("bt", "g"),
     "prefix": ("after", "before"),
     "evidence": ("softplus", "relu", "exp"),
-    "discount": ("none", "unusual"),
     "readout": ("cls", "mean"),
     "head_norm": ("standardise", "none"),
     "rollout": ("renormalise", "sink"),
@@ -78,7 +77,7 @@ _SHA256: Final = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class PromptForm:
-    """What stands in FedEvPrompt's graphs and cannot change on a device, under the names of the method's settings.
+    """What stands in FedEvPrompt's training graph and no device can change, under the names of the method's settings.
 
     Where a setting may be left to each run (`auto`, a length of 0), this is what came of it.
 
@@ -92,7 +91,6 @@ class PromptForm:
     prompt_length: int  # P
     prefix: Literal["after", "before"]
     evidence: Literal["softplus", "relu", "exp"]
-    discount: Literal["none", "unusual"]
     readout: Literal["cls", "mean"]
     head_norm: Literal["standardise", "none"]
     rollout: Literal["renormalise", "sink"]

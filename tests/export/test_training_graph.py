@@ -247,7 +247,7 @@ def test_the_record_says_what_stands_in_the_graph(make):
     prompts = predictor.tensors["prompts.b"]
     assert told == PromptForm(
         network=predictor.module.vit.spec.sha256, prompts="bt", b_blocks=1, prompt_length=prompts.shape[2],
-        prefix="after", evidence="relu", discount="none", readout="mean", head_norm="none", rollout="sink",
+        prefix="after", evidence="relu", readout="mean", head_norm="none", rollout="sink",
         kd_metric="nearest",
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
     followed   what a step takes as an input, or the device does itself: the federation's value holds, not the bundle's
     fixed      what stands in the bundle's graphs: another value is refused in a sentence, before any picture is read
     the rest   how fresh prompts are drawn, for the bundle brings learned ones; how many maps leave, which the task
-               itself says
+               itself says; whether a finished model discounts evidence, which no step knows of
 
 A setting that the task does not name has the method's default; one that this version does not know is refused. What a
 member may settle for itself, such as a readout by its own rows, is not compared. The batch is the owner's where he

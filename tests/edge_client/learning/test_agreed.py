@@ -40,7 +40,7 @@ def fedclf(bundle: Bundle, *, complete: bool = True, **settings: Any) -> FedCLFP
     ("name", "value"),
     [
         ("lr", 0.01), ("momentum", 0.5), ("weight_decay", 0.2), ("batch", 16), ("bn", "local"), ("queue", 33),
-        ("key_momentum", 0.7), ("momentum_encoder", "averaged"), ("negatives", "both"),
+        ("key_momentum", 0.7), ("momentum_encoder", "local"), ("negatives", "both"),
     ],
 )  # fmt: skip
 def test_what_a_step_takes_as_an_input_is_the_federations(encoder: Bundle, name: str, value: Any) -> None:
@@ -107,8 +107,8 @@ def test_prompts_follow_the_task_too(school: SimpleNamespace) -> None:
 
 
 ANOTHER = {
-    "prompts": "g", "b_blocks": 4, "prompt_length": 10, "prefix": "before", "evidence": "relu", "discount": "unusual",
-    "readout": "mean", "head_norm": "standardise", "rollout": "sink", "kd_metric": "nearest",
+    "prompts": "g", "b_blocks": 4, "prompt_length": 10, "prefix": "before", "evidence": "relu", "readout": "mean",
+    "head_norm": "standardise", "rollout": "sink", "kd_metric": "nearest",
 }  # fmt: skip
 
 
@@ -134,13 +134,14 @@ def test_every_part_of_the_form_is_a_setting() -> None:
 @pytest.mark.parametrize("name", sorted(DEFAULTS["fedevprompt"]))
 def test_no_setting_of_the_federation_is_passed_over(school: SimpleNamespace, name: str) -> None:
     """Decision 0028: another value than the default's is learned with or refused. Not so how fresh prompts are drawn,
-    for they come with the bundle, and how many maps leave, which the task says itself."""
+    for they come with the bundle, how many maps leave, which the task says itself, and what becomes of evidence once a
+    run is finished."""
     others = {
         **ANOTHER, "lr_b": 0.1, "lr_t": 0.2, "lr_head": 0.3, "weight_decay": 0.2, "batch": 8, "anneal_epochs": 3,
         "anneal_clock": "round", "prior_floor": 0.2, "augment": "none", "kd_weight": 0.5, "kd_peers": "mean5",
         "loss": "ce", "select": "random", "optimizer": "sgd",
     }  # fmt: skip
-    assert DEFAULTS["fedevprompt"].keys() - others.keys() == {"prompt_init", "maps_per_class"}
+    assert DEFAULTS["fedevprompt"].keys() - others.keys() == {"prompt_init", "maps_per_class", "discount"}
     if name not in others:
         return
     bundle, parts = school.learning_bundle(), ("prompts.b", "prompts.t", "head.bias")

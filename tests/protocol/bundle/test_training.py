@@ -18,8 +18,8 @@ FLOAT, INT64, UINT8 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
 
 
 FORM = PromptForm(
-    network="5a" * 32, prompts="bt", b_blocks=3, prompt_length=50, prefix="after", evidence="softplus", discount="none",
-    readout="cls", head_norm="none", rollout="renormalise", kd_metric="bilinear",
+    network="5a" * 32, prompts="bt", b_blocks=3, prompt_length=50, prefix="after", evidence="softplus", readout="cls",
+    head_norm="none", rollout="renormalise", kd_metric="bilinear",
 )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def test_a_setting_of_another_form_is_refused(good: Any, name: str) -> None:
 
 BAD_FORMS: dict[str, Any] = {
     "network": "5A" * 32, "prompts": "none", "b_blocks": -1, "prompt_length": 0, "prefix": "auto", "evidence": "square",
-    "discount": [], "readout": "pooled", "head_norm": "auto", "rollout": None, "kd_metric": "cubic",
+    "readout": "pooled", "head_norm": [], "rollout": None, "kd_metric": "cubic",
 }  # fmt: skip
 
 
