@@ -125,7 +125,7 @@ def fedclf(out: Path, data: str, size: Size, learned: tuple[str, int], pictures:
         "--sign", signer, "-o", bundle,
     )  # fmt: skip
     task = ("--run", pilot)
-    federate(out, "encoder", task, data, bundle, signer, pictures, kinds=("features", "weights"), alone=False)
+    federate(out, "encoder", task, data, bundle, signer, pictures, kinds=("features", "weights"), labelled=False)
 
 
 def federate(
@@ -138,7 +138,7 @@ def federate(
     pictures: Path,
     kinds: tuple[str, ...],
     *,
-    alone: bool = True,
+    labelled: bool = True,
 ) -> None:
     """Start a coordinator, let everybody in, do three rounds, and account for them."""
     heading(f"{name} · a coordinator; two GPU servers and three devices join it")
@@ -150,11 +150,11 @@ def federate(
         coordinator.publish(bundle, signer)
         for device in DEVICES:
             devices.join(device, signer, kinds)
-            if alone:
+            if labelled:  # what it learns it can score with, alone too
                 account.alone(device, devices.learn_alone(device, pictures / device / "labels.csv"))
         for exchange in coordinator.exchanges():
             heading(f"{name} · {exchange}")
-            account.sent(devices.answer(pictures if exchange.number == 1 else None))
+            account.sent(devices.answer(pictures if exchange.number == 1 else None, labelled=labelled))
             hospitals.check()
         account.ended(devices.answer(), hospitals.results())
     heading(f"{name} · what it came to")

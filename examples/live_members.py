@@ -201,12 +201,15 @@ class Devices:
         found: dict[str, Any] = json.loads(run(*words, "--json", quiet=True))
         return found
 
-    def answer(self, pictures: Path | None = None) -> dict[str, dict[str, Any]]:
-        """Each does what is due, and leaves; with `pictures`, it learns from its table there from now on."""
+    def answer(self, pictures: Path | None = None, *, labelled: bool = True) -> dict[str, dict[str, Any]]:
+        """Each does what is due, and leaves; with `pictures`, it learns from its own there from now on."""
         found = {}
         for name in DEVICES:
-            labels = () if pictures is None else ("--labels", pictures / name / "labels.csv")
-            words = ("edgefl", "sync", *labels, "--threads", "1", "--home", self.folder / name)
+            named: tuple[str | Path, ...] = ()
+            if pictures is not None:
+                folder = pictures / name
+                named = ("--labels", folder / "labels.csv") if labelled else ("--pictures", folder)
+            words = ("edgefl", "sync", *named, "--threads", "1", "--home", self.folder / name)
             click.secho(f"$ {line_of(words)}", bold=True)
             found[name] = json.loads(run(*words, "--json", quiet=True))
         return found
