@@ -254,6 +254,8 @@ def test_the_table_shows_figures_of_the_second_stage(ran):
     sites = [site["macro_recall"] for site in summary["sites"].values()]
     assert line["ours"][0]["value"] == pytest.approx(sum(sites) / 2)
     assert line["ours"][1]["value"] == pytest.approx(summary["pooled"]["macro_f1"])
+    first = json.loads((folder / "o/pretraining/one/fedmae/seed-0/summary.json").read_text())
+    assert (line["seconds"], line["seconds_before"]) == (summary["seconds"], first["seconds"])
     alone = next(row for row in tables["ten"]["rows"] if row["label"] == "Alone")
     assert alone["paper"] == ["41.31"] and len(alone["seeds"]) == 1
     assert "vit:32x2/12 after fedmae (tiny, 1 rounds of 1 epochs)" in tables["ten"]["caption"]
@@ -282,6 +284,7 @@ def test_rows_whose_pretraining_fails_are_told_and_others_go_on(tmp_path, cached
     monkeypatch.setattr(running, "run", diverge)
     written(tmp_path)
     found = again(tmp_path, "--parts", "eighty", "--rows", "together-all-averaged,together", "--out", tmp_path / "o")
+    assert "| time | time before |" in found.out and "time before is of the one that it starts from" in found.out
     assert found.code == 1 and "failed: it starts from pretraining/one/all/seed-0" in found.err
     assert "Traceback" not in found.err and "Together |" in found.out
 

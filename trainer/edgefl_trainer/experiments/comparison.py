@@ -34,6 +34,7 @@ class Found:
     settings: RunSettings
     environment: Mapping[str, Any]
     first: RunSettings | None = None  # of the run it starts from
+    first_seconds: float | None = None  # that run took
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class Line:
     bytes_up_per_round: float | None
     bytes_down_per_round: float | None
     seconds: float | None  # of all sites' work, one after the other, judging included
+    seconds_before: float | None = None  # the same, of the first stage
 
 
 def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[Line]:
@@ -58,11 +60,13 @@ def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: i
     ]
 
 
-def _runs_of(part: Part, row: Row, found: Sequence[Found]) -> list[Measurement]:
-    return [one.measured for one in found if (one.part, one.row) == (part.name, row.folder)]
+def _runs_of(part: Part, row: Row, found: Sequence[Found]) -> list[Found]:
+    return [one for one in found if (one.part, one.row) == (part.name, row.folder)]
 
 
-def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measurement], ddof: int) -> Line:
+def _line(experiment: Experiment, part: Part, row: Row, found: Sequence[Found], ddof: int) -> Line:
+    runs = [one.measured for one in found]
+    before = [] if row.pretrain is None else [one.first_seconds for one in found if one.first_seconds is not None]
     return Line(
         label=row.label,
         seeds=tuple(sorted(run.seed for run in runs)),
@@ -71,6 +75,7 @@ def _line(experiment: Experiment, part: Part, row: Row, runs: Sequence[Measureme
         bytes_up_per_round=_mean([run.summary["bytes_up_per_round"] for run in runs]),
         bytes_down_per_round=_mean([run.summary["bytes_down_per_round"] for run in runs]),
         seconds=_mean([run.summary["seconds"] for run in runs]),
+        seconds_before=_mean(before),
     )
 
 
@@ -157,6 +162,8 @@ def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: in
     ]
     if experiment.spread == "sites" or len(seeds) > 1:
         parts.append(f"± is the {SPREADS[ddof]} over {experiment.spread}")
+    if any(row.pretrain is not None for row in experiment.rows):
+        parts.append("bytes and time are of the run itself, time before is of the one that it starts from")
     parts += unlike([one.measured.summary for one in found])
     parts.append(origin([one.environment for one in found]))
     if any(one.settings.preset == "tiny" for one in found):
@@ -229,6 +236,9 @@ def _page(part: Part, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]
         columns.append([bytes_text(line.bytes_up_per_round) for line in lines])
         columns.append([bytes_text(line.bytes_down_per_round) for line in lines])
         columns.append([time_text(line.seconds) for line in lines])
+    if any(line.seconds_before is not None for line in lines):
+        head.append("time before")
+        columns.append([time_text(line.seconds_before) for line in lines])
     return head, [[line.label, *(cells[i] for cells in columns)] for i, line in enumerate(lines)]
 
 
@@ -245,13 +255,12 @@ def _shown(cell: Cell, column: Column) -> str:
 def _csv(tables: Sequence[tuple[Part, Sequence[Line]]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]
-    )
+    head = ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]
+    writer.writerow([*head, "seconds_before"])
     for part, lines in tables:
         for line in lines:
             for column, ours, printed in zip(part.columns, line.ours, line.paper, strict=True):
                 start = [part.name, line.label, column.name, ours.value, ours.std, " ".join(map(str, line.seeds))]
-                end = [line.bytes_up_per_round, line.bytes_down_per_round, line.seconds]
+                end = [line.bytes_up_per_round, line.bytes_down_per_round, line.seconds, line.seconds_before]
                 writer.writerow([*start, printed, *end])
     return out.getvalue()

@@ -79,6 +79,7 @@ def _found(path: Path, part: Part, row: Row) -> Found:
         settings=run.settings,
         environment=environment_of(path),
         first=_first_stage(run.settings),
+        first_seconds=_first_seconds(run.settings),
     )
 
 
@@ -91,6 +92,13 @@ def _first_stage(settings: RunSettings) -> RunSettings | None:
         return read_settings(Path(where) / CONFIG)
     except EdgeflError:
         return None
+
+
+def _first_seconds(settings: RunSettings) -> float | None:
+    """What the run that a run starts from took, while that is still there."""
+    kind, _, where = settings.backbone.partition(":")
+    summary = finished_summary(Path(where)) if kind == "run" else None
+    return None if summary is None else float(summary["seconds"])
 
 
 def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, Row] | None:
