@@ -112,9 +112,14 @@ def _bundle(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bund
 
 
 def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | None]":
-    """This member's name and the newest broadcast of the others' maps, where the bundle is its federation's."""
+    """This member's name and the newest broadcast of the others' maps, where the bundle is its federation's.
+
+    Maps of another form would teach what they do not mean: they are left out, and it is said.
+    """
     from edgefl_client.exchange.errors import NotEnrolled
     from edgefl_client.exchange.membership import load_membership, load_task
+    from edgefl_client.learning.agreed import agreed
+    from edgefl_client.learning.errors import LearningError
     from edgefl_client.learning.peers import renumbered
     from edgefl_protocol.durable import read_bounded
     from edgefl_protocol.payload import MAX_PAYLOAD_BYTES, Payload
@@ -127,5 +132,11 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
     task = load_task(home.member)
     if task is None or not newest or bundle.manifest.line_key != (membership.federation, task.line, task.task):
         return membership.name, None
+    if bundle.training is not None and bundle.training.kind == task.method:
+        try:
+            agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)
+        except LearningError as error:
+            click.echo(f"The others' maps are left out: {error}.", err=True)
+            return membership.name, None
     maps = Payload.from_bytes(read_bounded(newest[0], MAX_PAYLOAD_BYTES))
     return membership.name, renumbered(maps, task.classes, bundle.labels.classes)

@@ -54,9 +54,12 @@ def test_classes_are_numbered_as_the_federation_does(run, device, live, lab):
     assert set(report["arrays"]) == {"maps.1", "maps.2"}
 
 
-def test_maps_of_another_form_are_not_given(run, device, live, school, monkeypatch):
+def test_maps_of_another_form_are_neither_given_nor_taken(run, device, live, school, monkeypatch, capsys):
     """Decision 0028: a map of another rollout means something else; a bundle that tells its form is held against the
-    task, before a picture is read."""
+    task, before a picture is read. `train` learns without the others' maps, and says so."""
+    live.broadcasts[1] = Payload(
+        {"maps.0.0": np.ones((1, 36), np.float16)}, {"phase": "train", "round": 1, "rounds": 5}
+    )
     live.bundles["main", "all", 1] = school.learning_bytes()
     told = type(live)._task
 
@@ -66,10 +69,13 @@ def test_maps_of_another_form_are_not_given(run, device, live, school, monkeypat
 
     assert run("pull")[0] == 0 and run("sync", "--no-learn")[0] == 0
     assert run("contribute", "--labels", device / "labels.csv", "--dry-run")[0] == 0
+    assert _membership(Home(run.home), school.learning_bundle())[1] is not None
     monkeypatch.setattr(type(live), "_task", task)
     assert run("sync", "--no-learn")[0] == 0
     code, out, err = run("contribute", "--labels", device / "labels.csv")
     assert (code, out, len(err.splitlines())) == (1, "", 1) and "the federation's rollout is sink" in err
+    assert _membership(Home(run.home), school.learning_bundle()) == ("device-1", None)
+    assert capsys.readouterr().err.startswith("The others' maps are left out: the federation's rollout is sink")
 
 
 def test_the_others_maps_are_learned_under_their_own_class(run, device, live, lab):
