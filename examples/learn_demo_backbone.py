@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from edgefl_trainer.data import Federation
-    from edgefl_trainer.models.backbones import Architecture
+    from edgefl_trainer.models.architectures import Architecture
 
 CLASSES = "NV+MEL+BKL+BCC+VASC"
 
@@ -39,7 +39,7 @@ def main(images: int, epochs: int, seed: int, out: Path) -> None:
 
 def architecture() -> "Architecture":
     """The demo's network: 0.7 million weights, small enough to lie in the repository."""
-    from edgefl_trainer.models.backbones import Architecture
+    from edgefl_trainer.models.architectures import Architecture
 
     return Architecture(width=96, depth=6, heads=3, patch=12, image_px=84)
 
@@ -52,7 +52,7 @@ def learn(data: "Federation", epochs: int, seed: int) -> "nn.Module":
 
     from edgefl_trainer.augment import dihedral, to_float
     from edgefl_trainer.learning.steps import cosine_rate
-    from edgefl_trainer.models.backbones import IMAGENET_MEAN, IMAGENET_STD, build_vit, initialise
+    from edgefl_trainer.models.architectures import IMAGENET_MEAN, IMAGENET_STD, build_vit, initialise
 
     torch.manual_seed(seed)
     vit = build_vit(architecture())
@@ -72,7 +72,7 @@ def learn(data: "Federation", epochs: int, seed: int) -> "nn.Module":
             logits = head(vit(to_float(views, IMAGENET_MEAN, IMAGENET_STD)))
             loss = nn.functional.cross_entropy(logits, torch.from_numpy(data.labels[chosen]), label_smoothing=0.1)
             optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
         click.echo(
@@ -87,7 +87,7 @@ def judge(vit: "nn.Module", head: "nn.Module", data: "Federation") -> float:
     import torch
 
     from edgefl_trainer.augment import to_float
-    from edgefl_trainer.models.backbones import IMAGENET_MEAN, IMAGENET_STD
+    from edgefl_trainer.models.architectures import IMAGENET_MEAN, IMAGENET_STD
 
     rows = np.concatenate([site.tune for site in data.sites.values()])
     answers = []

@@ -95,11 +95,15 @@ def judge(run: Path, file: Path, data: str) -> dict[str, Any]:
     """The probes, and how far float16 moves the largest of their figures."""
     from edgefl_trainer.data import load_federation
     from edgefl_trainer.engine.sites import choose_device
+    from edgefl_trainer.errors import SettingError
     from edgefl_trainer.evaluate.backbone_probes import compare
     from edgefl_trainer.models.backbones import load_backbone
+    from edgefl_trainer.models.spec import ViTSpec
 
     half, full = load_backbone(f"file:{file}"), load_backbone(f"run:{run}")
     spec = half.spec
+    if not isinstance(spec, ViTSpec):
+        raise SettingError(f"{run} learned a convolutional network; this recipe is of vision transformers.")
     untrained = load_backbone(f"vit:{spec.width}x{spec.depth}/{spec.patch}", image_px=spec.image_px, seed=0)
     networks = {"backbone": half, "float32": full, "random": untrained}
     federations = {task: load_federation([data], image_px=spec.image_px, task=task, seed=0) for task in TASKS}
@@ -187,7 +191,7 @@ def _table(task: str, probes: Mapping[str, Any]) -> str:
 def _drift(probe: Mapping[str, Any]) -> float:
     """Largest difference that float16 makes in a mean or pooled figure."""
     pairs = ((rows[f"backbone.{name}"], rows[f"float32.{name}"]) for rows in probe.values() for name in ("cls", "mean"))
-    return max(abs(half[key] - full[key]) for half, full in pairs for key in ("mean", "pooled"))
+    return float(max(abs(half[key] - full[key]) for half, full in pairs for key in ("mean", "pooled")))
 
 
 def _learning(run: Path) -> dict[str, Any]:
