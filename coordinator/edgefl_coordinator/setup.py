@@ -104,14 +104,14 @@ def try_first_job(settings: Settings) -> int:
 
 
 def reply_cap(state_bytes: int) -> int:
-    """Return `limits.reply_bytes` for a federation: a reply that holds all that the server begins with, and as much
-    again of what a method adds (features, moments), fits; never below the default.
+    """Return `limits.reply_bytes` for a federation: what the server begins with twice over (a network and its momentum
+    encoder), and beside it the default, which holds the largest bank of features (65,536 of 128 float16), fits.
 
     Args:
         state_bytes: of the server's first state.
     """
     mebibytes = -(-2 * state_bytes // 2**20)
-    return min(max(LimitSettings().reply_bytes, mebibytes * 2**20), MAX_BLOB_BYTES)
+    return min(LimitSettings().reply_bytes + mebibytes * 2**20, MAX_BLOB_BYTES)
 
 
 def task_of_method(

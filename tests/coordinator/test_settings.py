@@ -73,9 +73,11 @@ def test_a_convolutional_network(tools) -> None:
 
 
 def test_the_cap_of_replies_follows_the_network() -> None:
-    """docs/security.md 2.2: the signed task states the cap; weights and as much again fit, within the blobs' own."""
-    assert reply_cap(1000) == 16 * 2**20
-    assert reply_cap(46_070_080) == 88 * 2**20
+    """docs/security.md 2.2: the signed task states the cap. A network, its momentum encoder and the largest bank fit
+    (docs/methods.md 2.2), within the blobs' own."""
+    assert reply_cap(1000) == 17 * 2**20
+    for network in (8 * 2**20, 46_070_080, 97_000_000):
+        assert 2 * network + 65_536 * 128 * 2 <= reply_cap(network) <= 2 * network + 17 * 2**20
     assert reply_cap(2**30) == 2**30
 
 

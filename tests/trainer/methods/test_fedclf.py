@@ -162,6 +162,8 @@ def test_the_average_of_slow_copies_is_the_slow_copy_of_averages(cnn_task, make_
     play(fedclf(momentum_encoder="reset", key_momentum=m), task, sites, watch=reset.append)
     sizes = [len(e[-1].replies["a"].to_bytes()) for e in (exchanges, reset)]
     assert sizes[0] > 1.9 * sizes[1]  # twice the weights travel
+    begun, bank = method.start(task, ["a", "b"]), exchanges[-1].replies["a"].arrays["features"]
+    assert sizes[0] < 2 * len(Payload(begun.arrays, {}).to_bytes()) + bank.nbytes + 2**14  # a coordinator's cap
 
 
 def test_keys_do_not_jump_between_rounds(cnn_task, make_site):
