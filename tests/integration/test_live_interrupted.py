@@ -36,6 +36,7 @@ live_processes.ENTRIES = {"sleeper": "sleeper"}
 live_processes.FORKING.set_forkserver_preload([])
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its jobs in the background ignore it
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # as the example does
     here = Path(sys.argv[1])
     with (

@@ -275,10 +275,13 @@ def test_m_follows_the_length_of_the_run(rounds, momentum):
     told: list[dict] = []
     site = make_site(rounds=rounds)
     object.__setattr__(site, "report", told.append)
-    found, share = contrast.pace(ContrastRecipe(momentum_encoder="averaged"), site, 1)
+    found, share = contrast.pace(ContrastRecipe(momentum_encoder="local"), site, 1)
     assert found == momentum
     assert share == pytest.approx(momentum**rounds)
     assert any("random start" in str(facts.get("warning")) for facts in told) == (share > 0.05)
+    told.clear()
+    contrast.pace(ContrastRecipe(), site, 1)
+    assert not told  # what is averaged keeps no site's start
 
 
 def test_a_view_follows_the_size_of_the_image():
