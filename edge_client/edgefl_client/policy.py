@@ -3,7 +3,7 @@
     format = 1
     [limits]                   # 0 stops what it limits; a limit that is not named has its default
     rounds_per_day = 48
-    bytes_per_day = 536870912
+    bytes_per_day = 1073741824
     bytes_per_round = 134217728
     [allowed]                  # what may leave, each with the last day (UTC) of the owner's consent, or "always"
     maps = 2027-11-21
@@ -63,7 +63,7 @@ class Limits:
     """
 
     rounds_per_day: int = 48
-    bytes_per_day: int = 512 * 2**20
+    bytes_per_day: int = 1024 * 2**20
     bytes_per_round: int = 128 * 2**20  # a ResNet-18 and its momentum encoder are 92 MB
 
 

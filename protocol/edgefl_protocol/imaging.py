@@ -211,7 +211,10 @@ def from_pillow(image: Image.Image) -> Pixels:
     try:
         image.load()  # (7)
         if image.format == "JPEG" and rest_is_missing(image):
-            raise ImageError("a part of the JPEG is missing: its end is empty; copy the file again", code="truncated")
+            raise ImageError(
+                "the JPEG's end is empty, as where a part is missing: copy the file again, or crop a grey margin",
+                code="truncated",
+            )
         orientation = _orientation(image.info.get("exif"))  # (8)
         if orientation in _UPRIGHT:
             info = image.info

@@ -78,6 +78,24 @@ def test_maps_of_another_form_are_neither_given_nor_taken(run, device, live, sch
     assert capsys.readouterr().err.startswith("The others' maps are left out: the federation's rollout is sink")
 
 
+def test_broadcasts_of_networks_are_not_read_for_maps(run, device, live, school, monkeypatch):
+    """They may be far above an envelope's 32 MiB (docs/security.md 2.2), and hold no maps."""
+    live.broadcasts[1] = Payload({"network": np.zeros(9, np.float32)}, {"phase": "train", "round": 1, "rounds": 5})
+    live.bundles["main", "all", 1] = school.learning_bytes()
+    told = type(live)._task
+
+    def task(one, *words):
+        found = TaskReply.from_payload(told(one, *words))
+        return dataclasses.replace(found, tokens=0, maps_per_class=0).to_payload()
+
+    monkeypatch.setattr(type(live), "_task", task)
+    assert run("pull")[0] == 0 and run("sync", "--no-learn")[0] == 0
+    (newest,) = Home(run.home).broadcasts.glob("*.payload")
+    with newest.open("r+b") as file:
+        file.truncate(33 * 2**20)
+    assert _membership(Home(run.home), school.learning_bundle()) == ("device-1", None)
+
+
 def test_the_others_maps_are_learned_under_their_own_class(run, device, live, lab):
     """docs/methods.md, 1.1: maps.<k> is the class at index k of the task; a bundle may order its classes otherwise."""
     live.classes = ("BCC", "NV", "MEL")
