@@ -73,11 +73,22 @@ class WorkerProcess:
             raise OperatorError(f"the aggregation worker took more than {timeout_s:g} s and was stopped")
         answer = running.stdout.readline()
         if answer:
-            return int(answer)
+            return self._status(answer)
         said = self._forget()
         if running.returncode == 0:
             return None
         raise _failed(running.returncode, said)
+
+    def _status(self, answer: bytes) -> int:
+        """The exit status that a worker's line tells; after any other line each answer would be the job before's."""
+        try:
+            return int(answer)
+        except ValueError:
+            if self._running is not None:
+                _kill(self._running)
+            self._forget()
+            said = answer.decode(errors="replace").strip()[:100]
+            raise OperatorError(f"the aggregation worker answered {said!r} and was stopped") from None
 
     def _begun(self) -> "subprocess.Popen[bytes]":
         """The worker; a new one where there is none that lives."""

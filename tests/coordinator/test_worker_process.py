@@ -181,3 +181,22 @@ def test_it_does_not_outlive_the_server(folder):
     done = subprocess.run([sys.executable, "-c", SERVER, LOOP, str(one)], check=False, timeout=120)
     assert done.returncode == -signal.SIGKILL
     wait_until(lambda: not is_alive(told(one)["worker"]))
+
+
+def test_a_worker_that_says_something_else_is_ended(folder, tmp_path):
+    """A library that prints while it is imported: its line is no job's status, and no job gets the one before's."""
+    prints_once = """
+import os, sys
+
+if not os.path.exists(sys.argv[2]):
+    os.mkdir(sys.argv[2])
+    print("welcome", flush=True)
+"""
+    worker = WorkerProcess((sys.executable, "-c", prints_once + LOOP, "600", str(tmp_path / "begun")))
+    try:
+        with pytest.raises(OperatorError, match="answered 'welcome' and was stopped"):
+            worker(folder("one"), 60)
+        worker(folder("two"), 60)
+        assert told(tmp_path / "two")["jobs"] == 1
+    finally:
+        worker.stop()
