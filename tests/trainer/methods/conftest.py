@@ -106,3 +106,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def convolutional():
+    return load_backbone("cnn:test_resnet", image_px=IMAGE_PX, seed=3)
+
+
+@pytest.fixture
+def cnn_task(convolutional) -> Callable[..., Task]:
+    def make(rounds: int = 1, seed: int = 0) -> Task:
+        return Task(name="pixels", classes=("x", "y"), backbone=convolutional.spec, rounds=rounds, epochs=1, seed=seed)
+
+    return make
+
+
+def members(task: Task, make_site: Callable[..., Site], **counts: int) -> dict[str, Site]:
+    return {name: make_site(task, name, count=count, seed=i) for i, (name, count) in enumerate(counts.items())}

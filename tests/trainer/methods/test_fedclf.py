@@ -1,18 +1,15 @@
 """FedCLF, FedMoCo and local CL: arXiv 2208.11278 section III; MoCo (arXiv 1911.05722); docs/methods.md 2."""
 
 import dataclasses
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from tests.trainer.conftest import run
-from tests.trainer.methods.conftest import Exchange, play
+from tests.trainer.methods.conftest import Exchange, members, play
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Examples, Site, State, Task
+from edgefl_trainer.contract import Examples, Site, State
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
@@ -25,23 +22,6 @@ HYPER = {"batch": 4, "queue": 6}
 
 def fedclf(**hyper: object):
     return build(METHODS["fedclf"], {**HYPER, **hyper})
-
-
-@pytest.fixture(scope="module")
-def convolutional():
-    return load_backbone("cnn:test_resnet", image_px=36, seed=3)
-
-
-@pytest.fixture
-def cnn_task(convolutional) -> Callable[..., Task]:
-    def make(rounds: int = 1, seed: int = 0) -> Task:
-        return Task(name="pixels", classes=("x", "y"), backbone=convolutional.spec, rounds=rounds, epochs=1, seed=seed)
-
-    return make
-
-
-def members(task: Task, make_site: Callable[..., Site], **counts: int) -> dict[str, Site]:
-    return {name: make_site(task, name, count=count, seed=i) for i, (name, count) in enumerate(counts.items())}
 
 
 class Silent:
@@ -272,58 +252,6 @@ def test_a_run_stopped_in_any_phase_goes_on_to_the_same_digest(cnn_task, make_si
         with pytest.raises(Stopped):
             played("two", b=Stopping(sites["b"], kind, round_))
     assert played("two") == undisturbed
-
-
-def test_noise_is_on_what_leaves_and_what_it_costs_is_told(cnn_task, make_site):
-    """Q_l stays as it is; the others get one noised unit vector of each image, and epsilon grows with each release."""
-    told: list[dict] = []
-    task = cnn_task(rounds=2)
-    sites = members(task, make_site, a=5, b=5)
-    sites["a"] = dataclasses.replace(sites["a"], report=told.append)
-    seen: list[Exchange] = []
-    _, states = play(fedclf(dp_noise=4.0), task, sites, watch=seen.append)
-    for exchange in seen:
-        rows = exchange.replies["a"].arrays["features"].astype(np.float64)
-        assert rows.shape == (5, 128)
-        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=2e-3)
-    kept = states["a"].arrays["bank"]
-    assert kept.shape == (6, 128)
-    assert np.abs(kept @ rows.T.astype(np.float32)).max() < 0.6  # nothing of them is left at sigma = 4
-    spent = [float(e.replies["a"].scalars.get("dp_noise", 0)) for e in seen]
-    assert spent == [4.0, 4.0, 4.0]
-    method = fedclf(dp_noise=4.0)
-    assert states["a"].values["releases"] == 3
-    assert states["a"].values["epsilon_spent"] == pytest.approx(method.noise.epsilon(3))
-    assert "carry no noise" in next(facts["warning"] for facts in told if "warning" in facts)
-
-
-def test_noise_on_what_does_not_travel_is_refused():
-    with pytest.raises(SettingError, match=r"dp_noise is 4\.0, but with negatives=local no feature travels"):
-        fedclf(negatives="local", dp_noise=4.0)
-
-
-def test_a_run_says_what_its_noise_has_cost(ward, tmp_path):
-    """dp-accounting's epsilon of two releases, the warm one and that of the round, in summary.json and on screen."""
-    given = ("--set", "dp_noise=4", "--set", "batch=8", "--rounds", 1, "--probe-every", 0)
-    outcome = run("fedclf", ward, tmp_path / "run", "cnn:test_resnet", *given)
-    cost = fedclf(dp_noise=4.0).noise.epsilon(2)
-    assert f"privacy noise: epsilon {cost:.3g} in all" in outcome.out
-    spent = json.loads((tmp_path / "run" / "summary.json").read_text())["epsilon_spent"]
-    assert spent == {"east": pytest.approx(cost), "west": pytest.approx(cost)}
-
-
-def test_released_features_depend_on_their_own_image_only(cnn_task, make_site):
-    """What the epsilon rests on: with another image in its place one row changes and no other (no batch statistics)."""
-    task, recipe = cnn_task(), fedclf(dp_noise=1.0).contrast
-    site = make_site(task, count=6)
-    images = site.unlabelled.images.copy()
-    images[2] = 255 - images[2]
-    other = dataclasses.replace(site, unlabelled=dataclasses.replace(site.unlabelled, images=images))
-    model = recipe.build(task)
-    one, two = (contrast.local_features(recipe, s, model, "release", 1, training=False) for s in (site, other))
-    assert sum(not torch.allclose(a, b, atol=1e-5) for a, b in zip(one, two, strict=True)) == 1
-    one, two = (contrast.local_features(recipe, s, model, "release", 1, training=True) for s in (site, other))
-    assert sum(not torch.allclose(a, b, atol=1e-5) for a, b in zip(one, two, strict=True)) > 1  # the test can fail
 
 
 def test_local_cl_sends_nothing_and_keeps_a_network_at_each_site(cnn_task, make_site):
