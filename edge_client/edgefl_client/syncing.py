@@ -175,7 +175,7 @@ def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: S
         live = _live_round(home, before)
         report, reply = learn_live(home, _bundle(home, before, trusted), table, options, live)
         if reply is not None:
-            _check_reply(home, before, reply)
+            _check_reply(home, before, travels_of(reply.arrays), len(reply.to_bytes()))
     except EdgeflError as error:
         skipped = error.code in _SKIPPED
         told = {"state": "skipped" if skipped else "failed", "round": task.round}
@@ -222,8 +222,6 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
 def _live_round(home: Home, before: _Exchanged) -> LiveRound:
     task, got = before.task, before.broadcast
     assert got is not None
-    policy = load_policy(home)
-    spent = read_spent(home, before.now_ms, federation=before.federation, round_number=task.round)
     data = read_bounded(got["file"], _MAX_BROADCAST_BYTES)
     return LiveRound(
         federation=before.federation,
@@ -239,20 +237,20 @@ def _live_round(home: Home, before: _Exchanged) -> LiveRound:
         backbone=task.backbone,
         complete=task.train_rounds > 0,
         broadcast=Payload.from_bytes(data, _MAX_BROADCAST_BYTES),
-        permitted=lambda travels: policy.check(travels, 0, spent),
+        permitted=lambda travels, size: _check_reply(home, before, travels, size),
     )
 
 
-def _check_reply(home: Home, before: _Exchanged, reply: Payload) -> None:
-    """Refuse what may not enter the outbox.
+def _check_reply(home: Home, before: _Exchanged, travels: Sequence[str], size: int) -> None:
+    """Refuse what may not enter the outbox: asked before the work with the most a reply can take, and after it.
 
     Raises:
         PolicyError: the owner's policy does not allow it.
         LearningError: it is larger than the federation takes (`too_large`).
     """
-    size, task = len(reply.to_bytes()), before.task
+    task = before.task
     spent = read_spent(home, before.now_ms, federation=before.federation, round_number=task.round)
-    load_policy(home).check(travels_of(reply.arrays), size, spent)
+    load_policy(home).check(travels, size, spent)
     if size > task.max_reply_bytes:
         raise LearningError(
             f"the reply takes {size} bytes, the federation allows {task.max_reply_bytes}: tell its operator",

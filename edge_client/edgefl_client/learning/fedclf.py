@@ -46,6 +46,7 @@ from edgefl_protocol.payload import Payload, digest
 QUEUE = "negatives"  # Q_CL in a point, beside the state
 ALIKE = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
 PROBES = (LEAST_BATCH, LEAST_BATCH + 4)  # pictures of the two steps that show how memory grows
+ENTRY_BYTES = 128  # of a payload's header for an array, beside its name
 NORM_TOLERANCE = 0.01  # of the length of a feature that was kept
 
 
@@ -84,6 +85,15 @@ class FedCLFLearner:
     def start(self) -> Arrays:
         """Nothing: the encoder comes with the broadcast, the bank with the warm phase."""
         return {}
+
+    def most_reply_bytes(self, broadcast: Payload) -> int:
+        """The encoder, its slow copy where that travels, and a full bank; see `RoundLearner`."""
+        plan = self._plan
+        phase, _ = phase_and_round(broadcast)
+        names = {"train": self._sent(), "final": plan.norm}.get(phase, ())
+        values = sum(math.prod(plan.shape(name)) * (8 if name in plan.counters else 4) for name in names)
+        bank = 2 * FEATURES * plan.queue if plan.shares else 0
+        return values + bank + sum(map(len, names)) + ENTRY_BYTES * (5 + len(names))
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Fill the bank, learn, or send what stayed; see `RoundLearner`."""
@@ -258,17 +268,18 @@ class FedCLFLearner:
 
     def _divided(self, point: Point) -> tuple[Arrays, Payload]:
         """What stays on the device, and what leaves."""
-        plan, state = self._plan, point.state
-        network = {name: state[name] for name in plan.network}
-        slow = {SLOW + name: state[SLOW + name] for name in plan.network}
-        travelling = {} if plan.momentum_encoder != "averaged" else slow
-        stays = slow if plan.momentum_encoder == "local" else {}
-        sent = {**network, **travelling}
-        if plan.bn == "local":
-            own = {name: value for name, value in sent.items() if name.removeprefix(SLOW) in plan.norm}
-            sent, stays = {name: value for name, value in sent.items() if name not in own}, {**stays, **own}
-        new = {**stays, BANK: state[BANK]}
-        return new, self._reply(new, sent)
+        plan, state, sent = self._plan, point.state, self._sent()
+        slow = () if plan.momentum_encoder == "reset" else [SLOW + name for name in plan.network]
+        stays = [name for name in (*plan.network, *slow) if name not in sent]
+        new = {**{name: state[name] for name in stays}, BANK: state[BANK]}
+        return new, self._reply(new, {name: state[name] for name in sent})
+
+    def _sent(self) -> tuple[str, ...]:
+        """Names of the tensors that leave after a `train` phase."""
+        plan = self._plan
+        slow = [SLOW + name for name in plan.network] if plan.momentum_encoder == "averaged" else []
+        kept = plan.norm if plan.bn == "local" else ()
+        return tuple(name for name in (*plan.network, *slow) if name.removeprefix(SLOW) not in kept)
 
     def _reply(self, state: Arrays, sent: Arrays) -> Payload:
         scalars: dict[str, int | float | str] = {"n_train": len(self._rows), "site_sha256": digest(dict(state))}

@@ -73,6 +73,10 @@ class FedEvPromptLearner:
         """The bundle's values, moments of zero."""
         return fresh_state(self._plan, self._bundle.weights)
 
+    def most_reply_bytes(self, broadcast: Payload) -> int:
+        """A few maps: see `RoundLearner`."""
+        return 0
+
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Learn, judge, reply; see `RoundLearner`."""
         phase, round_ = phase_and_round(broadcast)

@@ -51,7 +51,7 @@ class LiveRound:
         backbone: the task's description of the network; empty where it is not told.
         complete: whether the coordinator describes its task, so that what `settings` lacks has its default.
         broadcast: as it came.
-        permitted: asked with what a reply would hold, before the work; raises where the owner does not allow it.
+        permitted: asked with what a reply would hold and its bytes, before the work; raises where that may not leave.
     """
 
     federation: str
@@ -67,7 +67,7 @@ class LiveRound:
     backbone: Settings
     complete: bool
     broadcast: Payload
-    permitted: Callable[[Sequence[str]], None]
+    permitted: Callable[[Sequence[str], int], None]
 
 
 def learn_live(
@@ -91,7 +91,7 @@ def learn_live(
         EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
     """
     bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
-    live.permitted(live.travels)
+    live.permitted(live.travels, 0)
     options.limits.check_begin()
     told = Told(options)
     started = options.limits.clock()
@@ -103,7 +103,7 @@ def learn_live(
         )  # fmt: skip
         learner = learner_for(bundle, dealt, around)
         _check_travels(live.travels, learner.travels)
-        live.permitted(learner.travels)
+        live.permitted(learner.travels, learner.most_reply_bytes(live.broadcast))
         before = begun_with(home.learning / _STANDING, bundle.sha256, live.federation, learner.start())
         theirs, ours = live.classes, bundle.labels.classes
         by_class = "maps" in learner.travels  # other methods send nothing that classes number

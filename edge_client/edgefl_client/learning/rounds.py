@@ -42,6 +42,9 @@ class RoundLearner(Protocol):
     def start(self) -> Arrays:
         """The site's state before its first round."""
 
+    def most_reply_bytes(self, broadcast: Payload) -> int:
+        """Bytes that a round's reply takes at most, told before the work; 0 where it is small beside any limit."""
+
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Do one round: the same arguments, pictures and number of threads give the same bits.
 

@@ -193,7 +193,7 @@ def test_a_live_round_is_learned_with_the_federations_rate(encoder: Bundle, labe
         live = LiveRound(
             federation="skin", site="ward-3", number=1, method="fedclf", classes=(), epochs=1, seed=5,
             maps_per_class=0, travels=(), settings={**SAME, **settings}, backbone={}, complete=False,
-            permitted=lambda kinds: None, broadcast=Payload(arrays, {"phase": "train", "round": 1, "rounds": 2}),
+            permitted=lambda kinds, size: None, broadcast=Payload(arrays, {"phase": "train", "round": 1, "rounds": 2}),
         )  # fmt: skip
         _, found = learn_live(Home(tmp_path / name), encoder, Table(file=labels), OPTIONS, live)
         assert found is not None
@@ -207,7 +207,7 @@ def test_what_the_task_says_of_what_leaves_must_be_so(encoder: Bundle, home: Hom
     """A task that says weights alone, of a method that sends features too: nothing is learned."""
     live = LiveRound(
         federation="skin", site="ward-3", number=1, method="fedclf", classes=(), epochs=1, seed=5, maps_per_class=0,
-        travels=("weights",), settings={}, backbone={}, complete=False, permitted=lambda kinds: None,
+        travels=("weights",), settings={}, backbone={}, complete=False, permitted=lambda kinds, size: None,
         broadcast=Payload({}, {"phase": "train", "round": 1, "rounds": 2}),
     )  # fmt: skip
     with pytest.raises(LearningError, match="says that weights leave a site") as refused:

@@ -74,6 +74,12 @@ def quiet(facts: Any) -> None:
     return None
 
 
+def told_before(most: int, reply: Payload, queue: int = 10) -> bool:
+    """Whether the bytes told before the work hold for the reply that came, with at most a full bank to spare."""
+    size = len(reply.to_bytes())
+    return size <= most <= size + 2 * 128 * queue + 2048
+
+
 def by_hand(plan: FedCLFPlan, bank: np.ndarray, remote: np.ndarray | None) -> dict[str, np.ndarray]:
     """The first train round: MoCo's order of steps (arXiv 1911.05722, Algorithm 1) with FedCLF's queues."""
     own = {name: value.astype(np.float64) for name, value in network().items()}
@@ -128,6 +134,8 @@ def test_a_round_is_the_one_by_hand(lab, tmp_path, negatives):
     assert reply.arrays["backbone.seen"].dtype == np.int64 and int(reply.arrays["backbone.seen"]) == 7
     assert set(after) == {"bank"} and reply.scalars["site_sha256"] == digest(dict(after))
     assert ours.travels == (("features", "weights") if plan.shares else ("weights",))
+    assert told_before(ours.most_reply_bytes(broadcast("warm", 0)), warm)
+    assert told_before(ours.most_reply_bytes(broadcast()), reply)
 
 
 def test_a_device_that_is_alone_contrasts_with_its_own(bundle, tmp_path):
@@ -197,11 +205,14 @@ def test_batch_norm_stays_where_it_is_told_to(lab, tmp_path):
     kept = {"backbone.mean", "backbone.seen"}
     assert set(reply.arrays) == {"head.weight", "momentum.head.weight", "features"}
     assert set(state) == {"bank", *kept, *(f"momentum.{name}" for name in kept)}
+    assert told_before(ours.most_reply_bytes(broadcast()), reply)
     other = broadcast("train", 2, remote=REMOTE, **{"backbone.mean": np.full(3, 77, np.float32)})
     state, _ = ours.local_round(state, other, quiet)
     assert abs(state["backbone.mean"]).max() < 1 and int(state["backbone.seen"]) == 11
-    unchanged, last = ours.local_round(state, Payload({}, {"phase": "final", "round": 5, "rounds": ROUNDS}), quiet)
+    collect = Payload({}, {"phase": "final", "round": 5, "rounds": ROUNDS})
+    unchanged, last = ours.local_round(state, collect, quiet)
     assert set(last.arrays) == {*kept, "features"} and unchanged is state
+    assert told_before(ours.most_reply_bytes(collect), last)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +280,7 @@ def test_learning_alone_says_what_to_do(bundle, home: Home, labels: Path):
 def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_path: Path):
     """docs/design.md 4, same seed and same digest: warm, train and final by `learn_live`, one of them stopped, give the
     states and replies of the same learner called without a federation; what did not count is learned from anew."""
-    table, asked = Table(file=labels), list[tuple[str, ...]]()
+    table, asked = Table(file=labels), list[tuple[tuple[str, ...], int]]()
     options = TrainOptions(threads=1, limits=LIMITS, seed=5, epochs=2, checkpoint_seconds=0)
     dealt = read_dealt(Home(tmp_path / "alone"), bundle, table, LIMITS, quiet)
     alone = learner_for(bundle, dealt, Circumstances(points=PointFile(tmp_path / "point"), site=SITE, options=options))
@@ -279,7 +290,7 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
         live = LiveRound(
             federation="skin", site=SITE, number=number, method="fedclf", classes=bundle.labels.classes, epochs=2,
             seed=5, maps_per_class=0, travels=("features", "weights"), settings={}, backbone={}, complete=False,
-            permitted=lambda kinds: asked.append(tuple(kinds)),
+            permitted=lambda kinds, size: asked.append((tuple(kinds), size)),
             broadcast=broadcast(phase, round_, **({"remote": REMOTE} if phase == "train" else {})),
         )  # fmt: skip
         if phase == "train":
@@ -287,6 +298,7 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
             told, reply = learn_live(home, bundle, table, once, live)
             assert told["state"] == "paused" and reply is None
         _, reply = learn_live(home, bundle, table, replace(options, seed=None, epochs=None), live)
+        assert told_before(asked[-1][1], reply)
         new, expected = alone.local_round(state, live.broadcast, quiet)
         assert reply == expected and set(travels_of(reply.arrays)) <= {"features", "weights"}
         if counts:
@@ -296,7 +308,7 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
             drop_reply(home, "skin", number, None)
         standing = load_standing(home.learning / "live.payload")
         assert standing is not None and digest(dict(standing.state)) == digest(dict(state))
-    assert set(asked) == {("features", "weights")}
+    assert {kinds for kinds, _ in asked} == {("features", "weights")}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,10 @@ from tests.edge_client.exchange.rounds.conftest import OPTIONS, Learner
 
 from edgefl_client.cli import cli
 from edgefl_client.learning.checkpoint import load_standing, only_one
+from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.limits import Battery, Limits
 from edgefl_client.learning.owned import Table, remember_table, remembered_table
+from edgefl_client.policy import Limits as PolicyLimits
 from edgefl_client.policy import Policy, save_policy
 from edgefl_protocol import Payload
 from edgefl_protocol.messages import TaskReply
@@ -28,6 +30,20 @@ def test_nothing_is_learned_that_may_not_leave(device: Learner) -> None:
     done = device.sync()
     assert done.problem is not None and done.problem.code == "not_allowed"
     assert done.report["learning"]["state"] == "failed" and done.report["sent"] == []
+    assert not (device.home.learning / "live-round.payload").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "code"), [(2**28, "round_too_large"), (2**27, "day_too_large"), (2**26 + 1, "too_large")]
+)
+def test_a_reply_that_would_be_too_large_is_refused_before_the_work(
+    device: Learner, monkeypatch: pytest.MonkeyPatch, size: int, code: str
+) -> None:
+    """What a round's reply takes at most is held against the owner's limits and the federation's before any step."""
+    monkeypatch.setattr(FedEvPromptLearner, "most_reply_bytes", lambda self, broadcast: size)
+    save_policy(device.home, Policy(allowed={"maps": None}, limits=PolicyLimits(bytes_per_day=2**27 - 1)))
+    found = device.report()["learning"]
+    assert found["code"] == code and str(size) in found["message"]
     assert not (device.home.learning / "live-round.payload").exists()
 
 
