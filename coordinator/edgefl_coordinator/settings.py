@@ -44,7 +44,7 @@ class TaskSettings:
         maps_per_class: M, most maps a site may send for one class.
         max_samples: most images a site may claim; they weigh its reply, so set it near the largest site's.
         backbone: fields of the backbone's description that site and server agree on.
-        settings: hyper-parameters of the method that differ from its defaults.
+        settings: hyper-parameters of the method; `init` names them all, what is not named has its default.
     """
 
     method: str

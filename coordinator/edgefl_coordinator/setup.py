@@ -178,12 +178,22 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
 
     try:
         kind = method_class(method)
-        settings = {**hyper, **dict(assignment(kind, text) for text in assignments)}
-        travels = build(kind, settings).travels
+        made = build(kind, {**hyper, **dict(assignment(kind, text) for text in assignments)})
     except SettingError as error:
         raise OperatorError(str(error)) from error
-    told = {"travels": list(travels), "shares_maps": travels == ("maps",)}
-    return {"method": method, "settings": settings, **told}
+    told = {"travels": list(made.travels), "shares_maps": made.travels == ("maps",)}
+    return {"method": method, "settings": _settings_of(made), **told}
+
+
+def _settings_of(method: Any) -> dict[str, Any]:
+    """Return every hyper-parameter of a method and its recipes: a later version may have other defaults, and a
+    federation that has begun must not change with it.
+    """
+    found: dict[str, Any] = {}
+    for entry in dataclasses.fields(method):
+        value = getattr(method, entry.name)
+        found |= _settings_of(value) if dataclasses.is_dataclass(value) else {entry.name: value}
+    return found
 
 
 def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> dict[str, Any]:

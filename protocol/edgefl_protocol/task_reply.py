@@ -52,7 +52,7 @@ class TaskReply:
         quorum_target: replies at which a round closes before its deadline.
         max_reply_bytes: total size of a reply's payload that is accepted.
         replied: whether this member's reply of the current round is stored.
-        settings: hyper-parameters of the method that differ from its defaults.
+        settings: hyper-parameters of the method; what is not named has its default.
         train_rounds: training rounds R of the method; 0 from a coordinator that does not tell.
         epochs: local epochs E of a round; 0 likewise.
         seed: of every draw that server and sites share.

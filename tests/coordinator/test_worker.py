@@ -1,6 +1,7 @@
 """The aggregation worker with the real FedEvPrompt: docs/security.md check 48 and reliability, docs/methods.md."""
 
 import itertools
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,23 @@ def test_init_tries_the_first_job(tmp_path) -> None:
     assert result.exit_code == 0, result.stderr
     shown = CliRunner().invoke(command, ["status", "--home", str(tmp_path / "good")])
     assert "fedevprompt on all (nevus, other)" in shown.stdout
+
+
+@pytest.mark.parametrize("method", ["fedclf", "fedevprompt"])
+def test_init_names_every_setting(tmp_path, method) -> None:
+    """A later version may have other defaults; a federation that has begun, and the devices that learn in it, keep
+    those of the day it was set up. A device knows every key that is named."""
+    from click.testing import CliRunner
+
+    from edgefl_client.learning.agreed import DEFAULTS
+    from edgefl_coordinator.cli import main as command
+
+    network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "tiny"}[method]
+    told = ["--method", method, "--federation", "skin", "--classes", "nevus,other", "--backbone", network]
+    result = CliRunner().invoke(command, ["init", str(tmp_path / "home"), *told, "--set", "weight_decay=0.125"])
+    assert result.exit_code == 0, result.stderr
+    kept = tomllib.loads((tmp_path / "home" / "config.toml").read_text())["task"]["settings"]
+    assert kept == {**DEFAULTS[method], "weight_decay": 0.125}
 
 
 def test_a_process_of_its_own(files, tmp_path, tools) -> None:

@@ -47,7 +47,7 @@ class LiveRound:
         seed: of every draw that server and sites share.
         maps_per_class: most rollout maps of a class.
         travels: what replies hold, as the task says; empty where it does not.
-        settings: hyper-parameters of the task that differ from the method's defaults.
+        settings: hyper-parameters of the task; what is not named has the method's default.
         backbone: the task's description of the network; empty where it is not told.
         complete: whether the coordinator describes its task, so that what `settings` lacks has its default.
         broadcast: as it came.
