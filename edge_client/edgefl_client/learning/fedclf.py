@@ -218,8 +218,10 @@ class FedCLFLearner:
             view = self._view(np.random.default_rng(0), np.arange(size) % len(self._rows))
             self._session.step(state, (view, view), state[QUEUE], rate=0.0, key_momentum=1.0)
 
-        largest = max(map(len, cut(np.arange(len(self._rows)), plan.batch)))
-        check_step_memory(self._around.options.limits, largest, take, PROBES)
+        def largest(batch: int) -> int:
+            return max(map(len, cut(np.arange(len(self._rows)), batch)))
+
+        check_step_memory(self._around.options.limits, plan.batch, largest, take, PROBES)
 
     def _rng(self, *purpose: str | int) -> np.random.Generator:
         return generator(self._plan.seed, self._around.site, *purpose)

@@ -116,7 +116,10 @@ class FedEvPromptLearner:
             some = np.arange(size) % len(rows)
             self._session.step(state, rows.images[some], rows.labels[some], 0.0, peers)
 
-        check_step_memory(self._around.options.limits, min(self._plan.batch, len(rows)), take, PROBES)
+        def largest(batch: int) -> int:
+            return min(batch, len(rows))
+
+        check_step_memory(self._around.options.limits, self._plan.batch, largest, take, PROBES)
 
     def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report) -> Point:
         """Epochs from a point on.

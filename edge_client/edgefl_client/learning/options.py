@@ -58,4 +58,8 @@ class TrainOptions:
                 seed=plan.seed if self.seed is None else self.seed,
             )
         except ValueError as error:
+            if self.batch is not None and str(error).startswith("batch "):
+                raise LearningError(
+                    f"--batch {self.batch} is none that this model learns in: {error}", "bad_settings"
+                ) from error
             raise LearningError(f"this device cannot learn so: {error}; tell the operator", "bad_settings") from error

@@ -323,17 +323,21 @@ def test_fewer_than_four_pictures_join_the_batch_before(n: int, batch: int, size
 def test_the_owners_batch_is_checked(bundle, tmp_path):
     """docs/methods.md 2.3: three pictures a batch are too few."""
     maker: Callable[[], FedCLFLearner] = lambda: learner(bundle, tmp_path, batch=3)  # noqa: E731
-    with pytest.raises(LearningError, match="batch must be a whole number from 4"):
+    with pytest.raises(LearningError, match=r"--batch 3 is none .* from 4 to 1024"):
         maker()
     assert replace(contrast_plan(), batch=4).batch == 4
 
 
 def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tmp_path):
-    """The memory of a step grows with its batch: two small ones tell which fits."""
-    used = iter([100.0, 140.0, 100.0, 140.0])
+    """The memory of a step grows with its batch: two small ones tell which fits. Of 9 pictures batches of 6 make one
+    step of 9, for the last three join it, so room for 6 is none for --batch 6."""
+    used = iter(3 * [100.0, 140.0])
     limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
     with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
         learner(bundle, tmp_path, limits=limits, batch=6).local_round({}, broadcast(remote=REMOTE), quiet)
+    roomy = replace(limits, memory_mib=125)
+    with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
+        learner(bundle, tmp_path, limits=roomy, batch=6).local_round({}, broadcast(remote=REMOTE), quiet)
     with pytest.raises(LearningError, match="4 pictures do not fit either"):
         tight = replace(limits, memory_mib=90)
         learner(bundle, tmp_path, limits=tight).local_round({}, broadcast(remote=REMOTE), quiet)
