@@ -11,9 +11,11 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.jobs import ERRORS
@@ -34,6 +36,7 @@ class WorkerProcess:
         self._program = program
         self._asking, self._mutex = threading.Lock(), threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None  # a file, for a pipe that nobody reads would stop a worker that says much
         self._stopped = False
 
     def __call__(self, folder: Path, timeout_s: float) -> None:
@@ -47,7 +50,7 @@ class WorkerProcess:
             if status is None:  # the worker had just gone to rest
                 status = self._ask(folder, timeout_s)
         if status != 0:
-            raise _failed(status, _end_of(folder / ERRORS))
+            raise _failed(status, _errors_in(folder / ERRORS))
 
     def stop(self) -> None:
         """End the running job and start no other."""
@@ -98,9 +101,9 @@ class WorkerProcess:
             if self._stopped:
                 raise OperatorError("the coordinator is stopping; the job is done at the next start")
             if self._running is None:
-                pipe = subprocess.PIPE
+                pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
                 self._running = subprocess.Popen(  # noqa: S603 - our own module
-                    self._program, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+                    self._program, stdin=pipe, stdout=pipe, stderr=self._said, bufsize=0, start_new_session=True
                 )
             return self._running
 
@@ -108,16 +111,18 @@ class WorkerProcess:
         """Wait for the end of the worker, close its pipes, end the job it may have left, and return what it said."""
         with self._mutex:
             running, self._running = self._running, None
-        if running is None:
+            told, self._said = self._said, None
+        if running is None or told is None:
             return b""
-        _, said = running.communicate()
+        running.communicate()
         _kill(running)
-        return said
+        with told:
+            return _end_of(told)
 
 
 def _kill(running: "subprocess.Popen[bytes]") -> None:
     """End the worker and the job it forked: the session is theirs alone."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or on its way
         os.killpg(running.pid, signal.SIGKILL)
 
 
@@ -126,10 +131,14 @@ def _failed(status: int | None, said: bytes) -> OperatorError:
     return OperatorError(f"the aggregation worker failed ({status}): {lines[-1][:300]}")
 
 
-def _end_of(path: Path) -> bytes:
-    """The last bytes of a file; nothing where there is none."""
+def _errors_in(path: Path) -> bytes:
+    """What a job said last; nothing where it said nothing."""
     if not path.exists():
         return b""
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _MAX_ERROR_BYTES))
-        return file.read()
+        return _end_of(file)
+
+
+def _end_of(file: IO[bytes]) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
+    return file.read()

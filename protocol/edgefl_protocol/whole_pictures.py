@@ -57,18 +57,23 @@ def walk_png(data: bytes) -> None:
 def rest_is_missing(image: Image.Image) -> bool:
     """Whether a decoded JPEG ends in the grey of missing data: exactly, in every pixel of its last block.
 
-    A picture that begins so as well is grey, or has a grey frame, and is whole. Of 12,315 photographs none ends so.
+    A picture that begins so as well is grey, or has a grey frame, and is whole; so is one with a grey margin on its
+    right, from top to bottom, for what is missing is missing row by row. A margin at the bottom alone cannot be told
+    from a loss. Of 12,315 photographs none ends so.
 
     Args:
         image: as stored, not turned.
     """
     if image.mode not in ("RGB", "L"):
         return False
-    right, bottom = image.size
-    last = image.crop((max(0, right - _BLOCK_PX), max(0, bottom - _BLOCK_PX), right, bottom))
-    first = image.crop((0, 0, min(_BLOCK_PX, right), min(_BLOCK_PX, bottom)))
-    return _is_grey(last) and not _is_grey(first)
+    right, bottom = (max(0, side - _BLOCK_PX) for side in image.size)
+    if not _is_grey(image, right, bottom) or _is_grey(image, 0, 0):
+        return False
+    return _is_grey(image, 0, bottom) or not _is_grey(image, right, 0)
 
 
-def _is_grey(part: Image.Image) -> bool:
+def _is_grey(image: Image.Image, left: int, top: int) -> bool:
+    """Whether the block at a place is of that grey."""
+    width, height = image.size
+    part = image.crop((left, top, min(width, left + _BLOCK_PX), min(height, top + _BLOCK_PX)))
     return all(part.getchannel(name).getextrema() == _MISSING for name in part.getbands())

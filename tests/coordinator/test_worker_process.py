@@ -164,6 +164,19 @@ def test_a_worker_that_cannot_begin_says_why(folder):
     worker.stop()
 
 
+def test_a_worker_may_say_much(folder):
+    """A library that warns 300 kB long while it is imported stops nothing, and what it said last is what is told."""
+    warns = "import sys; sys.stderr.write('x' * 300_000 + '\\n')\n"
+    worker = WorkerProcess((sys.executable, "-c", warns + LOOP, "600"))
+    worker(one := folder("one"), 60)
+    assert told(one)["jobs"] == 1
+    worker.stop()
+    broken = WorkerProcess((sys.executable, "-c", warns + "import no_such_module"))
+    with pytest.raises(OperatorError, match=r"failed \(1\): ModuleNotFoundError"):
+        broken(folder("two"), 60)
+    broken.stop()
+
+
 def test_stopped_from_another_thread(worker, folder):
     hung = folder("hang")
     thread = threading.Thread(target=lambda: (wait_until((hung / "told").exists), worker.stop()))

@@ -213,6 +213,10 @@ def test_a_grey_picture_and_a_grey_frame_are_whole() -> None:
     framed = grey.copy()
     framed[16:48, 24:72] = photograph(32, 48)
     assert decode(encoded(framed, "JPEG")).shape == grey.shape
+    for drawn in (slice(None), slice(16, None)):  # padded on the right, and at the top as well
+        margin = grey.copy()
+        margin[drawn, :72] = photograph(64, 72)[drawn]
+        assert decode(encoded(margin, "JPEG")).shape == grey.shape
     np.testing.assert_array_equal(decode(encoded(framed)), framed)
 
 
