@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.evaluate.bars import Bar, _annotate, plot_bars
+from edgefl_trainer.evaluate.bars import Bar, _annotate, _draw, plot_bars
 from edgefl_trainer.experiments import running
 from edgefl_trainer.experiments.files import Column, read_experiment
 from edgefl_trainer.experiments.measured import Measurement, figure_of
@@ -325,6 +325,13 @@ def test_a_figure_stands_at_its_bar_and_the_papers_at_its_line(ours, sides):
     assert (mine.get_text(), mine.xy[1]) == (f"{ours:.2f}", ours)
     assert (printed.get_text(), printed.xy[1]) == ("45.00", 45.0)
     assert f"{mine.get_va()} {printed.get_va()}" == sides
+
+
+def test_the_papers_line_is_named_once_whichever_row_has_the_first():
+    axes = Figure().add_subplot()
+    for place, line in enumerate([[Bar(ours=41.0)], [Bar(ours=42.0, paper=47.45)], [Bar(ours=43.0, paper=48.0)]]):
+        _draw(axes, [0.0], line, f"row {place}", place, 0.2)
+    assert axes.get_legend_handles_labels()[1].count("the paper, in italics") == 1
 
 
 def test_a_file_may_ask_for_bars(ran, tmp_path):

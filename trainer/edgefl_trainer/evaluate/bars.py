@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from edgefl_trainer.evaluate.plot import COLOURS
 
+PAPER = "the paper, in italics"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
 MAX_BARS = len(COLOURS)
 SPAN = 0.8  # share of a group's width that its bars take
@@ -86,6 +87,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
         edgecolor="white",
         label=name,
     )
+    known = axes.get_legend_handles_labels()[1]
     printed = [(x, bar.paper) for x, bar in zip(left, line, strict=True) if bar.paper is not None]
     if printed:
         axes.hlines(
@@ -94,7 +96,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
             [x + width / 2 for x, _ in printed],
             color="black",
             linewidth=1.8,
-            label="the paper, in italics" if place == 0 else "_",
+            label="_" if PAPER in known else PAPER,  # once, at the first row that has a number
         )
 
 
