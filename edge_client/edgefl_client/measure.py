@@ -13,13 +13,13 @@ docs/results/device.md.
 
 import io
 import os
-import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
+
+from edgefl_client.memory import peak_memory_mib
 
 if TYPE_CHECKING:
     from edgefl_client.floor import LinearLayers
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 REPEATS: Final = 9
 BATCH: Final = 8
 PHOTO_REPEATS: Final = 3
-_MIB: Final = 1 << 20
-_MAXRSS_BYTES: Final = 1 if sys.platform == "darwin" else 1024  # the unit of ru_maxrss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +125,7 @@ def measure(
     one = timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small]))
     photo = camera_photo()
     whole = timed("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=PHOTO_REPEATS)
-    peak_memory_mib = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_BYTES / _MIB, 1)
+    peak_mib = round(peak_memory_mib(), 1)
     batch = timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH)
     alone = single()
     found = layers()
@@ -136,7 +134,7 @@ def measure(
         vnni=has_vnni(),
         whole_numbers=multiplies_bytes(),
         rows=(one, timed("network, one picture", 1, lambda: alone.score_batch([small])), batch, whole),
-        peak_memory_mib=peak_memory_mib,
+        peak_memory_mib=peak_mib,
         processors=processors(),
         load_average=load_average,
         floors=() if found is None else _floors(found, scorer, lambda: scorer.score_batch([small])),

@@ -1,7 +1,6 @@
 """What a device measures of itself; when 8-bit graphs run in whole numbers; memory that is given back."""
 
 import math
-import resource
 import subprocess
 import sys
 
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgefl_client import measure as measuring
 from edgefl_client import memory, runtime
 from edgefl_client.measure import camera_photo, measure, medians_in_turn, table, timed
 from edgefl_client.scorer import Scorer, without_graphs
@@ -64,12 +64,12 @@ def test_works_are_timed_in_turn():
 def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypatch):
     """docs/device.md: what a second model or a batch takes is no part of the figure, which is read before either."""
     scorer, events = Scorer(plain_bundle, threads=1), []
-    photo, batch, read = scorer.score, scorer.score_batch, resource.getrusage
+    photo, batch = scorer.score, scorer.score_batch
     monkeypatch.setattr(scorer, "score", lambda data: events.append("photo") or photo(data))
     monkeypatch.setattr(
         scorer, "score_batch", lambda rows, *names: events.append(f"batch of {len(rows)}") or batch(rows, *names)
     )
-    monkeypatch.setattr(resource, "getrusage", lambda who: events.append("memory") or read(who))
+    monkeypatch.setattr(measuring, "peak_memory_mib", lambda: events.append("memory") or 10.0)
     measure(scorer, lambda: events.append("second model") or scorer)
     assert [one for one in dict.fromkeys(events) if one != "batch of 1"] == [
         "photo", "memory", "batch of 8", "second model",
@@ -145,6 +145,28 @@ def test_a_scorer_needs_no_graphs_afterwards(plain_bundle, lab):
     assert less.sha256 == plain_bundle.sha256 and less.weights is plain_bundle.weights
     photo = lab.encoded(lab.photo(60, 40))
     assert scorer.score(photo).probabilities == Scorer(plain_bundle).score(photo).probabilities
+
+
+_AS_A_CHILD = """
+import subprocess, sys
+large = b"x" * (300 << 20)
+child = "from edgefl_client.memory import peak_memory_mib; print(peak_memory_mib())"
+print(subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=True).stdout)
+"""
+
+
+@pytest.mark.skipif(not memory.STATUS.exists(), reason="the kernel tells no peak of one program alone")
+def test_peak_memory_is_not_that_of_the_program_that_started_us():
+    """proc(5), VmHWM; getrusage(2) would tell the 300 MiB of an application that starts `edgefl`."""
+    told = subprocess.run([sys.executable, "-c", _AS_A_CHILD], capture_output=True, text=True, check=True).stdout
+    assert 5 < float(told) < 200
+
+
+def test_peak_memory_where_the_kernel_tells_none(tmp_path):
+    """Then it is the system's accounting, in its own unit: of a process that holds numpy, tens of MiB."""
+    (tmp_path / "status").write_bytes(b"Name:\t\xff\n")
+    for status in (tmp_path / "status", tmp_path / "none"):
+        assert 20 < memory.peak_memory_mib(status) < 100_000
 
 
 def test_large_blocks_are_mapped_apart_or_left_alone(monkeypatch):

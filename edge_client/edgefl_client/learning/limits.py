@@ -4,17 +4,16 @@ Linux tells a battery under /sys/class/power_supply and the largest memory of a 
 that limit never applies.
 """
 
-import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgefl_client.learning.errors import Paused
+from edgefl_client.memory import peak_memory_mib
 from edgefl_client.stopping import TOLD_TO_STOP
 
 POWER = Path("/sys/class/power_supply")
-KIB_PER_MIB = 1024
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,6 @@ def read_battery(folder: Path = POWER) -> Battery | None:
             found.append(Battery(_text(supply / "status") == "Discharging", int(charge)))
     draining = [battery for battery in found if battery.discharging]  # a second one may rest, emptier
     return min(draining or found, key=lambda battery: battery.percent, default=None)
-
-
-def peak_memory_mib() -> float:
-    """Largest resident memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / KIB_PER_MIB
 
 
 @dataclass(frozen=True, kw_only=True)
