@@ -45,7 +45,6 @@ from edgefl_protocol.payload import Payload, digest
 
 QUEUE = "negatives"  # Q_CL in a point, beside the state
 ALIKE = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
-PROBES = (LEAST_BATCH, LEAST_BATCH + 4)  # pictures of the two steps that show how memory grows
 ENTRY_BYTES = 128  # of a payload's header for an array, beside its name
 NORM_TOLERANCE = 0.01  # of the length of a feature that was kept
 
@@ -221,7 +220,7 @@ class FedCLFLearner:
         def largest(batch: int) -> int:
             return max(map(len, cut(np.arange(len(self._rows)), batch)))
 
-        check_step_memory(self._around.options.limits, plan.batch, largest, take, PROBES)
+        check_step_memory(self._around.options.limits, plan.batch, largest, take, LEAST_BATCH)
 
     def _rng(self, *purpose: str | int) -> np.random.Generator:
         return generator(self._plan.seed, self._around.site, *purpose)

@@ -37,7 +37,6 @@ from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.training import TrainingPlan, fresh_state
 
-PROBES = (1, 4)  # pictures of the two steps that show how memory grows
 NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
 
 
@@ -119,7 +118,7 @@ class FedEvPromptLearner:
         def largest(batch: int) -> int:
             return min(batch, len(rows))
 
-        check_step_memory(self._around.options.limits, self._plan.batch, largest, take, PROBES)
+        check_step_memory(self._around.options.limits, self._plan.batch, largest, take, least=1)
 
     def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report) -> Point:
         """Epochs from a point on.

@@ -1,0 +1,72 @@
+"""A step that would take too much memory is refused before the work, whatever took memory before it."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.step_memory import check_step_memory
+
+
+@dataclass
+class Machine:
+    """Memory of a process: a network, so much more for each picture of a step, and what was there before."""
+
+    each: float
+    peak: float = 0.0
+    network: float = 100.0
+    sizes: list[int] = field(default_factory=list)
+
+    def take(self, size: int) -> None:
+        self.sizes.append(size)
+        self.peak = max(self.peak + 0.1, self.network + self.each * size)  # something always takes a little
+
+    def check(self, allowed: int, batch: int, least: int = 1) -> None:
+        limits = Limits(memory_mib=allowed, memory=lambda: self.peak)
+        check_step_memory(limits, batch, lambda size: size, self.take, least)
+
+
+def test_photographs_read_before_do_not_hide_what_a_step_needs() -> None:
+    """A photograph took 200 MiB once; steps of one and four pictures raise nothing, and 32 would need 420."""
+    hidden = Machine(each=10, peak=200)
+    with pytest.raises(LearningError, match=r"32 pictures needs about 420 MiB .* allowed are 300: use --batch 20"):
+        hidden.check(300, 32)
+    assert hidden.sizes == [1, 4, 8, 16, 20]
+
+
+def test_what_fits_beside_what_was_taken_before_is_learned() -> None:
+    """A whole step that stays below the peak is taken once, and found to fit."""
+    machine = Machine(each=2, peak=300)
+    machine.check(310, 32)
+    assert machine.sizes == [1, 4, 8, 16, 32]
+
+
+def test_a_peak_that_is_over_already() -> None:
+    """Then nothing fits, and no second step is tried."""
+    machine = Machine(each=2, peak=300)
+    with pytest.raises(LearningError, match=r"at least 300 MiB .* one picture does not fit either"):
+        machine.check(299, 32)
+    assert machine.sizes == [1]
+
+
+@given(
+    each=st.floats(0.5, 50), before=st.floats(0, 2000), allowed=st.integers(100, 4000), batch=st.integers(1, 256),
+    least=st.sampled_from([1, 4]),
+)  # fmt: skip
+def test_what_is_let_through_fits_and_so_does_the_advice(
+    each: float, before: float, allowed: int, batch: int, least: int
+) -> None:
+    """Oracle: the machine's own line; what was there before counts."""
+    machine = Machine(each=each, peak=before)
+    try:
+        machine.check(allowed, batch, least)
+        assert max(before, 100 + each * batch) <= allowed + 1e-6
+    except LearningError as error:
+        advice = str(error).partition("--batch ")[2]
+        if advice:
+            assert 100 + each * int(advice) <= allowed + 1e-6
+        else:
+            assert before + 1 > allowed or 100 + each * least > allowed
