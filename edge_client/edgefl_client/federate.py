@@ -126,7 +126,7 @@ def run_pull(device: Device) -> dict[str, Any]:
         if entry is None:
             raise ExchangeError(f"the federation has published no bundle for {task.line}/{task.task} yet", "no_bundle")
         wanted = {"line": entry.line, "task": entry.task, "version": entry.version, "sha256": entry.sha256}
-        if home.current_file.exists() and models.current_file(home).stem == entry.sha256:
+        if models.is_in_use(home, entry.sha256):
             return {"changed": False, "file": str(models.current_file(home)), **wanted}
         data = member.bundle(entry.line, entry.task, entry.version)
         signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_protocol.archive import Archive, open_archive
-from edgefl_protocol.durable import open_bounded, read_bounded, write_atomic
+from edgefl_protocol.durable import open_bounded, read_bounded, read_pieces, write_atomic
 from edgefl_protocol.errors import BundleError, StorageError
 
 if TYPE_CHECKING:
@@ -61,6 +61,26 @@ def current_file(home: Home) -> Path:
     if sha256 is None:
         raise NoModel("this device has no model yet; name one with --model, or fetch the federation's with edgefl pull")
     return home.models / f"{sha256}.edgefl"
+
+
+def is_in_use(home: Home, sha256: str) -> bool:
+    """Whether the bundle of this SHA-256 is in use and its file is whole; one that was lost or damaged is not.
+
+    Args:
+        home: the device's home.
+        sha256: of a bundle's file.
+    """
+    return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
+
+
+def _is_whole(file: Path, sha256: str) -> bool:
+    hasher = hashlib.sha256()
+    try:
+        for piece in read_pieces(file, MAX_FILE_BYTES):
+            hasher.update(piece)
+    except StorageError:
+        return False
+    return hasher.hexdigest() == sha256
 
 
 def read_file(home: Home, file: Path | None) -> Archive:
@@ -160,8 +180,7 @@ def install(home: Home, data: bytes, bundle: "Bundle") -> Path:
     """
     folder = home.prepare(home.models)
     path = folder / f"{bundle.sha256}.edgefl"
-    if not path.exists():
-        write_atomic(path, data, mode=0o600)
+    write_atomic(path, data, mode=0o600)  # also where one lies there: it may be damaged
     record = _record(home)
     before = record["current"]
     entries = _with_seen(record["seen"], bundle)

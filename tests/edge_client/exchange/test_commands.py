@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import sqlite3
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,6 +255,17 @@ def test_a_lost_bundle_is_fetched_again(run, device, live, lab):
     next((run.home / "models").glob("*.edgefl")).unlink()
     live.bundles["main", "all", 2] = lab.bundle_bytes(version=2)
     assert json.loads(run("pull", "--json")[1])["version"] == 2
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:-1] + b"?")])
+def test_a_lost_or_damaged_bundle_of_this_very_version_is_fetched_again(run, device, damage):
+    """What cannot score is not "in use already": the same command that brought it brings it again."""
+    run("pull")
+    damage(next((run.home / "models").glob("*.edgefl")))
+    assert run("score", device / "0.png")[0] != 0
+    assert json.loads(run("pull", "--json")[1])["changed"] is True
+    assert run("score", device / "0.png")[0] == 0
+    assert json.loads(run("pull", "--json")[1])["changed"] is False
 
 
 def test_pull_without_trust_is_refused(run, device, live, lab):
