@@ -149,7 +149,7 @@ class FedCLFPlan:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor of the state."""
         own = name.removeprefix(BUFFER).removeprefix(SLOW)
-        return () if own in self.counters else self.parameters.get(own) or self.statistics[own]
+        return () if own in self.counters else self.parameters[own] if own in self.parameters else self.statistics[own]
 
     def follows(self, local_steps: int) -> float:
         """m for a run of so many steps at this site."""

@@ -107,6 +107,12 @@ def test_a_record_of_another_network_is_refused(good: Any) -> None:
     assert code(good, parts(view_px=17)) == "wrong_inputs"
 
 
+def test_a_network_of_single_numbers_is_one_like_others(good: Any) -> None:
+    """A parameter without an axis, such as a learned scale, has the shape (): a plan of it, and a refusal in words."""
+    assert contrast_plan(parameters={"head.weight": (128, 3), "scale": ()}).shape(f"{SLOW}scale") == ()
+    assert code(good, parts(parameters={"head.weight": ()})) == "wrong_inputs"
+
+
 WRONG: list[dict[str, Any]] = [
     {"kind": "fedmoco"}, {"negatives": "all"}, {"bn": "none"}, {"momentum_encoder": "ema"}, {"balance": "some"},
     {"batch": 1}, {"batch": True}, {"queue": 1}, {"queue": 70_000}, {"view_px": 0}, {"epochs": 0}, {"seed": -1},
