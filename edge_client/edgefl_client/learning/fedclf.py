@@ -14,7 +14,7 @@ give the same bits, however often it was killed or paused on the way; features h
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -107,7 +107,7 @@ class FedCLFLearner:
         network = self._network(state, broadcast)
         point = self._resumed(state, broadcast, network, report)
         if point.stage == "learning":
-            self._check_memory(point)
+            self._check_step(point.state)
             point = self._learn(point, broadcast, report)
         return self._divided(point)
 
@@ -156,6 +156,7 @@ class FedCLFLearner:
             return empty.pushed(kept)
         rng = generator(plan.seed, self._around.site, BANK)
         order = rng.permutation(len(self._rows))[: plan.queue]
+        self._check_memory(lambda size: self._session.features(encoder, self._some(size)), len(order))
         found = [self._session.features(encoder, self._view(rng, part)) for part in cut(order, plan.batch)]
         return empty.pushed(np.concatenate(found))
 
@@ -210,17 +211,23 @@ class FedCLFLearner:
             point = point.next_epoch()
         return keeper.learned(point)
 
-    def _check_memory(self, point: Point) -> None:
-        plan, state = self._plan, point.state
-
+    def _check_step(self, state: Arrays) -> None:
         def take(size: int) -> None:
-            view = self._view(np.random.default_rng(0), np.arange(size) % len(self._rows))
+            view = self._some(size)
             self._session.step(state, (view, view), state[QUEUE], rate=0.0, key_momentum=1.0)
 
-        def largest(batch: int) -> int:
-            return max(map(len, cut(np.arange(len(self._rows)), batch)))
+        self._check_memory(take, len(self._rows))
 
-        check_step_memory(self._around.options.limits, plan.batch, largest, take, LEAST_BATCH)
+    def _check_memory(self, take: Callable[[int], object], pictures: int) -> None:
+        """Refuse batches of so many pictures in all that would take too much; `take` tries one of a given size."""
+
+        def largest(batch: int) -> int:
+            return max(map(len, cut(np.arange(pictures), batch)))
+
+        check_step_memory(self._around.options.limits, self._plan.batch, largest, take, LEAST_BATCH)
+
+    def _some(self, size: int) -> Views:
+        return self._view(np.random.default_rng(0), np.arange(size) % len(self._rows))
 
     def _rng(self, *purpose: str | int) -> np.random.Generator:
         return generator(self._plan.seed, self._around.site, *purpose)
