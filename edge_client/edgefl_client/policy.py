@@ -120,6 +120,12 @@ class Policy:
                 f"edgefl policy limit --bytes-per-round {size} allows it",
                 "round_too_large",
             )
+        if 0 < limits.bytes_per_day < size:  # waiting would never help
+            raise PolicyError(
+                f"the reply takes {size} bytes, the policy of this device allows {limits.bytes_per_day} in 24 hours: "
+                f"edgefl policy limit --bytes-per-day {size} allows it",
+                "round_too_large",
+            )
         if spent.bytes + size > limits.bytes_per_day:
             raise PolicyError(
                 f"{spent.bytes} bytes left this device in the last 24 hours and the reply takes {size}, the policy "

@@ -34,7 +34,7 @@ def test_nothing_is_learned_that_may_not_leave(device: Learner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "code"), [(2**28, "round_too_large"), (2**27, "day_too_large"), (2**26 + 1, "too_large")]
+    ("size", "code"), [(2**28, "round_too_large"), (2**27, "round_too_large"), (2**26 + 1, "too_large")]
 )
 def test_a_reply_that_would_be_too_large_is_refused_before_the_work(
     device: Learner, monkeypatch: pytest.MonkeyPatch, size: int, code: str
@@ -43,7 +43,7 @@ def test_a_reply_that_would_be_too_large_is_refused_before_the_work(
     monkeypatch.setattr(FedEvPromptLearner, "most_reply_bytes", lambda self, broadcast: size)
     save_policy(device.home, Policy(allowed={"maps": None}, limits=PolicyLimits(bytes_per_day=2**27 - 1)))
     found = device.report()["learning"]
-    assert found["code"] == code and str(size) in found["message"]
+    assert (found["state"], found["code"]) == ("failed", code) and str(size) in found["message"]
     assert not (device.home.learning / "live-round.payload").exists()
 
 
