@@ -331,7 +331,7 @@ def test_the_owners_batch_is_checked(bundle, tmp_path):
 def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tmp_path):
     """The memory of a step grows with its batch: two small ones tell which fits. Of 9 pictures batches of 6 make one
     step of 9, for the last three join it, so room for 6 is none for --batch 6."""
-    used, kept = iter(3 * [90.0, 100.0, 130.0]), {"bank": np.eye(4, 128, dtype=np.float32)}
+    used, kept = iter(3 * [90.0, 100.0, 140.0]), {"bank": np.eye(4, 128, dtype=np.float32)}
     limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
     with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
         learner(bundle, tmp_path, limits=limits, batch=6).local_round(kept, broadcast(remote=REMOTE), quiet)
@@ -345,7 +345,7 @@ def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tm
 
 def test_a_bank_that_takes_too_much_memory_is_refused_before_the_work(bundle, tmp_path):
     """The first exchange of all asks, too: a batch of it is as large as one of a step."""
-    used = iter([90.0, 100.0, 130.0])
+    used = iter([90.0, 100.0, 140.0])
     limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
     with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
         learner(bundle, tmp_path, limits=limits, batch=6).local_round({}, broadcast("warm", 0), quiet)

@@ -235,15 +235,15 @@ def test_pictures_that_take_too_much_are_not_even_read(bundle, home, school, tmp
 
 
 def test_memory_is_asked_for_before_the_work(school, labels, home):
-    """Two steps, 100 MiB at one picture and 130 at four, make 210 at twelve; 150 are enough for six."""
+    """Two steps, 100 MiB at one picture and 140 at five, make 210 at twelve; 150 are enough for six."""
     bundle = school.learning_bundle(batch=12)
-    tries = {"memory_mib": 150, "memory": iter([90.0, 100.0, 130.0]).__next__}
+    tries = {"memory_mib": 150, "memory": iter([90.0, 100.0, 140.0]).__next__}
     with pytest.raises(LearningError, match=r"12 pictures needs about 210 MiB .* use --batch 6") as caught:
         run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(**tries)))
     assert caught.value.code == "memory" and not (home.learning / POINT).exists()
-    enough = Limits(memory_mib=210, memory=iter([90.0, 100.0, 130.0, *[200.0] * 50]).__next__)
+    enough = Limits(memory_mib=210, memory=iter([90.0, 100.0, 140.0, *[200.0] * 50]).__next__)
     assert run_train(home, bundle, labels, TrainOptions(**ONE, limits=enough))["state"] == "done"
-    over = Limits(memory_mib=210, memory=iter([90.0, 100.0, 130.0, *[211.0] * 50]).__next__)
+    over = Limits(memory_mib=210, memory=iter([90.0, 100.0, 140.0, *[211.0] * 50]).__next__)
     found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=over))
     assert found["state"] == "paused" and "smaller --batch" in found["reason"]
 
