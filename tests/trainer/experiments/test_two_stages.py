@@ -141,6 +141,16 @@ def test_flags_say_which_stage_they_are_for(tmp_path):
     assert (run.settings.hyper["batch"], first.hyper["batch"]) == (7, 5)
 
 
+def test_a_row_without_a_first_run_keeps_the_network_it_names(tmp_path):
+    """`--backbone` is of the first runs: a row that says what it starts from would else be shown under a wrong name."""
+    old = 'pretrain = { method = "fedmae", settings = { backbone = "vit:192x12/12" } }\npaper'
+    file = written(tmp_path, old, 'settings = { backbone = "derm-vit-tiny-84" }\npaper')
+    choice = Choice(out=tmp_path / "o", flags={"backbone": "vit:32x2/12"})
+    alone, together, *_ = plan_runs(read_experiment(file), choice, {})
+    assert alone.settings.backbone == "derm-vit-tiny-84" and alone.pretraining is None
+    assert together.pretraining.settings.backbone == "vit:32x2/12"
+
+
 def test_presets_ask_for_the_network_before_it_is_there(tmp_path):
     """Fine-tuning has other rates for a convolutional network (arXiv 2208.11278, V-A and V-B)."""
     path = written(tmp_path)

@@ -139,6 +139,8 @@ def _planned(
         data = experiment.tiny.data
         numbers |= experiment.tiny.partition.get(str(numbers.get("scheme")), {})
     flags = {name: value for name, value in choice.flags.items() if value is not None}
+    if row.pretrain is None and any(one.pretrain is not None for one in experiment.rows):
+        flags.pop("backbone", None)  # of the first runs; this row starts from what it names
     given |= {name: value for name, value in flags.items() if name not in ("pretrain_rounds", "pretrain_epochs")}
     data = tuple(expanded(text, environment) for text in given.pop("data", data))
     if "backbone" in given:
