@@ -305,7 +305,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PNG",
-    help="Also draw accuracy on tune rows over rounds and over bytes.",
+    help="Also draw accuracy on tune rows over rounds and bytes, or what the experiment's file asks for.",
 )
 @needs_trainer
 def table(

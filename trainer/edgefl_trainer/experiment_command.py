@@ -14,6 +14,7 @@ from edgefl_trainer.engine.federation import JUDGED, read_metrics
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.evaluate.bars import plot_bars
+from edgefl_trainer.evaluate.dots import plot_dots
 from edgefl_trainer.evaluate.plot import Lines, plot_progress
 from edgefl_trainer.evaluate.table import origin, render_table
 from edgefl_trainer.experiments.comparison import bars_of, render_comparison
@@ -55,6 +56,12 @@ def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | 
     if experiment.plot == "bars":
         with _comparable():
             _write(plot, plot_bars(*bars_of(experiment, found), title=experiment.title))
+        return
+    if experiment.plot == "dots":
+        parts = {part.name: [one for one in found if one.part == part.name] for part in experiment.parts}
+        with _comparable():
+            panels = {name: bars_of(experiment, some) for name, some in parts.items()}
+            _write(plot, plot_dots(panels, title=experiment.title))
         return
     several = len({one.part for one in found}) > 1
     tracks: dict[str, list[Lines]] = {}

@@ -344,9 +344,10 @@ def test_the_papers_line_is_named_once_whichever_row_has_the_first():
     assert axes.get_legend_handles_labels()[1].count("the paper, in italics") == 1
 
 
-def test_a_file_may_ask_for_bars(ran, tmp_path):
+@pytest.mark.parametrize("kind", ["bars", "dots"])
+def test_a_file_may_ask_for_figures_in_place_of_lines(ran, tmp_path, kind):
     folder, _ = ran
-    bars = tmp_path / "bars.toml"
-    bars.write_text('plot = "bars"\n' + FILE, encoding="utf-8")
-    found = edgefl_train("table", folder / "o", "--experiment", bars, "--plot", tmp_path / "a.png")
+    file = tmp_path / "a.toml"
+    file.write_text(f'plot = "{kind}"\n' + FILE, encoding="utf-8")
+    found = edgefl_train("table", folder / "o", "--experiment", file, "--plot", tmp_path / "a.png")
     assert found.code == 0 and (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")

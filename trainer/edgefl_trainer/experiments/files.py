@@ -166,7 +166,7 @@ class Experiment:
     hyper: Mapping[str, Any] = field(default_factory=dict)  # of every row whose method has it
     notes: tuple[str, ...] = ()
     pretrain: Stage = field(default_factory=Stage)
-    plot: Literal["progress", "bars"] = "progress"  # what `table --plot` draws: lines over rounds and bytes, or bars
+    plot: Literal["progress", "bars", "dots"] = "progress"  # what `table --plot` draws: lines over rounds, or figures
 
     def part(self, name: str) -> Part:
         """The part of that name."""
