@@ -283,6 +283,25 @@ def test_runs_made_by_hand_find_part_and_row(ran, tmp_path):
     assert [(t["part"], r["label"]) for t in found["tables"] for r in t["rows"] if r["seeds"]] == [("ten", "Together")]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('{ mode = "federated" }\npretrain = { method = "fedmae", settings = { backbone = "vit:192x12/12" } }',
+         '{ mode = "federated" }\nsettings = { backbone = "derm-vit-tiny-84" }'),
+        ('federation = "one"', 'federation = "elsewhere"'),
+    ],
+    ids=["a row that starts from a network it names", "the same row on other data"],
+)  # fmt: skip
+def test_a_run_that_started_otherwise_is_not_shown_as_a_row(old, new, ran, tmp_path):
+    """Method, mode and labels agree, but not the network it started from, or whose images that had seen."""
+    folder, _ = ran
+    (tmp_path / "mine").symlink_to(folder / "o/ten/together/seed-0")
+    other = tmp_path / "other.toml"
+    other.write_text(FILE.replace(old, new), encoding="utf-8")
+    found = edgefl_train("table", tmp_path / "mine", "--experiment", other)
+    assert found.code == 2 and "none of the experiment's rows" in found.sentence()
+
+
 def test_rows_whose_pretraining_fails_are_told_and_others_go_on(tmp_path, cached, monkeypatch):
     plain = running.run
 

@@ -15,7 +15,7 @@ from edgefl_trainer.errors import RunError
 from edgefl_trainer.experiments.comparison import Found
 from edgefl_trainer.experiments.files import Experiment, Part, Row
 from edgefl_trainer.experiments.measured import Measurement
-from edgefl_trainer.experiments.planning import place_of
+from edgefl_trainer.experiments.planning import federation_of, place_of
 
 
 def run_folders(folder: Path) -> list[Path]:
@@ -110,7 +110,7 @@ def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, 
             continue
         if lies is not None and lies[:2] == (part.name, row.folder):
             return part, row
-        if _has(run.settings, row.hyper) and _starts(run.settings, row) and _labels(run.settings, part, row):
+        if _has(run.settings, row.hyper) and _starts(run.settings, part, row) and _labels(run.settings, part, row):
             candidates.append((part, row))
     most = max((_named(row) for _, row in candidates), default=0)
     closest = [(part, row) for part, row in candidates if _named(row) == most]
@@ -130,12 +130,17 @@ def _has(settings: RunSettings, hyper: Mapping[str, Any]) -> bool:
     return all(values.get(name) == value for name, value in hyper.items())
 
 
-def _starts(settings: RunSettings, row: Row) -> bool:
-    """Whether a run starts from the pre-training that a row names."""
+def _starts(settings: RunSettings, part: Part, row: Row) -> bool:
+    """Whether a run starts from the pre-training, or from the network, that a row names.
+
+    A pre-training that lies where an experiment puts it was made on that experiment's data: it is of that federation.
+    """
     if row.pretrain is None:
-        return True
+        return row.settings.get("backbone", settings.backbone) == settings.backbone
     first = _first_stage(settings)
-    return first is not None and first.method == row.pretrain.method and _has(first, row.pretrain.hyper)
+    if first is None or first.method != row.pretrain.method or not _has(first, row.pretrain.hyper):
+        return False
+    return federation_of(Path(settings.backbone.partition(":")[2])) in (None, part.shared)
 
 
 def _labels(settings: RunSettings, part: Part, row: Row) -> bool:

@@ -20,6 +20,7 @@ from edgefl_trainer.experiments.files import SHARED, Experiment, Part, Pretrain,
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 SEED = re.compile(r"seed-(\d+)")
+PRETRAINING = "pretraining"  # folder of the pre-training runs
 PRETRAIN = "pretrain."  # before a key of --set: of the pre-training runs
 PRETRAIN_FLAGS = {"backbone": "backbone", "pretrain_rounds": "rounds", "pretrain_epochs": "epochs"}  # flag → setting
 
@@ -195,7 +196,7 @@ def _pretraining(
     given["hyper"] = _known_hyper(stage.method, hyper) | dict(stage.hyper)
     assigned = [text.removeprefix(PRETRAIN) for text in choice.assignments if text.startswith(PRETRAIN)]
     settings = resolve(stage.method, {**given, **shared}, None, _known_assignments(stage.method, assigned))
-    place = Path("pretraining") / part.shared / stage.folder / f"seed-{settings.seed}"
+    place = Path(PRETRAINING) / part.shared / stage.folder / f"seed-{settings.seed}"
     return PlannedPretraining(settings=settings, folder=choice.out / place, name=str(place))
 
 
@@ -252,6 +253,13 @@ def place_of(folder: Path) -> tuple[str, str, int] | None:
     if seed is None or len(folder.absolute().parts) < 4:
         return None
     return folder.absolute().parts[-3], folder.absolute().parts[-2], int(seed[1])
+
+
+def federation_of(folder: Path) -> str | None:
+    """The federation of a pre-training run that lies where `plan_runs` puts one."""
+    parts = folder.absolute().parts
+    lies = len(parts) >= 4 and parts[-4] == PRETRAINING and SEED.fullmatch(parts[-1])
+    return parts[-3] if lies else None
 
 
 def partitions_of(runs: Sequence[PlannedRun]) -> list[PlannedPartition]:
