@@ -49,9 +49,8 @@ def measure(folder: Path, site_name: str, specs: tuple[str, ...], batch: int) ->
     if not isinstance(method, FedEvPrompt):
         raise EdgeflError(f"the run in {folder} is of {settings.method}; name one of fedevprompt.", "run")
     federation = load_data(settings, run.backbone.spec.image_px)
-    sites = build_sites(
-        federation, build_task(settings, method, federation, run.backbone), run.backbone, settings, needs_labels=True
-    )
+    task = build_task(settings, method, federation, run.backbone)
+    sites = build_sites(federation, task, run.backbone, settings, method)
     if site_name not in sites:
         raise EdgeflError(f"the data has no site {site_name}; it has {', '.join(sites)}.", "run")
     norms = gradient_norms(run, method, sites[site_name], batch)

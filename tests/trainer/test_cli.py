@@ -18,10 +18,11 @@ from edgefl_protocol.errors import BundleError, EdgeflError, SignatureError, Sto
 from edgefl_trainer import cli, extra
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.errors import SpecError
+from edgefl_trainer.engine.settings import hyper_types
 from edgefl_trainer.errors import BackboneError, RunError, SettingError, TrainingError
 from edgefl_trainer.methods import METHODS
 
-COMMANDS = ("methods", "run", "evaluate", "predict", "table", "experiment")
+COMMANDS = tuple(cli.cli.commands)
 
 
 # ---------------------------------------------------------------------------------------------- help and listing
@@ -60,6 +61,9 @@ def test_without_the_extra_every_command_is_one_sentence(command, monkeypatch, t
         "predict": [tmp_path, tmp_path / "x.png", "--site", "a"],
         "table": [tmp_path],
         "experiment": [__file__, "--out", tmp_path / "run"],
+        "finetune": [tmp_path, "--mode", "local", "--labels", "0.1", "--out", tmp_path / "run"],
+        "join": ["-", "--data", "folder:x", "--out", tmp_path / "run"],
+        "partition": ["--data", "folder:x", "--scheme", "iid", "--sites", "2", "-o", tmp_path / "run"],
     }[command]
     outcome = edgefl_train(command, *arguments)
     assert outcome.code == 2
@@ -267,6 +271,20 @@ def test_an_empty_site_is_named(method, mae, tmp_path):
     assert outcome.code == 1
     assert "site west" in outcome.sentence() and "leave it out" in outcome.sentence()
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", sorted(name for name, kind in METHODS.items() if "bn" in hyper_types(kind)))
+def test_every_site_with_one_image_is_named_before_anything_is_learned(method, tmp_path, cached):
+    """docs/methods.md 2.3: what learns with batch norm or negatives (SgdRecipe) needs two images; east has enough."""
+    rows = [{**row, "center": center} for center in ("east", "north", "west") for row in records()[:6]]
+    rows = [{**row, "image": f"{i}", "file": f"{i}.png"} for i, row in enumerate(rows)]
+    few = [row for i, row in enumerate(rows) if row["center"] == "east" or i % 6 == 0]
+    data = f"manifest:{write_index(tmp_path / 'data', few)}"
+    outcome = run(method, data, tmp_path / "run", "cnn:mobilenetv3_small_050")
+    assert outcome.code == 1
+    for words in ("site north has 1 image", "site west has 1 image", f"{method} needs 2", "@site=NAME"):
+        assert words in outcome.sentence()
+    assert "east" not in outcome.sentence() and not (tmp_path / "run").exists()
 
 
 def test_a_folder_without_pictures_is_told(mae, tmp_path):

@@ -202,6 +202,13 @@ class Method(Protocol):
 
 
 @runtime_checkable
+class NeedsImages(Protocol):
+    """What a method adds that learns from no site with fewer images."""
+
+    least_images: ClassVar[int]
+
+
+@runtime_checkable
 class LearnsBackbone(Protocol):
     """What a self-supervised method adds: the encoder it learned."""
 

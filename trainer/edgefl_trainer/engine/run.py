@@ -78,7 +78,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     backbone = load_backbone(settings.backbone, image_px=settings.image_px or None, seed=settings.seed)
     federation = load_data(settings, backbone.spec.image_px, partition)
     task = build_task(settings, method, federation, backbone)
-    sites = build_sites(federation, task, backbone, settings, needs_labels=method.needs_labels)
+    sites = build_sites(federation, task, backbone, settings, method)
     if isinstance(method, TrainsNetwork):
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken

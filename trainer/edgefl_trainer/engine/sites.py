@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from edgefl_trainer.contract import Examples, Site, Task
+from edgefl_trainer.contract import Examples, Method, NeedsImages, Site, Task
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import SiteRows
 from edgefl_trainer.engine.settings import RunSettings
@@ -31,20 +31,25 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
 
 
 def build_sites(
-    federation: Federation, task: Task, backbone: Backbone, settings: RunSettings, *, needs_labels: bool
+    federation: Federation, task: Task, backbone: Backbone, settings: RunSettings, method: Method
 ) -> Mapping[str, Site]:
     """One `Site` for each member of the federation that trains.
 
     Raises:
-        TrainingError: a site has no row to learn from.
+        TrainingError: sites have fewer rows than the method learns from; each is named.
     """
     trained = [name for name in federation.sites if name not in federation.held_out]
     sites = _sites(federation, trained, task, backbone, settings)
-    for name, site in sites.items():
-        if not len(site.train if needs_labels else site.unlabelled):
-            raise TrainingError(
-                f"site {name} has no {'labelled ' * needs_labels}image to train on: add some or leave it out."
-            )
+    least = method.least_images if isinstance(method, NeedsImages) else 1
+    counts = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
+    few = {name: count for name, count in counts.items() if count < least}
+    if few:
+        kind = "labelled " * method.needs_labels
+        needed = f", and {settings.method} needs {least}" if least > 1 else ""
+        held = [f"site {name} has {count or 'no'} {kind}image to train on" for name, count in few.items()]
+        raise TrainingError(
+            f"{', '.join(held)}{needed}: add some or leave it out (--data SPEC@site=NAME takes one site of a source)."
+        )
     return sites
 
 

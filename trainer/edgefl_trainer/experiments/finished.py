@@ -136,7 +136,7 @@ def _starts(settings: RunSettings, part: Part, row: Row) -> bool:
     A pre-training that lies where an experiment puts it was made on that experiment's data: it is of that federation.
     """
     if row.pretrain is None:
-        return row.settings.get("backbone", settings.backbone) == settings.backbone
+        return bool(row.settings.get("backbone", settings.backbone) == settings.backbone)
     first = _first_stage(settings)
     if first is None or first.method != row.pretrain.method or not _has(first, row.pretrain.hyper):
         return False

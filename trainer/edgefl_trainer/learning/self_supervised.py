@@ -33,6 +33,7 @@ from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
+LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
 LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
 MOMENTUM = "momentum."  # and before it, those of a slow copy
 Images = UInt8[Tensor, "B H W 3"]
@@ -293,7 +294,7 @@ def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int6
     Raises:
         TrainingError: there is one image only.
     """
-    if len(order) < 2:
+    if len(order) < LEAST_IMAGES:
         raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
     least = min(batch, LEAST_BATCH)
     starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= least]

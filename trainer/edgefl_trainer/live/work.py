@@ -114,7 +114,7 @@ def prepare(told: TaskReply, options: SiteOptions) -> Work:
         epochs=told.epochs,
         seed=told.seed,
     )
-    sites = build_sites(federation, task, backbone, settings, needs_labels=method.needs_labels)
+    sites = build_sites(federation, task, backbone, settings, method)
     [site] = sites.values()
     method.start(task, [site.name])  # what does not fit this backbone shows here
     return Work(settings, method, task, backbone, federation, replace(site, noise="secret"))

@@ -37,6 +37,7 @@ class FedCLF:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
+    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)

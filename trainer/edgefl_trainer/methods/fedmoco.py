@@ -26,6 +26,7 @@ class FedMoCo:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
+    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
 

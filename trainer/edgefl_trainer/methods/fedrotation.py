@@ -32,6 +32,7 @@ class FedRotation:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 1803.07728"
     needs_labels: ClassVar[bool] = False
+    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
 

@@ -33,6 +33,7 @@ class FedSimCLR:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2002.05709"
     needs_labels: ClassVar[bool] = False
+    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
     temperature: float = 0.2  # tau

@@ -27,6 +27,7 @@ class LocalCL:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
+    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
     contrast: ContrastRecipe = field(default_factory=lambda: ContrastRecipe(momentum_encoder="local"))
 
