@@ -210,6 +210,33 @@ def test_unlabelled_images(make_zip, cache: Path, mode: str, own: int, free: int
         assert (federation.labels[site.unlabelled] == -1).all()
 
 
+def photographed_again() -> list[dict[str, str]]:
+    """Of each lesion a labelled picture, one without label at the same site, and one whose site nobody noted."""
+    first = [r for r in ward_records() if r["image"].endswith("_0")]
+    again = [
+        r | {"image": f"{r['image']}_{kind}", "file": f"{r['file']}.{kind}.png", "label": "", "split": "unlabelled"}
+        for r in first
+        for kind in ("own", "free")
+    ]
+    return [*first, *(r | {"center": ""} if r["image"].endswith("free") else r for r in again)]
+
+
+def test_an_unlabelled_picture_of_a_lesion_that_is_held_back_is_not_learned_from(make_zip, cache: Path) -> None:
+    """docs/data.md, rows: what judges a network is no lesion that it learned from, with or without a label."""
+    spec = f"manifest:{make_zip(photographed_again())}"
+    federation, everywhere = load(spec, unlabelled="spread"), set[str]()
+    tested = {federation.lesions[i] for site in federation.sites.values() for i in site.test}
+    for name, site in federation.sites.items():
+        learned = {federation.lesions[i] for i in site.unlabelled}
+        assert not learned & (tested | {federation.lesions[i] for i in site.tune})
+        own = {image for image in names(federation, name, "unlabelled") if image.endswith("own")}
+        assert own == {f"{image}_own" for image in names(federation, name, "train")}
+        everywhere |= {federation.lesions[i] for i in site.unlabelled if federation.names[i].endswith("free")}
+    assert everywhere  # pictures of no site are still dealt
+    alone = load(f"{spec}@site=north", unlabelled="spread")
+    assert names(alone, "north", "unlabelled") == names(federation, "north", "unlabelled")
+
+
 def test_one_site_alone_has_the_rows_it_has_beside_the_others(make_zip, cache: Path) -> None:
     """A live site reads `@site=NAME`; its rows equal those of the simulation."""
     spec = f"manifest:{make_zip(stateless())}"

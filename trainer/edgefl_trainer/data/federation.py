@@ -29,6 +29,7 @@ ChooseTune = Callable[[str, Sequence[Row]], set[str]]  # a site's name and train
 
 NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
 ROW_KINDS = ("train", "tune", "val", "test", "unlabelled")
+REPORTED = ("val", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +233,17 @@ def _classes_of(partition: Partition, classes: Sequence[str] | None) -> Sequence
 def _place(
     rows: Sequence[Row], labels: NDArray[np.int64], seed: int, *, spread_unplaced: bool, without: Sequence[str]
 ) -> tuple[list[Row], NDArray[np.int64]]:
-    """Deal images of no site to the sites but some, as unlabelled ones; their labels, if any, are not used."""
+    """Deal images of no site to the sites but some, as unlabelled ones; their labels, if any, are not used.
+
+    An image of a lesion that any site reports on is dealt to nobody.
+    """
     placed = list(rows)
     labels = labels.copy()
     free = [i for i, row in enumerate(rows) if row.site is None]
     labels[free] = -1
     if spread_unplaced:
-        free = [i for i in free if rows[i].split in ("train", "unlabelled")]
+        reported = {row.lesion for row in rows if row.site is not None and row.split in REPORTED}
+        free = [i for i in free if rows[i].split in ("train", "unlabelled") and rows[i].lesion not in reported]
         sizes = Counter(row.site for i, row in enumerate(rows) if row.site and row.split == "train" and labels[i] >= 0)
         known = {site: n for site, n in sizes.items() if site is not None and site not in without}
         for i, site in zip(free, spread([rows[i].lesion for i in free], known, seed), strict=True):
@@ -323,13 +328,14 @@ def _deal_site(
         lesions = [rows[i].lesion for i in train]
         kept = choose_limit(lesions, [class_of[lesion] for lesion in lesions], limit, f"limit:{name}", seed)
         train = [i for i in train if rows[i].lesion in kept]
+    held_back = tune | {rows[i].lesion for kind in REPORTED for i in group.get(kind, [])}
     return SiteRows(
         name=name,
         train=_indices(train),
         tune=_indices([i for i in learning if rows[i].lesion in tune]),
         val=_indices(group.get("val", [])),
         test=_indices(group.get("test", [])),
-        unlabelled=_indices(group.get("unlabelled", [])),
+        unlabelled=_indices([i for i in group.get("unlabelled", []) if rows[i].lesion not in held_back]),
     )
 
 
