@@ -1,8 +1,13 @@
 """Progress for people: time left counted in images, and what a line says. Source: docs/train.md, progress."""
 
+import io
+import re
+
 import pytest
+from rich.console import Console
 
 from edgefl_trainer.contract import Phase
+from edgefl_trainer.engine import display
 from edgefl_trainer.engine.display import Display, Pace, duration
 from edgefl_trainer.engine.federation import Probed
 from edgefl_trainer.evaluate.probe import ProbeReport
@@ -98,6 +103,25 @@ def test_a_line_says_round_site_loss_speed_waiting_and_time_left(capsys):
     assert line.startswith("round 1/2 · large: loss 0.25, seconds 12.5, ")
     assert "images/s, waiting for data 0%, " in line
     assert line.rstrip().endswith(" left")
+
+
+def test_a_terminal_of_80_columns_shows_all_of_it(monkeypatch):
+    """Nothing is cut, with the longest name of the centres: 0.99 of round 28 took 12 min, 72.01 rounds are left."""
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(display, "Console", lambda *, stderr: console)
+    site, clock = "vidir_molemax", Clock()
+    shown = display.Display(Pace([Phase("train", r) for r in range(1, 101)], {site: 2463}, clock=clock), epochs=10)
+    with shown:
+        shown.phase_started(Phase("train", 28), 100, [site])
+        shown.site_started(site)
+        clock.now += 720
+        facts = {"epoch": 10, "step": 18, "steps": 20, "loss": 0.612712, "images": 128, "wait_seconds": 1e-9}
+        shown.site_reported(site, facts)
+    *_, bar, line = (one.strip() for one in re.split(r"\r|\n|\x1b\[\S*?[A-Za-z]", screen.getvalue()) if one.strip())
+    assert bar.startswith("round 28/100 · vidir_molemax ━") and bar.endswith("% 14 h 33 min left")
+    assert re.fullmatch(r"epoch 10 · loss 0\.6127 · \d+ images/s · waiting for data 0%", line)
+    assert "…" not in screen.getvalue()
 
 
 def test_a_method_that_does_not_tell_its_waiting_has_none_shown(capsys):

@@ -1,8 +1,8 @@
-"""Progress of a run on stderr: a bar that moves in a terminal, a line for each site elsewhere (logs, cron).
+"""Progress of a run on stderr: two lines that change in a terminal, a line for each site elsewhere (logs, cron).
 
-Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left. Sites differ
-in size, so what is left is counted in images and not in sites, and only work of this process tells its pace: a run that
-goes on after a stop does not take the finished rounds for quick ones.
+Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left; in 80 columns
+nothing of it is cut. Sites differ in size, so what is left is counted in images and not in sites, and only work of this
+process tells its pace: a run that goes on after a stop does not take the finished rounds for quick ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +10,15 @@ from time import monotonic
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.text import Text
 
 from edgefl_trainer.contract import Phase, Scalar
 from edgefl_trainer.engine.federation import Probed
 
+BAR_WIDTH = 20  # columns
 SHORT_PHASE = 0.1  # work of a warm or final phase, as a share of a round's
 
 
@@ -96,23 +99,25 @@ class Display:
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(BAR_WIDTH),
             TaskProgressColumn(),
-            TextColumn("{task.fields[facts]}"),
+            TextColumn("{task.fields[left]}"),
             console=self._console,
-            disable=not self._console.is_terminal,
         )
+        self._facts = Text(no_wrap=True, overflow="ellipsis")
+        self._live = Live(Group(self._bar, self._facts), console=self._console)
         self._pace, self._epochs = pace, epochs
-        self._total = self._bar.add_task("starting", total=pace.total, facts="")
+        self._total = self._bar.add_task("starting", total=pace.total, left="")
         self._phase = ""
         self._clear()
 
     def __enter__(self) -> "Display":
-        self._bar.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        self._live.stop()
 
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
         """Name the phase."""
@@ -127,7 +132,8 @@ class Display:
         """Name the site."""
         self._clear()
         self._pace.site(site)
-        self._bar.update(self._total, description=f"{self._phase} · {site}", facts="")
+        self._facts.plain = ""
+        self._bar.update(self._total, description=f"{self._phase} · {site}")
 
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
         """Show loss and speed, and print what a person should look at."""
@@ -141,7 +147,8 @@ class Display:
         epoch, step, steps = (float(facts.get(name, 1)) for name in ("epoch", "step", "steps"))
         self._pace.within(min(1.0, (epoch - 1 + step / max(1.0, steps)) / self._epochs))
         shown = [f"epoch {epoch:.0f}", f"loss {facts.get('loss'):.4g}", *self._speed(monotonic() - self._since)]
-        self._bar.update(self._total, completed=self._pace.done, facts=" · ".join(shown))
+        self._facts.plain = " · ".join(shown)
+        self._bar.update(self._total, completed=self._pace.done, left=self._left())
 
     def site_finished(self, site: str, metrics: Mapping[str, Any]) -> None:
         """Move the bar, or print a line where nothing can move."""
@@ -150,7 +157,8 @@ class Display:
         if self._console.is_terminal or metrics["phase"] != "train":
             return
         shown = [f"{name} {metrics[name]:.4g}" for name in ("loss", "seconds") if isinstance(metrics.get(name), float)]
-        self._say(f"{self._phase} · {site}: {', '.join([*shown, *self._speed(monotonic() - self._since)])}")
+        left = [text] if (text := self._left()) else []
+        self._say(f"{self._phase} · {site}: {', '.join([*shown, *self._speed(monotonic() - self._since), *left])}")
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
         """Print where the federation stands."""
@@ -173,8 +181,11 @@ class Display:
         found = [f"{self._images / max(1e-9, seconds):.0f} images/s"] if self._images else []
         if self._tells_waiting:
             found.append(f"waiting for data {min(1.0, self._waited / max(1e-9, seconds)):.0%}")
+        return found
+
+    def _left(self) -> str:
         left = duration(self._pace.left_seconds())
-        return [*found, f"{left} left"] if left else found
+        return f"{left} left" if left else ""
 
     def _clear(self) -> None:
         self._images, self._waited, self._tells_waiting, self._since = 0, 0.0, False, monotonic()
