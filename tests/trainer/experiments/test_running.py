@@ -242,6 +242,22 @@ def test_a_caption_says_what_ours_are(name, said):
     assert said in caption(experiment, part, [found])
 
 
+def test_a_caption_gives_a_random_start_no_rounds():
+    """The settings of `random-init` name rounds as those of its neighbours do; it learns in none of them."""
+    experiment = read_experiment(ROOT / "experiments/fedclf-fedmae-table-1.toml")
+    part, run = experiment.parts[0], Measurement(seed=0, summary={"reported_rows": "test"}, lines=())
+    second = RunSettings(method="finetune", data=("lesions:",), preset="paper", backbone="run:there")
+    found = [
+        Found(part=part.name, row=row, measured=run, settings=second, environment={}, first=first)
+        for row, first in (
+            ("random-local", RunSettings(method="random-init", data=("lesions:",), backbone="cnn:resnet18", rounds=20)),
+            ("fedclf-local", RunSettings(method="fedclf", data=("lesions:",), backbone="cnn:resnet18", rounds=20)),
+        )
+    ]
+    told = caption(experiment, part, found)
+    assert "network cnn:resnet18 after random-init, cnn:resnet18 after fedclf (bench84, 20 rounds of 2 epochs)" in told
+
+
 @pytest.mark.parametrize("style", ["md", "csv", "json", "latex"])
 def test_a_file_without_runs_still_shows_the_paper(style):
     text = render_comparison(read_experiment(FILE), [], style)

@@ -1,8 +1,8 @@
 """Progress of a run on stderr: two lines that change in a terminal, a line for each site elsewhere (logs, cron).
 
-Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left; in 80 columns
-nothing of it is cut. Sites differ in size, so what is left is counted in images and not in sites, and only work of this
-process tells its pace: a run that goes on after a stop does not take the finished rounds for quick ones.
+Both say phase, site, loss, images per second, the share of time spent waiting for data, and the time left; in 80
+columns nothing of it is cut. Sites differ in size, so what is left is counted in images and not in sites, and only work
+of this process tells its pace: a run that goes on after a stop does not take the finished rounds for quick ones.
 """
 
 from collections.abc import Callable, Mapping, Sequence

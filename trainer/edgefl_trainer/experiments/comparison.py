@@ -205,7 +205,8 @@ def _network(found: Found) -> str:
     if found.first is None:
         return _short(found.settings.backbone)
     first = found.first
-    return f"{_short(first.backbone)} after {first.method} ({_schedule(first)})"
+    learned = first.build_method().phases(first.rounds)  # a random start has no rounds, whatever its settings say
+    return f"{_short(first.backbone)} after {first.method}" + (f" ({_schedule(first)})" if learned else "")
 
 
 def _short(name: str) -> str:
