@@ -255,6 +255,24 @@ def test_what_is_finished_is_not_made_again(ran):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
+def test_an_experiment_that_is_killed_again_and_again_ends_with_the_same_states(ran, tmp_path, kill_after):
+    """docs/experiments.md: the same command continues a table, wherever it was stopped, by kill -9 too."""
+    command = ("experiment", written(tmp_path), "--tiny", "--device", "cpu", "--rounds", 1, "--parts", "ten",
+               "--rows", "alone", "--out", tmp_path / "o")  # fmt: skip
+    for moment in (
+        "partitions/one.json",  # nothing but the partition
+        "fedmae/seed-0/backbone.safetensors",  # the first stage has learned, but has no summary
+        "fedmae/seed-0/summary.json",  # the first stage is finished, the second has not begun
+        "ten/alone/seed-0/checkpoints/latest.json",
+        "ten/alone/seed-0/calibration.json",
+    ):
+        kill_after(moment, *command)
+    assert edgefl_train(*command).code == 0
+    for run in ("pretraining/one/fedmae/seed-0", "ten/alone/seed-0"):
+        found, whole = (json.loads((where / "o" / run / "summary.json").read_text()) for where in (tmp_path, ran[0]))
+        assert (found["state_sha256"], found["sites"]) == (whole["state_sha256"], whole["sites"])
+
+
 def test_the_table_shows_figures_of_the_second_stage(ran):
     folder, _ = ran
     found = edgefl_train("table", folder / "o", "--experiment", folder / "two.toml", "--format", "json")
