@@ -192,6 +192,56 @@ def test_contrastive_crops_show_from_the_stated_share(recipe, least, monkeypatch
     assert narrowest - 0.03 < spans.min() < narrowest + 0.1
 
 
+def figures(views: torch.Tensor) -> dict[str, np.ndarray]:
+    """What each augmentation changes, of each view (B, 3, px, px)."""
+    shades, grey, most = views.mean(dim=(2, 3)), views.mean(dim=1), views.amax(dim=1)
+    half, spread = grey.shape[-1] // 2, grey.std(dim=(1, 2))
+    found = {
+        "brightness": shades.mean(dim=1),
+        "green": shades[:, 1],
+        "hue": shades[:, 0] - shades[:, 2],
+        "saturation": ((most - views.amin(dim=1)) / most.clamp(min=1e-3)).mean(dim=(1, 2)),
+        "contrast": spread / shades.mean(dim=1),
+        "sharpness": (grey[:, 1:] - grey[:, :-1]).abs().mean(dim=(1, 2)) / spread.clamp(min=1e-3),
+        "side": (grey[:, :, :half].mean(dim=(1, 2)) - grey[:, :, half:].mean(dim=(1, 2))) / spread.clamp(min=1e-3),
+    }
+    return {name: value.numpy() for name, value in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "smallest", "colours"),
+    [("moco-v2", 0.2, (0.4, 0.4, 0.4, 0.1)), ("simclr", 0.08, (0.8, 0.8, 0.8, 0.2))],
+)
+def test_views_are_distributed_as_the_public_recipes_ones(recipe, smallest, colours):
+    """MoCo v2's and SimCLR's composition in torchvision, 1,200 views of each of one picture (Kolmogorov and Smirnov).
+
+    The picture is brighter on the left, coloured and rough, so that each augmentation shows in one of the figures.
+    """
+    from scipy.stats import ks_2samp
+    from torchvision.transforms import v2
+
+    ramp = np.linspace(1.0, 0.5, 72)[None, :, None] * np.array([200.0, 120.0, 90.0])
+    picture = (ramp + np.random.default_rng(5).normal(0, 25, (72, 72, 1))).clip(0, 255).astype(np.uint8)
+    planes = torch.from_numpy(picture).permute(2, 0, 1).float() / 255
+    rng, many = np.random.default_rng(0), torch.from_numpy(picture).expand(20, -1, -1, -1).contiguous()
+    ours = torch.cat([contrastive_views(many, rng, recipe, 64) for _ in range(60)])
+    public = v2.Compose(
+        [
+            v2.RandomResizedCrop(64, scale=(smallest, 1.0), antialias=False),
+            v2.RandomApply([v2.ColorJitter(*colours)], p=0.8),
+            v2.RandomGrayscale(p=0.2),
+            v2.RandomApply([v2.GaussianBlur(7, (0.1, 2.0))], p=0.5),
+            v2.RandomHorizontalFlip(),
+        ]
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        theirs = torch.stack([public(planes) for _ in range(1200)])
+    wanted = figures(theirs)
+    for name, found in figures(ours).items():
+        assert ks_2samp(found, wanted[name]).pvalue > 1e-3, name
+
+
 @pytest.mark.parametrize(("recipe", "strength"), [("moco-v2", 0.4), ("simclr", 0.8)])
 def test_brightness_is_as_strong_as_the_recipe_says(recipe, strength):
     """A grey picture of one shade: contrast, saturation and hue cannot change it, brightness by 1 ± strength."""

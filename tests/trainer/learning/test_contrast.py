@@ -121,6 +121,16 @@ def test_fe_mixes_local_and_remote_features_and_keeps_its_size():
     assert len(rows_of(held[6:])) == 4  # without replacement where there are enough
 
 
+def test_others_features_are_drawn_uniformly():
+    """FedCLF eq. 3: 1,000 draws of 4 of 10 take each 400 times, five standard deviations (15.5) allowed."""
+    others, counts = features(10, 1), np.zeros(10)
+    remote = Remote(others, np.random.default_rng(0))
+    for _ in range(1000):
+        counts += (others @ remote.draw(4).T > 0.999).sum(dim=1).numpy()
+    assert counts.sum() == 4000
+    assert np.abs(counts - 400).max() < 5 * np.sqrt(1000 * 0.4 * 0.6)
+
+
 def test_the_loss_is_taken_before_the_batch_enters_the_queue():
     """MoCo Algorithm 1: enqueue comes last. With one negative at right angles to everything the loss is known."""
     bank = FeatureQueue(8, CPU)

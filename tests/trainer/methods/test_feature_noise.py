@@ -69,3 +69,22 @@ def test_released_features_depend_on_their_own_image_only(cnn_task, make_site):
     assert sum(not torch.allclose(a, b, atol=1e-5) for a, b in zip(one, two, strict=True)) == 1
     one, two = (contrast.local_features(recipe, s, model, "release", 1, training=True) for s in (site, other))
     assert sum(not torch.allclose(a, b, atol=1e-5) for a, b in zip(one, two, strict=True)) > 1  # the test can fail
+
+
+def test_what_is_released_are_those_features(cnn_task, make_site, monkeypatch):
+    """Through the method, in the warm phase and in a round: fresh features of each image alone, and noise on them."""
+    task, seen = cnn_task(), list[Exchange]()
+    method, site = fedclf(dp_noise=1e-3), make_site(task, count=6)
+    plain, wanted = contrast.local_features, list[np.ndarray]()
+
+    def noting(recipe, site, encoder, *purpose, training=True):
+        if purpose[0] == "release":
+            alone = plain(recipe, site, encoder, *purpose, training=False)
+            wanted.append(alone.numpy())
+        return plain(recipe, site, encoder, *purpose, training=training)
+
+    monkeypatch.setattr(contrast, "local_features", noting)
+    play(method, task, {"a": site}, watch=seen.append)
+    assert len(wanted) == 2
+    for exchange, alone in zip(seen, wanted, strict=True):
+        np.testing.assert_allclose(exchange.replies["a"].arrays["features"], alone, atol=6e-3)

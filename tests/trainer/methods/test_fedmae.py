@@ -16,7 +16,7 @@ from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.steps import cosine_rate
-from edgefl_trainer.methods import METHODS
+from edgefl_trainer.methods import METHODS, fedmae
 from edgefl_trainer.models.architectures import Architecture, sincos_positions
 from edgefl_trainer.models.mae import MaskedAutoencoder, patches, standardised
 
@@ -311,6 +311,34 @@ def test_steps_are_those_of_maes_public_loop(rounds, epochs, round_, share, warm
         wanted = model.get_parameter(name).detach().numpy()
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7, err_msg=name)
     assert not np.array_equal(reply.arrays["mask_token"], broadcast.arrays["mask_token"])
+
+
+def test_it_learns_on_random_crops_each_hidden_in_its_own_way(make_task, make_site, monkeypatch):
+    """MAE section 3: the crop is its augmentation, and masks are drawn anew for each image and step."""
+    asked: list[float] = []
+    shown: list[torch.Tensor] = []
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    plain, forward = fedmae.random_crops, MaskedAutoencoder.forward
+
+    def noting_crops(images, rng, smallest):
+        asked.append(smallest)
+        shown.append(plain(images, rng, smallest))
+        return shown[-1]
+
+    def noting(self, images, noise, *more):
+        seen.append((images.clone(), noise.clone()))
+        return forward(self, images, noise, *more)
+
+    monkeypatch.setattr(fedmae, "random_crops", noting_crops)
+    monkeypatch.setattr(MaskedAutoencoder, "forward", noting)
+    task = make_task(rounds=2)
+    site = make_site(task, count=8)
+    play(build(METHODS["fedmae"], {**HYPER, "smallest_crop": 0.3}), task, {"a": site})
+    assert asked == [0.3] * 4
+    for crops, (images, _) in zip(shown, seen, strict=True):
+        torch.testing.assert_close(images, site.backbone.normalise(crops), atol=1e-5, rtol=1e-5)
+    orders = torch.cat([noise for _, noise in seen]).argsort(dim=1)
+    assert len({tuple(order.tolist()) for order in orders}) == 16  # of 9! orders
 
 
 def test_learning_goes_on_from_a_given_backbone(make_task, make_site, backbone):
