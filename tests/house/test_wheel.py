@@ -114,6 +114,15 @@ def test_the_shipped_backbones_and_their_licence_are_in_the_wheel(root: Path, wh
     assert "License-File: backbones/LICENSE-derm-vit-tiny-84" in told
 
 
+def test_an_installed_wheel_finds_the_shipped_backbones(root: Path, device: Path, outside) -> None:
+    """`--backbone derm-vit-tiny-84` names the file inside the package, with nothing of a checkout near it."""
+    look = "from edgefl_trainer.models.shipped import shipped_backbones as found; print(*found(), *found().values())"
+    done = outside("python", "-c", look, path=device)
+    names = sorted(path.stem for path in (root / "backbones").glob("*.safetensors"))
+    assert "derm-vit-tiny-84" in names and done.stdout.split()[: len(names)] == names, done.stderr
+    assert all("edgefl_trainer/backbones/" in path for path in done.stdout.split()[len(names) :])
+
+
 def test_at_most_17_packages_and_no_framework(device: Path) -> None:
     """docs/design.md 2: the six dependencies and what they need; pip itself is not counted."""
     listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")

@@ -64,6 +64,17 @@ def test_the_summary_counts_the_labels(tuned, ward):
             assert found["sites"][name]["n_labelled"] == found["sites"][name]["n_train"] == due < len(rows.train)
 
 
+def test_figures_are_those_of_the_labelled_methods(tuned, finished):
+    """The six figures of the paper's Tables III and IV, and all of ours: of each site and pooled, by the same names."""
+    labelled = summary(finished["fedavg"])
+    for folder in tuned.values():
+        found = summary(folder)
+        for name, site in found["sites"].items():
+            assert site.keys() == labelled["sites"][name].keys()
+            for figure in ("macro_recall", "macro_precision", "macro_f1", "specificity", "auroc", "accuracy"):
+                assert 0 <= site[figure] <= 1 and 0 <= found["pooled"][figure] <= 1
+
+
 def test_only_the_federated_mode_sends_the_network(tuned):
     network = sum(value.size * 4 for value in open_run(tuned["local"]).predictor("east").network.values())
     assert summary(tuned["local"])["bytes_up_per_round"] < 2 * 200  # two sites, a header without arrays
