@@ -19,18 +19,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from edgefl_protocol import Payload
+from edgefl_protocol import Payload, contrast_training
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import self_supervised, steps
 from edgefl_trainer.learning.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, ahead, cut
 from edgefl_trainer.losses import contrastive_loss
 
-FEATURES = 128  # width of a feature
+FEATURES = contrast_training.FEATURES  # width of a feature
 BANK = "bank"  # Q_l in a site's state
 NETWORK = ("backbone.", "head.")  # names of the network's tensors begin so
 TENSORS = (*NETWORK, MOMENTUM)
-SHORT_RUN = 20_000  # local steps of a run, below which the slow copy follows faster
+SHORT_RUN = contrast_training.SHORT_RUN  # local steps of a run, below which the slow copy follows faster
 ALIKE = 0.95  # mean similarity of different images' keys above which they say next to nothing of the image
 START_SHARE = 0.05  # of its start in the slow copy after all steps, above which a person should know
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
-from edgefl_protocol.contrast_training import LEAST_BATCH
+from edgefl_protocol.contrast_training import LEAST_BATCH, SLOW
 from edgefl_trainer.augment import Recipe, contrastive_views
 from edgefl_trainer.contract import Arrays, Examples, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -35,7 +35,7 @@ from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
 LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
-MOMENTUM = "momentum."  # and before it, those of a slow copy
+MOMENTUM = SLOW  # and before it, those of a slow copy
 Images = UInt8[Tensor, "B H W 3"]
 Pixels = Float[Tensor, "B 3 px px"]
 Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]

@@ -27,7 +27,7 @@ from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.self_supervised import ahead
+from edgefl_trainer.learning.self_supervised import BACKBONE, ahead, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 from edgefl_trainer.models.spec import require_vit
@@ -132,11 +132,7 @@ class FedMAE:
 
     def backbone(self, state: State) -> Arrays:
         """The learned encoder by timm's names; the decoder is dropped."""
-        return {
-            name.removeprefix("backbone."): value
-            for name, value in state.arrays.items()
-            if name.startswith("backbone.")
-        }
+        return encoder_of(state)
 
     def _stays(self, name: str) -> bool:
         return name.startswith(PARTS[self.keep_local])
@@ -199,4 +195,4 @@ class FedMAE:
 
 def _initial(task: Task) -> Arrays:
     """The encoder of a backbone to learn on; nothing where there is none."""
-    return {f"backbone.{name}": value for name, value in task.initial.items()}
+    return {f"{BACKBONE}{name}": value for name, value in task.initial.items()}

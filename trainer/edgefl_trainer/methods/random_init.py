@@ -1,8 +1,9 @@
 """Random init: no pre-training, the baseline of FedCLF and FedMAE (arXiv 2208.11278) section V.
 
-    server: a fresh network, the same as every other self-supervised method begins with at this seed      start
+    server: a fresh network, the one that every other self-supervised method begins with at this seed      start
 
-No exchange, no learning: a run ends at once with the network that fine-tuning then starts from.
+No exchange, no learning: a run ends at once with the network that fine-tuning then starts from. Only FedMAE begins with
+another class token, which is drawn behind its decoder.
 
 Differs from the paper: nothing.
 """
@@ -13,6 +14,8 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.learning import self_supervised
+from edgefl_trainer.learning.self_supervised import BACKBONE
 from edgefl_trainer.models.backbones import build_network, weights_of
 
 
@@ -36,7 +39,7 @@ class RandomInit:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """The fresh network of the seed."""
         weights = weights_of(build_network(task.backbone, task.seed))
-        return State({f"backbone.{name}": value for name, value in weights.items()})
+        return State({f"{BACKBONE}{name}": value for name, value in weights.items()})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """Nothing."""
@@ -56,4 +59,4 @@ class RandomInit:
 
     def backbone(self, state: State) -> Arrays:
         """The fresh network by timm's names."""
-        return {name.removeprefix("backbone."): value for name, value in state.arrays.items()}
+        return self_supervised.encoder_of(state)
