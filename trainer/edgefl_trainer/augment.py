@@ -1,9 +1,10 @@
 """Random views of training images, on the device of the images, with every draw taken from a given generator.
 
-Guarantees: each image of a batch has its own draws; the same generator state gives the same views; the draws of others
-are not disturbed. Views of contrastive methods come from kornia, in the order of the public recipes; a masked
-autoencoder's crops are two batched matrix products. Sources: MoCo v2 (arXiv 2003.04297), SimCLR (arXiv 2002.05709,
-appendix A), MAE (arXiv 2111.06377), RotNet (arXiv 1803.07728); docs/methods.md, FedCLF.
+Guarantees: each image of a batch has its own draws, but for the order of the four colour operations, which is drawn for
+the batch; the same generator state gives the same views; the draws of others are not disturbed. Views of contrastive
+methods come from kornia, in the order of the public recipes; a masked autoencoder's crops are two batched matrix
+products. Sources: MoCo v2 (arXiv 2003.04297), SimCLR (arXiv 2002.05709, appendix A), MAE (arXiv 2111.06377), RotNet
+(arXiv 1803.07728); docs/methods.md, FedCLF.
 """
 
 from functools import cache
