@@ -279,6 +279,14 @@ def test_a_site_with_one_image_is_refused_by_name():
         contrast.contrast_round(recipe, site, State(), contrast.start(recipe, site.task).arrays, 1)
 
 
+def test_the_projection_is_mocos():
+    """MoCo v2: linear, ReLU, linear to 128 (as FedCLF section V-A); v1: one linear layer."""
+    two, one = ContrastRecipe().head(16), ContrastRecipe(projection="linear").head(16)
+    assert [tuple(value.shape) for value in two.parameters()] == [(16, 16), (16,), (128, 16), (128,)]
+    assert [type(layer) for layer in two] == [torch.nn.Linear, torch.nn.ReLU, torch.nn.Linear]
+    assert [tuple(value.shape) for value in one.parameters()] == [(128, 16), (128,)]
+
+
 @pytest.mark.parametrize(("rounds", "momentum"), [(1, 0.99), (19_999, 0.99), (20_000, 0.999)])
 def test_m_follows_the_length_of_the_run(rounds, momentum):
     """docs/methods.md 2.5: 0.99 under 20,000 local steps, 0.999 from there on; one step a round here."""
