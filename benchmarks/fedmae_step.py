@@ -1,12 +1,13 @@
-"""A FedMAE step against the same step written plainly in PyTorch: images per second, on a CPU or on CUDA.
+"""A FedMAE epoch against the same epoch written plainly in PyTorch: images per second, on a CPU or on CUDA.
 
-The plain step is the public recipe of masked autoencoders (arXiv 2111.06377) as a person would write it on timm's
+The plain loop is the public recipe of masked autoencoders (arXiv 2111.06377) as a person would write it on timm's
 blocks: torchvision's crops image by image in a `DataLoader`, random masking by two argsorts, gather, a decoder over
-mask tokens, mean squared error of the hidden patches, `AdamW`. Both start from the same weights; on the same views and
-the same noise the losses of the first steps must agree to 1e-4 relative before anything is timed.
+mask tokens, mean squared error of the hidden patches, `AdamW`. Ours is `local_round`, as a run calls it. Both start
+from the same weights; on the same views and the same noise the losses of the first steps must agree to 1e-4 relative
+before anything is timed.
 
-Timed, alternating in one process: `step` on views that are ready, and `views` + step from stored images. On a CPU in
-processor seconds of one thread, on CUDA in elapsed ones.
+Whole epochs are timed in alternating turns of one process: on a CPU in processor seconds of one thread, on CUDA in
+elapsed ones.
 
     python benchmarks/fedmae_step.py --json
 """
@@ -14,8 +15,8 @@ processor seconds of one thread, on CUDA in elapsed ones.
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from edgefl_trainer.contract import Site
     from edgefl_trainer.methods.fedmae import FedMAE
     from edgefl_trainer.models.mae import MaskedAutoencoder
 
@@ -39,23 +41,47 @@ class Case:
     """What both loops learn, and on what."""
 
     method: "FedMAE"
-    backbone: str
-    images: "np.ndarray"  # uint8 (n, px, px, 3)
-    device: "torch.device"
-    autocast: "torch.dtype | None"
+    site: "Site"
+    told: list[Mapping[str, Any]] = field(default_factory=list)  # what our loop reports
+
+    @property
+    def tokens(self) -> int:
+        """Patches of an image."""
+        return int(self.site.task.backbone.tokens)  # type: ignore[union-attr]
 
     def network(self) -> "MaskedAutoencoder":
         """An autoencoder with the same weights each time."""
-        from edgefl_trainer.models.architectures import parse_architecture
-        from edgefl_trainer.models.mae import MaskedAutoencoder
-
-        shape = parse_architecture(self.backbone, self.images.shape[1])
-        if shape is None:
-            raise click.UsageError(f"{self.backbone} is no architecture: name one such as vit:192x12/12.")
-        width, depth = self.method.decoder_width, self.method.decoder_depth
-        model = MaskedAutoencoder(shape, decoder_width=width, decoder_depth=depth)
+        model = self.method._model(self.site.task)
         model.initialise(0)
-        return model.to(self.device)
+        return model.to(self.site.device)
+
+
+def edgefl_epoch(case: Case) -> Callable[[], None]:
+    """An epoch of FedMAE, as a site makes it: weights in, weights out."""
+    from edgefl_protocol import Payload
+    from edgefl_trainer.contract import Phase, State
+
+    method, site = case.method, case.site
+    start = method.start(site.task, [site.name])
+    shared = method.broadcast(start, Phase("train", 1), [site.name])[site.name]
+    broadcast = Payload(shared.arrays, {"phase": "train", "round": 1, "rounds": 1})
+
+    def epoch() -> None:
+        method.local_round(site, State({}), broadcast)
+
+    return epoch
+
+
+def plain_epoch(case: Case) -> Callable[[], None]:
+    """The same epoch as a script has it."""
+    import torch
+
+    def epoch() -> None:
+        step = plain_steps(case)
+        for views in plain_views(case):
+            float(step(views, torch.rand(len(views), case.tokens, device=views.device)))
+
+    return epoch
 
 
 def edgefl_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
@@ -65,11 +91,11 @@ def edgefl_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
     from edgefl_trainer.augment import to_float
     from edgefl_trainer.models.architectures import IMAGENET_MEAN, IMAGENET_STD
 
-    model = case.network()
+    model, where = case.network(), case.site
     optimizer = case.method._optimizer(model)
 
     def step(views: "Tensor", noise: "Tensor") -> "Tensor":
-        with torch.autocast(case.device.type, dtype=case.autocast, enabled=case.autocast is not None):
+        with torch.autocast(where.device.type, dtype=where.autocast, enabled=where.autocast is not None):
             loss: Tensor = model(to_float(views, IMAGENET_MEAN, IMAGENET_STD), noise, RATIO, True)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -86,7 +112,10 @@ def plain_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
 
     from edgefl_trainer.models.architectures import IMAGENET_MEAN, IMAGENET_STD
 
-    model = case.network()  # for its layers and their first values; the forward below is the public one
+    model, where = (
+        case.network(),
+        case.site,
+    )  # for its layers and their first values; the forward below is the public one
     learned = [value for value in model.parameters() if value.requires_grad]
     groups = [
         {"params": [value for value in learned if value.ndim > 1], "weight_decay": case.method.weight_decay},
@@ -96,7 +125,7 @@ def plain_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
 
     def step(views: "Tensor", noise: "Tensor") -> "Tensor":
         pixels = normalize(views.permute(0, 3, 1, 2).float() / 255, list(IMAGENET_MEAN), list(IMAGENET_STD))
-        with torch.autocast(case.device.type, dtype=case.autocast, enabled=case.autocast is not None):
+        with torch.autocast(where.device.type, dtype=where.autocast, enabled=where.autocast is not None):
             loss = plain_loss(model, pixels, noise)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -141,21 +170,15 @@ def plain_loss(model: "MaskedAutoencoder", images: "Tensor", noise: "Tensor") ->
     return loss
 
 
-def edgefl_views(case: Case) -> "Iterator[Tensor]":
-    """Batches as FedMAE reads and crops them."""
+def checked_views(case: Case) -> "Iterator[Tensor]":
+    """A few batches of crops."""
     from edgefl_trainer.augment import random_crops
-    from edgefl_trainer.contract import Examples, Site, Task
     from edgefl_trainer.learning.self_supervised import ahead
-    from edgefl_trainer.models.backbones import load_backbone
 
-    count = len(case.images)
-    spec = load_backbone(case.backbone, image_px=case.images.shape[1]).spec
-    task = Task(name="pixels", classes=("a", "b"), backbone=spec, rounds=1, epochs=1, seed=0)
-    rows = Examples(case.images, np.zeros(count, np.int64), np.arange(count))
-    site = Site(name="a", task=task, backbone=None, train=rows, tune=rows, unlabelled=rows, device=case.device)
-    order, rng = site.epoch_order(rows, 1, 0), np.random.default_rng(0)
-    parts = [order[start : start + case.method.batch] for start in range(0, count, case.method.batch)]
-    for images in ahead(site, rows, parts):
+    rows, batch = case.site.unlabelled, case.method.batch
+    order, rng = case.site.epoch_order(rows, 1, 0), np.random.default_rng(0)
+    parts = [order[start : start + batch] for start in range(0, len(rows), batch)][:CHECKED_STEPS]
+    for images in ahead(case.site, rows, parts):
         yield random_crops(images, rng, case.method.smallest_crop)
 
 
@@ -165,63 +188,58 @@ def plain_views(case: Case) -> "Iterator[Tensor]":
     from torch.utils.data import DataLoader
     from torchvision.transforms import InterpolationMode, v2
 
-    side = case.images.shape[1]
+    images = case.site.unlabelled.images
+    side = images.shape[1]
     crop = v2.RandomResizedCrop(side, scale=(case.method.smallest_crop, 1.0), interpolation=InterpolationMode.BICUBIC)
     change = v2.Compose([crop, v2.RandomHorizontalFlip()])
 
     class Pictures(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self) -> int:
-            return len(case.images)
+            return len(images)
 
         def __getitem__(self, index: int) -> "Tensor":
-            changed: torch.Tensor = change(torch.from_numpy(case.images[index]).permute(2, 0, 1))
+            changed: torch.Tensor = change(torch.from_numpy(images[index]).permute(2, 0, 1))
             return changed
 
     for batch in DataLoader(Pictures(), batch_size=case.method.batch, shuffle=True):
-        yield batch.permute(0, 2, 3, 1).to(case.device)
+        yield batch.permute(0, 2, 3, 1).to(case.site.device)
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """Images per second of both loops, and what each part takes.
+    """Images per second of both loops in alternating turns, and our share of time without anything to learn from.
 
     Raises:
         click.ClickException: the losses of the first steps differ.
     """
     import torch
 
-    tokens, clock = case.network().tokens, _clock(case.device)
-    makers = {"edgefl": (edgefl_steps, edgefl_views), "plain": (plain_steps, plain_views)}
-    losses = compare_losses(case, tokens)
-    steps = {name: make(case) for name, (make, _) in makers.items()}
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in LOOPS}
+    losses = compare_losses(case)
+    count, device = len(case.site.unlabelled), case.site.device
+    loops = {"edgefl": edgefl_epoch(case), "plain": plain_epoch(case)}
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in LOOPS}
     for turn in range(repeats + 1):
+        if turn == 1:  # the first warms up
+            case.told.clear()
         for name in LOOPS if turn % 2 else reversed(LOOPS):  # whoever comes later finds a warmer machine
-            begun = clock()
-            batches = list(makers[name][1](case))
-            middle = clock()
-            for views in batches:
-                steps[name](views, torch.rand(len(views), tokens, device=case.device))
-            if turn:  # the first warms up
-                taken[name].append((middle - begun, clock() - middle))
-    count = len(case.images)
-    read, step = ({name: statistics.median(pair[i] for pair in taken[name]) for name in LOOPS} for i in (0, 1))
+            spent = seconds(loops[name], device)
+            took[name] += [spent] if turn else []
+    speed = {name: count / statistics.median(counted for _, counted in took[name]) for name in LOOPS}
+    waited = sum(float(facts["wait_seconds"]) for facts in case.told if "step" in facts)
     return {
-        "device": torch.cuda.get_device_name() if case.device.type == "cuda" else "cpu",
-        "autocast": str(case.autocast).removeprefix("torch.") if case.autocast else "none",
-        "backbone": case.backbone,
-        "image_px": int(case.images.shape[1]),
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        "autocast": str(case.site.autocast).removeprefix("torch.") if case.site.autocast else "none",
+        "backbone": case.site.task.backbone.name,
+        "image_px": case.site.task.backbone.image_px,
         "images": count,
         "batch": case.method.batch,
         **losses,
-        "images_per_second": {name: round(count / (read[name] + step[name]), 1) for name in LOOPS},
-        "images_per_second_of_a_step": {name: round(count / step[name], 1) for name in LOOPS},
-        "share_of_views": {name: round(read[name] / (read[name] + step[name]), 4) for name in LOOPS},
-        "ratio": round((read["plain"] + step["plain"]) / (read["edgefl"] + step["edgefl"]), 3),
-        "ratio_of_a_step": round(step["plain"] / step["edgefl"], 3),
+        "images_per_second": {name: round(value, 1) for name, value in speed.items()},
+        "ratio": round(speed["edgefl"] / speed["plain"], 3),
+        "wait_share": round(waited / sum(clock for clock, _ in took["edgefl"]), 4),
     }
 
 
-def compare_losses(case: Case, tokens: int) -> dict[str, Any]:
+def compare_losses(case: Case) -> dict[str, Any]:
     """The losses of the first steps on the same views and noise, in float32.
 
     Raises:
@@ -229,27 +247,56 @@ def compare_losses(case: Case, tokens: int) -> dict[str, Any]:
     """
     import torch
 
-    exact = Case(case.method, case.backbone, case.images, case.device, None)
-    batches = [views for _, views in zip(range(CHECKED_STEPS), edgefl_views(exact), strict=False)]
-    noise = [torch.rand(len(views), tokens, generator=torch.Generator().manual_seed(7)) for views in batches]
+    exact = replace(case, site=replace(case.site, autocast=None))
+    batches, drawn = list(checked_views(exact)), torch.Generator().manual_seed(7)
+    noise = [torch.rand(len(views), case.tokens, generator=drawn) for views in batches]
     found = {}
     for name, make in (("edgefl", edgefl_steps), ("plain", plain_steps)):
         step = make(exact)
-        found[name] = [float(step(views, one.to(case.device))) for views, one in zip(batches, noise, strict=True)]
+        found[name] = [float(step(views, one.to(views.device))) for views, one in zip(batches, noise, strict=True)]
     worst = max(abs(a - b) / abs(b) for a, b in zip(found["edgefl"], found["plain"], strict=True))
     if not worst <= TOLERANCE:
         raise click.ClickException(f"the two loops do not compute the same loss: {found}.")
     return {"losses": found, "loss_difference": worst}
 
 
-def _clock(device: "torch.device") -> Callable[[], float]:
+def seconds(epoch: Callable[[], None], device: "torch.device") -> tuple[float, float]:
+    """What one epoch takes by the clock, and what counts: processor seconds on a CPU, the clock on CUDA."""
     import torch
 
-    def elapsed() -> float:
+    if device.type == "cuda":
         torch.cuda.synchronize(device)
-        return time.perf_counter()
+    begun, worked = time.perf_counter(), time.process_time()
+    epoch()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elapsed = time.perf_counter() - begun
+    return elapsed, elapsed if device.type == "cuda" else time.process_time() - worked
 
-    return elapsed if device.type == "cuda" else time.process_time
+
+def make_site(backbone: str, images: "np.ndarray", device: str, autocast: str, told: list[Mapping[str, Any]]) -> "Site":
+    """A site with those pictures.
+
+    Raises:
+        click.UsageError: the name is no architecture that learns from nothing.
+    """
+    import torch
+
+    from edgefl_trainer.contract import Examples, Site, Task
+    from edgefl_trainer.engine.sites import choose_device
+    from edgefl_trainer.models.architectures import parse_architecture
+    from edgefl_trainer.models.backbones import load_backbone
+
+    if parse_architecture(backbone, images.shape[1]) is None:
+        raise click.UsageError(f"{backbone} is no architecture: name one such as vit:192x12/12.")
+    count = len(images)
+    rows = Examples(images, np.full(count, -1, dtype=np.int64), np.arange(count, dtype=np.int64))
+    spec = load_backbone(backbone, image_px=images.shape[1]).spec
+    task = Task(name="pixels", classes=("a", "b"), backbone=spec, rounds=1, epochs=1, seed=0)
+    return Site(
+        name="bench", task=task, backbone=None, train=rows, tune=rows, unlabelled=rows, device=choose_device(device),
+        autocast=torch.bfloat16 if autocast == "bf16" else None, report=told.append,
+    )  # fmt: skip
 
 
 @click.command()
@@ -266,10 +313,9 @@ def main(
     backbone: str, image_px: int, count: int, batch: int, decoder: str, repeats: int, device: str, autocast: str,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure a FedMAE step against the plain one."""
+    """Measure a FedMAE epoch against the plain one."""
     import torch
 
-    from edgefl_trainer.engine.sites import choose_device
     from edgefl_trainer.methods.fedmae import FedMAE
 
     torch.set_num_threads(1)
@@ -277,8 +323,8 @@ def main(
     width, depth = map(int, decoder.split("x"))
     method = FedMAE(batch=batch, lr=1e-3, decoder_width=width, decoder_depth=depth)
     images = np.random.default_rng(0).integers(0, 256, (count, image_px, image_px, 3), dtype=np.uint8)
-    where = choose_device(device)
-    result = measure(Case(method, backbone, images, where, torch.bfloat16 if autocast == "bf16" else None), repeats)
+    told: list[Mapping[str, Any]] = []
+    result = measure(Case(method, make_site(backbone, images, device, autocast, told), told), repeats)
     click.echo(json.dumps(result) if as_json else "\n".join(f"{name:<28}{value}" for name, value in result.items()))
 
 

@@ -20,6 +20,7 @@ def test_three_steps_of_both_loops_have_the_same_losses():
     assert found["losses"]["edgefl"] == pytest.approx(found["losses"]["plain"], rel=1e-4)
     assert len(set(found["losses"]["plain"])) == 3
     assert all(found["images_per_second"][name] > 0 for name in ("edgefl", "plain"))
+    assert 0 < found["wait_share"] < 1  # what `local_round` tells a run
 
 
 def test_another_loss_is_found(monkeypatch):
