@@ -209,6 +209,16 @@ def test_the_fedclf_papers_federation_and_schedule(read):
             assert (first.backbone, first.rounds, first.epochs) == (network, 100, 10 if first.method == "fedmae" else 1)
 
 
+@pytest.mark.parametrize("name", ["table-1", "table-2", "figure-6"])
+def test_a_folder_takes_the_place_of_the_private_set_and_its_file_says_so(name, read):
+    """V-A: DarkDerm is the authors' own. Who names other data with --data has it in every run and before it."""
+    experiment = read[f"fedclf-fedmae-{name}"]
+    assert any("not public" in note and "any folder:DIR" in note and "--data" in note for note in experiment.notes)
+    own = ("manifest:large.zip@split=iid:7", "folder:mine@site=mine@rows=60/20/20")
+    for run in plan_runs(experiment, Choice(out=Path("out"), flags={"data": own}), EVERYTHING):
+        assert run.settings.data == run.pretraining.settings.data == own
+
+
 # ---------------------------------------------------------------------------------------------- what a file may not say
 
 GOOD = """
