@@ -99,6 +99,15 @@ def write_index(root: Path, records: Sequence[Mapping[str, str]]) -> Path:
     return root
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """PyTorch on one thread: sums in one order, so that equal steps give equal bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def train() -> Callable[..., Outcome]:
     return edgefl_train

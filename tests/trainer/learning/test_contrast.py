@@ -22,14 +22,7 @@ from edgefl_trainer.models.backbones import load_backbone
 
 CPU = torch.device("cpu")
 PX = 36
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make_site(

@@ -15,6 +15,7 @@ from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
 PX = 36
+pytestmark = pytest.mark.usefixtures("one_thread")
 HYPER = {"batch": 4, "queue": 6, "decoder_width": 32, "decoder_depth": 1}
 LEARNING = sorted(name for name, kind in METHODS.items() if not kind.needs_labels and kind().phases(1))
 RECIPES = {
@@ -25,14 +26,6 @@ RECIPES = {
     "fedrotation": {"rotation"},
     "fedmae": set(),  # crops, see test_fedmae
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_site(network: str = "tiny", name: str = "a") -> Site:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task
@@ -101,11 +100,8 @@ def told(method: Method, server: State, task: Task, name: str) -> Payload:
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def every_test_on_one_thread(one_thread) -> None:
+    """Methods are compared bit by bit."""
 
 
 @pytest.fixture(scope="session")
