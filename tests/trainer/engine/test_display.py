@@ -143,3 +143,10 @@ def test_a_probe_is_told_with_its_readout(capsys):
     display.phase_probed(ROUNDS[0], Probed(1, {}, reports))
     told = "round 1/2: linear probe 70.0%, mean of 2 sites; 65.0% pooled (balanced accuracy, readout mean)"
     assert capsys.readouterr().err.strip() == told
+
+
+def test_one_site_is_not_called_sites(capsys):
+    display = Display(Pace(ROUNDS, IMAGES), epochs=1)
+    display.phase_started(ROUNDS[0], 2, ["large"])
+    display.phase_judged(ROUNDS[0], {"large": {"tune_balanced_accuracy": 0.75}})
+    assert capsys.readouterr().err.strip() == "round 1/2: tune balanced accuracy 75.0%, mean of 1 site"

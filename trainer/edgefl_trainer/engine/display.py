@@ -86,6 +86,10 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def _mean_of(sites: int) -> str:
+    return f"mean of {sites} site{'' if sites == 1 else 's'}"
+
+
 class Display:
     """Shows phase, site, loss, images per second, waiting and the time left."""
 
@@ -166,13 +170,13 @@ class Display:
         known = [figure for figure in figures if isinstance(figure, float)]
         if known:
             mean = sum(known) / len(known)
-            self._say(f"{self._phase}: tune balanced accuracy {mean:.1%}, mean of {len(known)} sites")
+            self._say(f"{self._phase}: tune balanced accuracy {mean:.1%}, {_mean_of(len(known))}")
 
     def phase_probed(self, phase: Phase, probed: Probed) -> None:
         """Print what the encoder's features are worth."""
         report = probed.reports[probed.readout]
         figures = [figure for figure in report.sites.values() if figure is not None]
-        parts = [f"{report.mean:.1%}, mean of {len(figures)} sites"] if report.mean is not None else []
+        parts = [f"{report.mean:.1%}, {_mean_of(len(figures))}"] if report.mean is not None else []
         parts += [f"{report.pooled:.1%} pooled"] if report.pooled is not None else []
         if parts:
             self._say(f"{self._phase}: linear probe {'; '.join(parts)} (balanced accuracy, readout {probed.readout})")
