@@ -308,7 +308,7 @@ def camera_photo(path: Path) -> Path:
     """A drawn lesion with grain, 4000 × 3000 px."""
     from PIL import Image
 
-    from edgefl_client.probing import drawn_picture
+    from edgefl_client.drawn import drawn_picture
 
     picture = drawn_picture(*MEGAPIXELS_12[::-1])
     grain = np.random.default_rng(0).integers(-12, 13, (*picture.shape[:2], 1), np.int16)

@@ -11,7 +11,6 @@ photo and the libraries too, so scoring takes at most that much. Source:
 docs/results/device.md.
 """
 
-import io
 import os
 import statistics
 import time
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from edgefl_client.drawn import camera_photo, drawn_picture
 from edgefl_client.memory import peak_memory_mib
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ def measure(
     Returns:
         The figures; takes some seconds.
     """
-    from edgefl_client.probing import drawn_picture
     from edgefl_client.runtime import has_vnni, multiplies_bytes, processors  # `doctor` imports this, and no runtime
 
     load_average = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
@@ -220,18 +219,6 @@ def timed(
         p95_milliseconds=round(marks[min(len(marks) - 1, -(-95 * len(marks) // 100) - 1)], 2),  # nearest rank
         pictures_per_second=round(pictures * 1e3 / median, 1) if median else 0.0,
     )
-
-
-def camera_photo() -> bytes:
-    """A drawn lesion as a JPEG of 12 megapixels; drawing takes less memory than scoring it will."""
-    from PIL import Image
-
-    from edgefl_client.probing import CAMERA_PX, drawn_picture
-
-    drawn = Image.fromarray(drawn_picture(CAMERA_PX[0] // 10, CAMERA_PX[1] // 10))
-    encoded = io.BytesIO()
-    drawn.resize(CAMERA_PX[::-1], Image.Resampling.NEAREST).save(encoded, "JPEG", quality=90)
-    return encoded.getvalue()
 
 
 def table(measured: dict[str, Any]) -> list[str]:

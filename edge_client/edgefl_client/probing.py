@@ -22,15 +22,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+
+from edgefl_client.drawn import drawn_picture
 
 if TYPE_CHECKING:
     from edgefl_client.floor import LinearLayers
     from edgefl_client.scorer import Scorer
 
 MOST_SECONDS: Final = 240
-CAMERA_PX: Final = (3000, 4000)  # 12 megapixels
-REPEATS: Final = 9
 _START: Final = (
     "import json, sys; "
     "told = json.loads(sys.argv[1]); "
@@ -41,23 +40,6 @@ _START: Final = (
 
 class ProbeEnded(Exception):
     """The second process ended, or had to be ended, before its last answer."""
-
-
-def drawn_picture(height_px: int, width_px: int) -> NDArray[np.uint8]:
-    """A dark lesion on skin, (H, W, 3); passes the gate before the model.
-
-    Args:
-        height_px: H.
-        width_px: W.
-    """
-    rows = np.linspace(-1, 1, height_px, dtype=np.float32)[:, None]
-    columns = np.linspace(-1, 1, width_px, dtype=np.float32)[None, :]
-    lesion = np.clip(6 * (0.45 - np.hypot(rows * 1.2, columns + 0.2 * rows)), 0, 1)[..., None]  # (H, W, 1)
-    skin, mole = np.array((205, 155, 130), np.float32), np.array((95, 60, 45), np.float32)
-    grain = np.random.default_rng(0).integers(-8, 9, (84, 84, 1)).astype(np.float32)
-    tiled = grain[np.arange(height_px)[:, None] * 84 // height_px, np.arange(width_px)[None, :] * 84 // width_px]
-    picture: NDArray[np.uint8] = np.clip(skin * (1 - lesion) + mole * lesion + tiled, 0, 255).astype(np.uint8)
-    return picture
 
 
 def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bool) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from edgefl_client import measure as measuring
 from edgefl_client import memory, runtime
-from edgefl_client.measure import camera_photo, measure, medians_in_turn, table, timed
+from edgefl_client.drawn import camera_photo
+from edgefl_client.measure import measure, medians_in_turn, table, timed
 from edgefl_client.scorer import Scorer, without_graphs
 from edgefl_protocol import imaging
 

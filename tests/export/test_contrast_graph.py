@@ -15,8 +15,9 @@ from click.testing import CliRunner
 from tests.export.conftest import CLASSES, write_run
 
 from edgefl_client.learning.draws import generator
+from edgefl_client.learning.learners import learner_for
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.rows import Dealt, Rows
 from edgefl_client.learning.views import draw, views
 from edgefl_export import cli

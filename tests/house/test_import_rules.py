@@ -1,5 +1,8 @@
 """Who may import whom. Source: docs/design.md 2 (import rules) and 4 (a method never sees the engine)."""
 
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
+
 import pytest
 
 OURS = ("edgefl_protocol", "edgefl_trainer", "edgefl_export", "edgefl_client", "edgefl_coordinator")
@@ -127,6 +130,36 @@ def test_the_bare_folder_names_are_never_imported(modules) -> None:
     for module in modules.values():
         for target, line in module.imports():
             assert target.partition(".")[0] not in bare, f"{module.path}:{line} imports {target}"
+
+
+def of_ours(modules) -> dict[str, set[str]]:
+    """Module → the modules of ours that it names in its imports."""
+    named = {
+        name: {target if target in modules else target.rpartition(".")[0] for target, _ in module.imports()}
+        for name, module in modules.items()
+    }
+    return {name: {one for one in found if one in modules} - {name} for name, found in named.items()}
+
+
+def circle(graph: Mapping[str, set[str]]) -> list[str]:
+    """Modules that import one another in turn; none where there is no circle."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_imports_run_in_a_circle(modules) -> None:
+    """docs/design.md 2. An import inside a function hides a circle, it does not cut it."""
+    assert circle(of_ours(modules)) == []
+
+
+def test_a_circle_is_found(modules) -> None:
+    """The check above can fail: one import back closes a circle."""
+    graph = of_ours(modules)
+    graph["edgefl_client.drawn"].add("edgefl_client.measure")
+    assert {"edgefl_client.drawn", "edgefl_client.measure"} == set(circle(graph))
 
 
 def test_a_breach_is_found(modules) -> None:

@@ -21,11 +21,12 @@ from click.testing import CliRunner
 
 from edgefl_client.cli import cli
 from edgefl_client.home import Home as DeviceHome
+from edgefl_client.learning.learners import learner_for
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt
 from edgefl_client.learning.peers import numbered_as, renumbered
-from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner, learner_for
+from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner
 from edgefl_coordinator.admin import run_operation
 from edgefl_coordinator.settings import Home
 from edgefl_coordinator.setup import make_home

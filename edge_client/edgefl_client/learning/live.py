@@ -19,10 +19,11 @@ from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.learning.agreed import Settings, agreed
 from edgefl_client.learning.checkpoint import Standing, begun_with, load_standing, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.learners import learner_for
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt
 from edgefl_client.learning.peers import numbered_as, renumbered
-from edgefl_client.learning.rounds import Circumstances, PointFile, learner_for
+from edgefl_client.learning.rounds import Circumstances, PointFile
 from edgefl_client.learning.session import plan_of
 from edgefl_client.learning.told import Told, keep_judged, round_facts
 from edgefl_protocol.bundle import Bundle

@@ -1,4 +1,4 @@
-"""One round of a federated method on the device: the contract that every kind of learning meets, and who meets it.
+"""One round of a federated method on the device: the contract that every kind of learning meets.
 
 A `RoundLearner` is the site half of one method on stock onnxruntime, with the meaning of `Method.local_round` of the
 trainer. It sees no network and no federation: pictures, a state and a broadcast in; a new state and a reply out. The
@@ -18,9 +18,6 @@ from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.files import read_checked, write_checked
 from edgefl_client.learning.options import Report, TrainOptions
 from edgefl_client.learning.personal import PersonalState
-from edgefl_client.learning.rows import Dealt
-from edgefl_client.learning.session import plan_of
-from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
 
@@ -163,30 +160,6 @@ class Keeper:
         done = replace(point, stage="learned")
         self._points.save(done.to_payload())
         return done
-
-
-def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> RoundLearner:
-    """The learner of a bundle's method.
-
-    Args:
-        bundle: the verified bundle with its training step.
-        rows: the owner's pictures: those that teach, and those held back where the method judges.
-        circumstances: the rest.
-
-    Raises:
-        LearningError: the bundle brings no training step, or one of a kind that this version does not know.
-        BundleError: the runtime cannot load its graph.
-    """
-    kind = plan_of(bundle).kind
-    if kind == "fedevprompt":
-        from edgefl_client.learning.fedevprompt import FedEvPromptLearner
-
-        return FedEvPromptLearner(bundle, rows, circumstances)
-    if kind == "fedclf":
-        from edgefl_client.learning.fedclf import FedCLFLearner
-
-        return FedCLFLearner(bundle, rows, circumstances)
-    raise LearningError(f"this version does not know how to learn {kind}; install a newer edgefl", "unknown_kind")
 
 
 def phase_and_round(broadcast: Payload) -> tuple[str, int]:

@@ -16,10 +16,11 @@ from typing import Any
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Standing, begun_with, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.learners import learner_for
 from edgefl_client.learning.live import forget_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt, remember_table
-from edgefl_client.learning.rounds import ALONE, Circumstances, PointFile, learner_for
+from edgefl_client.learning.rounds import ALONE, Circumstances, PointFile
 from edgefl_client.learning.told import Told, keep_judged, round_facts
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload

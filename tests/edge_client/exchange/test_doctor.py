@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from edgefl_client import probing
 from edgefl_client.doctor import Diagnosis, diagnosis_text
+from edgefl_client.drawn import drawn_picture
 from edgefl_client.exchange import Unavailable
 from edgefl_client.exchange.errors import TlsRefused
 from edgefl_client.findings import Finding
@@ -76,7 +77,7 @@ def test_a_device_in_order(run, device, live, monkeypatch):
 def test_the_drawn_picture_passes_the_gate():
     """So that the probe runs the model as a picture of skin does."""
     for height, width in ((84, 84), (224, 224), (300, 400)):
-        assert measure_quality(probing.drawn_picture(height, width)).reasons(84) == ()
+        assert measure_quality(drawn_picture(height, width)).reasons(84) == ()
 
 
 @pytest.mark.parametrize(

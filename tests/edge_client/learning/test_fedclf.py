@@ -21,11 +21,12 @@ from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.draws import generator
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.fedclf import FedCLFLearner, cut
+from edgefl_client.learning.learners import learner_for
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.live import LiveRound, count_reply, drop_reply, learn_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.owned import Table, read_dealt
-from edgefl_client.learning.rounds import Circumstances, PointFile, learner_for
+from edgefl_client.learning.rounds import Circumstances, PointFile
 from edgefl_client.learning.rows import Dealt, Rows
 from edgefl_client.learning.running import run_train
 from edgefl_client.learning.views import draw, views
