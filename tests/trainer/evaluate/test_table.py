@@ -108,6 +108,9 @@ def test_shares_of_labels_and_modes_name_their_rows():
         for mode, share in (("local", 0.1), ("federated", 1.0))
     ]
     assert [row.method for row in table_rows(runs)] == ["finetune, local, 0.1 of labels", "finetune, federated"]
+    runs = [one | {"pretraining": "fedmae"} for one in runs]
+    assert [row.method for row in table_rows(runs)][1] == "finetune of fedmae, federated"
+    assert [row.method for row in table_rows([ONE | {"pretraining": "fedmae"}])] == ["local"]  # the network is frozen
 
 
 def test_two_runs_of_one_seed_are_not_averaged():

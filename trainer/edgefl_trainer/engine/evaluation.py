@@ -21,8 +21,8 @@ from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.report import thin_sites
 
 KEPT = (
-    "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "travels", "settings_sha256",
-    "images_per_second", "wait_share",
+    "method", "task", "seed", "rounds", "preset", "select", "labels", "mode", "pretraining", "travels",
+    "settings_sha256", "images_per_second", "wait_share",
 )  # fmt: skip
 KEPT_OF_SITES = ("n_train", "n_labelled", "held_out", "readout", "selected_round", "selected_phase")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Arrays, LearnsApart, Site, State
+from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.learning import steps
 from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
@@ -56,9 +57,11 @@ def start_apart(backbone: str, image_px: int, sites: Mapping[str, Site]) -> Mapp
         image_px: side of the images, pixels.
         sites: whose task holds the run's one backbone to learn on.
     """
-    kind, _, where = backbone.partition(":")
-    paths = {name: Path(where).expanduser() / NETWORKS / f"{name}.safetensors" for name in sites}
-    if kind != "run" or not any(path.exists() for path in paths.values()):
+    folder = first_run(backbone)
+    if folder is None:
+        return sites
+    paths = {name: folder / NETWORKS / f"{name}.safetensors" for name in sites}
+    if not any(path.exists() for path in paths.values()):
         return sites
     found = {}
     for name, site in sites.items():

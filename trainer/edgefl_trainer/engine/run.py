@@ -30,6 +30,7 @@ from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import Display, Pace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
+from edgefl_trainer.engine.first_run import first_summary, told_by_seedless
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
@@ -115,6 +116,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
 
 def what_was_asked(settings: RunSettings, method: Method, partition: Partition | None) -> dict[str, Any]:
     """The head of a summary."""
+    first = first_summary(settings.backbone)
     return {
         "method": settings.method,
         "task": settings.task,
@@ -124,8 +126,9 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
         "select": settings.select,
         "labels": settings.labels,
         **({"mode": method.mode} if isinstance(method, FineTune) else {}),
+        **({} if first is None else {"pretraining": first["method"]}),
         "travels": list(method.travels),
-        "settings_sha256": settings.digest_but_seed(partition.plan if partition else None),
+        "settings_sha256": told_by_seedless(settings).digest_but_seed(partition.plan if partition else None),
     }
 
 

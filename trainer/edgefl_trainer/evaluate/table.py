@@ -128,12 +128,13 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
 
 
 def _name(run: Summary) -> str:
-    """The method, its mode where it has several, and the share of labels where not all are used."""
+    """The method, of what it starts where that was learned without labels, its mode, and a share of the labels."""
     if run.get("label"):
         return str(run["label"])
     share = float(run.get("labels") or 1.0)
     mode = [str(run["mode"])] if run.get("mode") else []
-    return ", ".join([str(run["method"]), *mode, *([f"{share:.3g} of labels"] if share < 1 else [])])
+    start = f" of {run['pretraining']}" if mode and run.get("pretraining") else ""
+    return ", ".join([f"{run['method']}{start}", *mode, *([f"{share:.3g} of labels"] if share < 1 else [])])
 
 
 def _over_sites(run: Summary, metric: str, ddof: int) -> tuple[Figure, float | None]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.federation import read_metrics
+from edgefl_trainer.engine.first_run import first_run, first_summary
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, read_settings
@@ -85,19 +86,18 @@ def _found(path: Path, part: Part, row: Row) -> Found:
 
 def _first_stage(settings: RunSettings) -> RunSettings | None:
     """The settings of the run that a run starts from, while that is still there."""
-    kind, _, where = settings.backbone.partition(":")
-    if kind != "run":
+    folder = first_run(settings.backbone)
+    if folder is None:
         return None
     try:
-        return read_settings(Path(where) / CONFIG)
+        return read_settings(folder / CONFIG)
     except EdgeflError:
         return None
 
 
 def _first_seconds(settings: RunSettings) -> float | None:
     """What the run that a run starts from took, while that is still there."""
-    kind, _, where = settings.backbone.partition(":")
-    summary = finished_summary(Path(where)) if kind == "run" else None
+    summary = first_summary(settings.backbone)
     return None if summary is None else float(summary["seconds"])
 
 

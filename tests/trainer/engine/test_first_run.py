@@ -1,0 +1,53 @@
+"""Runs that start from runs: what a table takes for repetitions of one another. docs/train.md, fine-tuning."""
+
+import shutil
+
+import pytest
+from tests.trainer.conftest import MAE, TINY, edgefl_train
+from tests.trainer.engine.test_run import summary
+
+QUICK = ("--preset", "tiny", "--rounds", 1, "--device", "cpu", "--json")
+
+
+def tuned_from(root, name: str, *asked: object) -> tuple:
+    """A run of one round without labels and, after it, one with labels; both in folders of their own."""
+    first, second = root / f"{name}-first", root / name
+    one_round = (*TINY, *MAE, "--rounds", 1)
+    assert edgefl_train("run", "fedmae", "--out", first, "--backbone", "tiny", *one_round, *asked).code == 0
+    assert edgefl_train("finetune", first, "--mode", "local", "--labels", 0.4, "--out", second, *QUICK).code == 0
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory, ward):
+    root = tmp_path_factory.mktemp("seeds")
+    return [tuned_from(root, f"seed-{seed}", "--data", ward, "--seed", seed) for seed in (0, 1)]
+
+
+def test_seeds_of_two_stages_share_a_row_that_names_the_first(seeds):
+    table = edgefl_train("table", *(second for _, second in seeds), "--format", "json").json()
+    [row] = table["rows"]
+    assert row["method"] == "finetune of fedmae, local, 0.4 of labels" and row["seeds"] == [0, 1]
+    assert row["spread_over"] == "seeds"
+
+
+def test_another_first_run_is_another_row(seeds, ward, tmp_path):
+    _, other = tuned_from(tmp_path, "other", "--data", ward, "--seed", 1, "--set", "mask_ratio=0.5")
+    table = edgefl_train("table", seeds[0][1], other, "--format", "json").json()
+    assert [row["seeds"] for row in table["rows"]] == [[0], [1]]
+
+
+def test_the_folder_of_the_first_run_does_not_count(seeds, tmp_path):
+    first, second = seeds[0]
+    shutil.copytree(first, tmp_path / "moved")
+    again = edgefl_train(
+        "finetune", tmp_path / "moved", "--mode", "local", "--labels", 0.4, "--out", tmp_path / "again", *QUICK
+    )
+    for name in ("settings_sha256", "state_sha256"):
+        assert again.json()[name] == summary(second)[name]
+
+
+def test_a_network_of_no_run_is_told_by_its_name(ward, tmp_path):
+    asked = ("--data", ward, *TINY, "--rounds", 1, "--set", "mode=local", "--json")
+    found = edgefl_train("run", "finetune", "--backbone", "tiny", "--out", tmp_path / "fresh", *asked).json()
+    assert "pretraining" not in found
