@@ -9,6 +9,7 @@ SIZE ?=
 DATA ?= manifest:$(EDGEFL_DATA)/fed_isic2019_84.zip
 ROUNDS ?= 30
 RUN ?= runs/derm-vit-tiny-84
+SELECT ?= last
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
@@ -29,8 +30,8 @@ live: $(STAMP) ## A live federation of two GPU servers and three devices, round 
 	@if [ "$(LIVE)" = live-out ]; then rm -rf live-out; fi
 	$(BIN)/python examples/live_federation.py $(SIZE) $(ARGS) --out $(LIVE)
 
-backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR): hours without a GPU
-	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --run $(RUN)
+backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR SELECT=tune): hours without a GPU
+	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --select $(SELECT) --run $(RUN)
 
 test: $(STAMP) ## All tests (WORKERS=N processes, ARGS="…" for pytest)
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)

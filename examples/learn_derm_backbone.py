@@ -43,23 +43,30 @@ TASK_WORDS = {"nevus": "Nevus against the rest", "all": "Eight classes"}
 @click.option("--rounds", default=30, show_default=True, metavar="N", help="Rounds of one epoch each.")
 @click.option("--start", default="vit:192x12/12", show_default=True, metavar="NAME", help="Network to start from.")
 @click.option(
+    "--select",
+    type=click.Choice(["last", "tune"]),
+    default="last",
+    show_default=True,
+    help="Round that is kept: the last, for which no label is read, or the best by probes on tune rows.",
+)
+@click.option(
     "-o", "--out", type=click.Path(path_type=Path), default=Path("backbones"), metavar="DIR", help="Where to."
 )
-def main(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
+def main(data: str, run: Path, rounds: int, start: str, select: str, out: Path) -> None:
     from edgefl_protocol.errors import EdgeflError
 
     try:
-        make(data, run, rounds, start, out)
+        make(data, run, rounds, start, select, out)
     except EdgeflError as error:
         raise click.ClickException(str(error)) from error
 
 
-def make(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
+def make(data: str, run: Path, rounds: int, start: str, select: str, out: Path) -> None:
     """Learn where RUN is not finished, then publish it."""
     from edgefl_protocol.durable import write_atomic
 
     if not (run / "summary.json").exists():
-        learn(data, run, rounds, start)
+        learn(data, run, rounds, start, select)
     file = export(run)
     out.mkdir(parents=True, exist_ok=True)
     write_atomic(out / f"{NAME}.safetensors", file)
@@ -71,13 +78,13 @@ def make(data: str, run: Path, rounds: int, start: str, out: Path) -> None:
         click.echo(f"warning: the card speaks of Fed-ISIC2019's six centres, this run has {found}: edit it.", err=True)
 
 
-def learn(data: str, run: Path, rounds: int, start: str) -> None:
+def learn(data: str, run: Path, rounds: int, start: str, select: str) -> None:
     """FedMAE over all images of the sites, and those of no site, dealt to them."""
     from edgefl_trainer.engine.run import run as run_federation
     from edgefl_trainer.engine.settings import resolve
 
     flags = {"data": (data,), "task": "nevus", "rounds": rounds, "images_per_site": 0, "autocast": "bf16"}
-    settings = resolve("fedmae", {**flags, "backbone": start, "preset": "bench84", "select": "tune"}, None, ())
+    settings = resolve("fedmae", {**flags, "backbone": start, "preset": "bench84", "select": select}, None, ())
     run_federation(settings, run, resume=run.exists())
 
 
@@ -202,12 +209,13 @@ def _learning(run: Path) -> dict[str, Any]:
         f"{kind}:$EDGEFL_DATA/{Path(rest).name}" for kind, _, rest in (one.partition(":") for one in settings["data"])
     ]
     hyper = [f"--set {name}={value}" for name, value in settings["hyper"].items()]
-    start = settings["backbone"] if not settings["backbone"].startswith("run:") else "run:the-run-above"
+    kind, _, before = settings["backbone"].partition(":")
+    start = f"run:runs/{Path(before).name}" if kind == "run" else settings["backbone"]
     words = ["edgefl-train run", settings["method"], *(f"--data {one}" for one in places), f"--task {settings['task']}"]
     words += [f"--preset {settings['preset']}", f"--backbone {start}", f"--rounds {settings['rounds']}"]
     words += [f"--epochs {settings['epochs']}", f"--images-per-site {settings['images_per_site']}"]
     words += [SELECTED] if settings.get("select") == "tune" else []
-    words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper]
+    words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper, f"--out runs/{run.name}"]
     return {
         "command": " ".join(words),
         "rounds": summary.get("selected_round", settings["rounds"]),

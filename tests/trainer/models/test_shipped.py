@@ -20,7 +20,7 @@ from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine import run
 from edgefl_trainer.engine.probing import even_draw
 from edgefl_trainer.engine.settings import RunSettings, read_settings
-from edgefl_trainer.errors import BackboneError
+from edgefl_trainer.errors import BackboneError, RunError
 from edgefl_trainer.evaluate.backbone_probes import compare
 from edgefl_trainer.models.backbones import is_trained, load_backbone
 from edgefl_trainer.models.shipped import shipped_backbones
@@ -130,10 +130,11 @@ def test_the_recipe_publishes_a_finished_run(mae, ward, tmp_path, record):
     assert set(made["probe"]["nevus"]) == set(record["probe"]["nevus"])
 
 
-def test_the_command_on_the_card_is_the_run_that_was_made(ward, tmp_path, monkeypatch):
+@pytest.mark.parametrize("select", ["last", "tune"])
+def test_the_command_on_the_card_is_the_run_that_was_made(select, ward, tmp_path, monkeypatch):
     """`make backbone` that learns: what it writes on the card, given by hand, is a run of the same settings."""
     where = ["--run", str(tmp_path / "run"), "-o", str(tmp_path)]
-    outcome = CliRunner().invoke(main, ["--data", ward, "--rounds", "1", "--start", "tiny", *where])
+    outcome = CliRunner().invoke(main, ["--data", ward, "--rounds", "1", "--start", "tiny", "--select", select, *where])
     assert outcome.exit_code == 0, outcome.output
     [learned] = json.loads((tmp_path / f"{NAME}.json").read_text())["learned"]
     kind, _, place = ward.partition(":")
@@ -141,10 +142,31 @@ def test_the_command_on_the_card_is_the_run_that_was_made(ward, tmp_path, monkey
     given: list[RunSettings] = []
     first = json.loads((tmp_path / "run" / "summary.json").read_text())
     monkeypatch.setattr(run, "run", lambda settings, *_, **__: given.append(settings) or first)
-    assert edgefl_train(*shlex.split(command)[1:], "--out", tmp_path / "again").code == 0
+    monkeypatch.chdir(tmp_path)
+    assert edgefl_train(*shlex.split(command.replace("runs/run", "again"))[1:]).code == 0
     assert given == [read_settings(tmp_path / "run" / "config.toml")]
     told = (tmp_path / f"{NAME}.md").read_text()
-    assert "rows were read to choose the round" in told and "no label was read" not in told
+    assert ("rows were read to choose the round" in told, "no label was read" in told) == (
+        select == "tune",
+        select == "last",
+    )
+
+
+def test_the_recipe_is_that_of_the_shipped_file(record, tmp_path, monkeypatch):
+    """`make backbone` with nothing but the data asks for the run whose command stands on the card."""
+    asked: list[RunSettings] = []
+
+    def refuse(settings: RunSettings, *_: object, **__: object) -> None:
+        asked.append(settings)
+        raise RunError("enough")
+
+    monkeypatch.setattr(run, "run", refuse)
+    monkeypatch.setenv("EDGEFL_DATA", "elsewhere")
+    [learned] = record["learned"]
+    assert edgefl_train(*shlex.split(os.path.expandvars(learned["command"]))[1:]).sentence() == "enough"
+    data = "manifest:elsewhere/fed_isic2019_84.zip"
+    assert CliRunner().invoke(main, ["--data", data, "--run", str(tmp_path / "run")]).exit_code == 1
+    assert asked[0] == asked[1]
 
 
 def test_the_recipe_refuses_in_one_sentence(tmp_path):
