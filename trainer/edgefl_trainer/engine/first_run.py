@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.engine.folder import finished_summary
 from edgefl_trainer.engine.settings import RunSettings
 
@@ -32,12 +33,16 @@ def first_summary(backbone: str) -> dict[str, Any] | None:
     return None if folder is None else finished_summary(folder)
 
 
-def told_by_seedless(settings: RunSettings) -> RunSettings:
-    """The settings with a backbone that is told by what its run was asked for, all but the seed, not by its folder.
+def repetition_digest(settings: RunSettings, plan: Plan | None = None) -> str:
+    """Digest of what was asked of a run and of the run that it starts from, but for seeds and devices.
+
+    Runs that share it are repetitions of one another. While the first results are there, their folder does not count.
 
     Args:
-        settings: of a run that may start from another one.
+        settings: of the run.
+        plan: how its partition was made, where it has one.
     """
     first = first_summary(settings.backbone)
     asked = None if first is None else first.get("settings_sha256")
-    return settings if asked is None else replace(settings, backbone=f"run:{asked}")
+    start = settings if asked is None else replace(settings, backbone=f"run:{asked}")
+    return start.digest_but_seed(plan)

@@ -30,7 +30,7 @@ from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import Display, Pace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.first_run import first_summary, told_by_seedless
+from edgefl_trainer.engine.first_run import first_summary, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
@@ -128,7 +128,7 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
         **({"mode": method.mode} if isinstance(method, FineTune) else {}),
         **({} if first is None else {"pretraining": first["method"]}),
         "travels": list(method.travels),
-        "settings_sha256": told_by_seedless(settings).digest_but_seed(partition.plan if partition else None),
+        "settings_sha256": repetition_digest(settings, partition.plan if partition else None),
     }
 
 

@@ -32,10 +32,8 @@ PresetName = Literal["tiny", "bench84", "paper"]
 HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
 PROBE_EVERY = 5  # rounds, where a backbone is learned
-_ADDED_SINCE: Mapping[str, Any] = {
-    "labels": 1.0,
-    "probe_every": 0,
-}  # does not count in digests: runs from before stay repetitions
+# do not count in digests: runs from before stay repetitions
+_ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0}
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
 
