@@ -152,6 +152,20 @@ def test_contrastive_views_depend_on_their_generator_alone(recipe):
     assert not first.equal(contrastive_views(images, np.random.default_rng(4), recipe, 32))
 
 
+def test_contrastive_views_leave_the_generators_of_gpus_alone(monkeypatch):
+    """PyTorch's notes on randomness: `torch.manual_seed` seeds every device, and a fork of the CPU restores no other.
+
+    Learning on a GPU beside the views draws from that GPU's generator.
+    """
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+    assert seeded == [1]  # a seed of all devices would be seen here
+    contrastive_views(pictures(2, 36), np.random.default_rng(3), "moco-v2", 32)
+    assert seeded == [1]
+
+
 @pytest.mark.parametrize("recipe", ["moco-v2", "simclr", "rotation"])
 def test_every_image_of_a_batch_has_its_own_draws(recipe):
     """One picture sixteen times: sixteen different views."""

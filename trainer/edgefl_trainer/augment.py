@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl_protocol.crops import RATIO, crop_boxes
+from edgefl_trainer.seeded import seeded
 
 Recipe = Literal["moco-v2", "simclr", "rotation"]
 """`moco-v2`: crop of 20 to 100 % of the area, colours, grey, blur, mirror. `simclr`: crop from 8 %, colours twice as
@@ -119,8 +120,7 @@ def contrastive_views(
         Views in [0, 1], in the order of the images; not yet normalised.
     """
     pictures = images.permute(0, 3, 1, 2).float().div(255)
-    with torch.random.fork_rng(devices=[]):  # kornia draws on the CPU, whatever the device of the images
-        torch.manual_seed(int(rng.integers(2**63)))
+    with seeded(int(rng.integers(2**63))):  # kornia draws on the CPU, whatever the device of the images
         views: Tensor = _pipeline(recipe, view_px)(pictures)
     return views
 

@@ -43,9 +43,8 @@ class ContrastRecipe:
     queue: int = 1024  # K, features in the local bank
     temperature: float = 0.2  # tau
     key_momentum: float = 0.0  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
-    momentum_encoder: Literal["reset", "averaged", "local"] = (
-        "averaged"  # at the start of a round; reset: the encoder's copy, after which banks are of another space
-    )
+    # at the start of a round; reset: the encoder's copy, after which banks are of another space
+    momentum_encoder: Literal["reset", "averaged", "local"] = "averaged"
     projection: Literal["mlp", "linear"] = "mlp"  # linear: MoCo v1, with tau 0.07
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
+from edgefl_trainer.seeded import seeded
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
@@ -124,8 +125,7 @@ def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
     network = build_network(spec, task.seed)
     if task.initial:
         load_weights(network, task.initial, spec.name)
-    with torch.random.fork_rng(devices=[]):  # torch's layers draw from the global generator
-        torch.manual_seed(task.seed)
+    with seeded(task.seed):  # torch's layers draw from the global generator
         return Learner(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
 
 

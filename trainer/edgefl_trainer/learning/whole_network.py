@@ -6,7 +6,6 @@ rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.self_supervised import ahead
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
+from edgefl_trainer.seeded import seeded
 
 STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
 STEP_SHARES = (0.6, 0.8)  # of all epochs: 12 and 16 of the paper's 20
@@ -243,7 +243,8 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
             for group, share in zip(optimizer.param_groups, shares, strict=True):
                 group["lr"] = rate * share
             model.train(len(images) > 1)
-            with _drawn(site, round_, epoch, step):
+            draw = int(site.rng("drop path", round_, epoch, step).integers(2**63))
+            with seeded(draw, site.device):  # drop path draws from torch's own generators
                 loss = _loss(model, site, images, target)
             value = steps.check_finite(loss, site, round_, step)
             optimizer.zero_grad(set_to_none=True)
@@ -275,11 +276,3 @@ def _loss(model: Classifier, site: Site, images: Tensor, target: Tensor) -> Floa
     with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
         features = model.features(site.backbone.normalise(images))
     return cross_entropy(model.head(features), target)
-
-
-@contextmanager
-def _drawn(site: Site, round_: int, epoch: int, step: int) -> Iterator[None]:
-    """Drop path draws from torch's own generator: seeded for each step, put back after it."""
-    with torch.random.fork_rng(devices=[site.device] if site.device.type == "cuda" else []):
-        torch.manual_seed(int(site.rng("drop path", round_, epoch, step).integers(2**63)))
-        yield

@@ -6,8 +6,9 @@
     theta = sum_c n_c/n theta_c                                                aggregate
 
 Differs from the paper: SGD 0.03 and tau 0.2, as the other methods of the comparison have, in place of SimCLR's LARS and
-0.1; the loss is the mean over the 2B views (SimCLR's Algorithm 1; its public code sums the two directions); optimiser
-moments start afresh each round.
+0.1; the loss is the mean over the 2B views (SimCLR's Algorithm 1; its public code sums the two directions); first and
+second views pass the network one after the other, so that batch norm sees B images (its public code: all 2B together);
+optimiser moments start afresh each round.
 """
 
 from collections.abc import Mapping, Sequence

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_trainer.errors import BackboneError
+from edgefl_trainer.seeded import seeded
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -155,8 +156,7 @@ def build_cnn(name: str, seed: int) -> nn.Module:
     """
     import timm
 
-    with torch.random.fork_rng(devices=[]):  # timm draws from the global generator
-        torch.manual_seed(seed)
+    with seeded(seed):  # timm draws from the global generator
         network: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
     if uses_attention(network):
         raise BackboneError(

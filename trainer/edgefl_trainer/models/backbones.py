@@ -47,6 +47,7 @@ from edgefl_trainer.models.cnn import Backbone, FrozenCNN
 from edgefl_trainer.models.shipped import shipped_backbones
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
+from edgefl_trainer.seeded import seeded
 
 BACKBONE_FILE = "backbone.safetensors"
 MAX_BACKBONE_BYTES = 2 * 1024**3
@@ -218,8 +219,7 @@ def _fresh_vit(architecture: Architecture, seed: int) -> nn.Module:
 def _timm_vit(model: str, image_px: int, seed: int) -> nn.Module:
     import timm
 
-    with torch.random.fork_rng(devices=[]):  # timm draws from the global generator
-        torch.manual_seed(seed)
+    with seeded(seed):  # timm draws from the global generator
         vit: nn.Module = timm.create_model(model, pretrained=False, num_classes=0, img_size=image_px)
     return vit
 
