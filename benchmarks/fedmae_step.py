@@ -112,10 +112,8 @@ def plain_steps(case: Case) -> "Callable[[Tensor, Tensor], Tensor]":
 
     from edgefl_trainer.models.architectures import IMAGENET_MEAN, IMAGENET_STD
 
-    model, where = (
-        case.network(),
-        case.site,
-    )  # for its layers and their first values; the forward below is the public one
+    # for its layers and their first values; the forward below is the public one
+    model, where = case.network(), case.site
     learned = [value for value in model.parameters() if value.requires_grad]
     groups = [
         {"params": [value for value in learned if value.ndim > 1], "weight_decay": case.method.weight_decay},

@@ -137,13 +137,13 @@ def test_the_loss_is_taken_before_the_batch_enters_the_queue():
     assert len(bank.rows) == 3
 
 
-def plain_moco(model, views, before, total, bank, momentum=0.99, temperature=0.2, lr=0.03):
+def plain_moco(model, views, before, total, bank, decay, momentum=0.99, temperature=0.2, lr=0.03):
     """MoCo's published steps, written plainly: `before` of all `total` steps are behind.
 
     Returns the losses, the encoder and its slow copy.
     """
     slow, losses, queue = copy.deepcopy(model), [], bank.clone()
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr, 0.9, weight_decay=1e-4)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr, 0.9, weight_decay=decay)
     for t, (first, second) in enumerate(views):
         optimizer.param_groups[0]["lr"] = lr * 0.5 * (1 + math.cos(math.pi * (before + t) / total))
         q = normalize(model(first), dim=1)
@@ -161,13 +161,14 @@ def plain_moco(model, views, before, total, bank, momentum=0.99, temperature=0.2
     return losses, model, slow
 
 
-@pytest.mark.parametrize(("rounds", "round_"), [(1, 1), (3, 2)])
-def test_steps_equal_mocos_published_formulas(rounds, round_, monkeypatch):
+@pytest.mark.parametrize(("rounds", "round_", "decay"), [(1, 1, 1e-4), (3, 2, 1e-4), (1, 1, 0.5)])
+def test_steps_equal_mocos_published_formulas(rounds, round_, decay, monkeypatch):
     """Same start, same views: the same losses, parameters and slow copy after three steps of a residual network.
 
-    The cosine spans all rounds: the second of three begins where the first has left it.
+    The cosine spans all rounds: the second of three begins where the first has left it. Weight decay is on every
+    parameter, batch norm's too; three steps show it where it is strong.
     """
-    recipe = ContrastRecipe(sgd=SgdRecipe(batch=4), queue=10)
+    recipe = ContrastRecipe(sgd=SgdRecipe(batch=4, weight_decay=decay), queue=10)
     told: list[float] = []
     site = make_site(rounds=rounds)
     object.__setattr__(site, "report", lambda facts: told.append(facts["loss"]) if "step" in facts else None)
@@ -188,7 +189,7 @@ def test_steps_equal_mocos_published_formulas(rounds, round_, monkeypatch):
     state = State({contrast.BANK: features(10, 5).numpy()})
     learned = contrast.contrast_round(recipe, site, state, start, round_)
     reference = recipe.build(site.task).train()
-    losses, encoder, slow = plain_moco(reference, drawn, 3 * (round_ - 1), 3 * rounds, features(10, 5))
+    losses, encoder, slow = plain_moco(reference, drawn, 3 * (round_ - 1), 3 * rounds, features(10, 5), decay)
     np.testing.assert_allclose(told, losses, rtol=1e-5)
     for found, wanted in ((learned.encoder, encoder), (learned.slow, slow)):
         for name, value in wanted.state_dict().items():
@@ -245,6 +246,28 @@ def test_features_are_unit_vectors_of_at_most_k_images():
         found = contrast.local_features(recipe, site, recipe.build(site.task), "bank")
         assert found.shape == (count, 128)
         np.testing.assert_allclose(found.norm(dim=1), 1.0, atol=1e-6)
+
+
+def test_any_image_can_be_among_the_k_in_any_place(monkeypatch):
+    """docs/methods.md 2.2, 2.5: one view of each of at most K images; which and in what order is drawn each time.
+
+    40 draws of 6 of 12 images: each 20 times, five standard deviations (15.8) allowed; each of the 12 comes first in
+    some 3 draws, one in half of them never. The places of a bank say which image leaves first.
+    """
+    site, drawn = make_site(count=12), list[np.ndarray]()
+    recipe = ContrastRecipe(sgd=SgdRecipe(batch=6), queue=6)
+    plain = contrast.ahead
+
+    def noting(site, examples, parts):
+        drawn.append(np.concatenate(parts))
+        return plain(site, examples, parts)
+
+    monkeypatch.setattr(contrast, "ahead", noting)
+    for round_ in range(40):
+        contrast.local_features(recipe, site, Fixed(), "release", round_)
+    assert all(len(set(one.tolist())) == 6 for one in drawn)  # no image twice
+    assert np.abs(np.bincount(np.concatenate(drawn), minlength=12) - 20).max() < 5 * np.sqrt(40 / 4)
+    assert np.bincount([one[0] for one in drawn]).max() < 20
 
 
 def test_features_leave_the_encoder_as_it_was():

@@ -40,7 +40,10 @@ def test_the_loss_of_a_batch_is_simclrs(count, seed, temperature):
 
 
 def test_the_first_loss_of_a_round_is_that_of_its_views(make_site, monkeypatch):
-    """Through the method: two views of each image, the network and projection as the server sent them."""
+    """Through the method: two views of each image, the network and projection as the server sent them.
+
+    Batch norm sees the B first and the B second views apart (docs/methods.md 2.4).
+    """
     spec = load_backbone("cnn:test_resnet", image_px=36, seed=3).spec
     task = Task(name="pixels", classes=("x", "y"), backbone=spec, rounds=1, epochs=1, seed=0)
     method = build(METHODS["fedsimclr"], {"batch": 6})
