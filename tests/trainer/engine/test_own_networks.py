@@ -2,22 +2,35 @@
 ("pre-trains the model by contrastive learning independently on each device"), engine/own_networks.py."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tests.trainer.conftest import TINY, edgefl_train
+from tests.trainer.conftest import TINY, edgefl_train, make_ward
+from tests.trainer.engine.test_sites import rows_of
+from tests.trainer.engine.test_sites import site as make_site
+
+from edgefl_trainer.contract import State
+from edgefl_trainer.engine.own_networks import mean_network
 
 STILL = ("--set", "lr=1e-12", "--set", "min_lr=0", "--set", "weight_decay=0", "--set", "augment=none")
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory, ward) -> Path:
+def uneven(tmp_path_factory, cached) -> str:
+    """Two sites, one twice as large as the other: the SPEC of a `folder:`."""
+    counts = {"east": {"nevus": 6, "other": 6}, "west": {"nevus": 14, "other": 10}}
+    return f"folder:{make_ward(tmp_path_factory.mktemp('uneven'), counts)}"
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory, uneven) -> Path:
     """A finished run of `local-cl` over two sites of unequal size."""
     folder = tmp_path_factory.mktemp("apart") / "run"
-    found = edgefl_train("run", "local-cl", "--data", ward, "--out", folder, "--backbone", "cnn:mobilenetv3_small_050",
-                         "--rounds", 1, "--set", "batch=8", *TINY, "--json")  # fmt: skip
+    found = edgefl_train("run", "local-cl", "--data", uneven, "--out", folder, "--rounds", 1, "--set", "batch=8",
+                         "--backbone", "cnn:mobilenetv3_small_050", *TINY, "--json")  # fmt: skip
     assert found.code == 0, found.err
     return folder
 
@@ -32,6 +45,7 @@ def test_every_site_keeps_its_encoder_and_the_runs_is_their_mean(apart):
         for path in ("networks/east.safetensors", "networks/west.safetensors", "backbone.safetensors")
     )
     sizes = [line["n_train"] for line in _sites(apart)]
+    assert sizes[1] > 1.5 * sizes[0]
     assert set(east) == set(west) == set(both)
     assert sum(not np.array_equal(east[name], west[name]) for name in east) > len(east) / 2
     for name in [name for name in both if np.issubdtype(both[name].dtype, np.floating)]:
@@ -39,10 +53,27 @@ def test_every_site_keeps_its_encoder_and_the_runs_is_their_mean(apart):
         np.testing.assert_allclose(both[name], mean, rtol=1e-5, atol=1e-7)
 
 
+class Apart:
+    """A site's encoder is its state."""
+
+    def site_backbone(self, state):
+        return state.arrays
+
+
+def test_the_mean_counts_the_images_that_each_site_learned_from():
+    """By hand: 0 of one image and 4 of three are 3. Labelled rows do not count, nor a site that has learned nothing."""
+    sites = {
+        name: replace(make_site([0] * labelled), unlabelled=rows_of([0] * count))
+        for name, labelled, count in (("east", 9, 1), ("west", 2, 3), ("north", 4, 50))
+    }
+    states = {"east": State({"w": np.zeros(2)}), "west": State({"w": np.full(2, 4.0)}), "north": State()}
+    np.testing.assert_array_equal(mean_network(Apart(), states, sites)["w"], [3.0, 3.0])
+
+
 @pytest.mark.parametrize("mode", ["local", "federated"])
-def test_fine_tuning_starts_from_a_sites_own_encoder_alone_and_from_the_mean_together(apart, ward, mode, tmp_path):
+def test_fine_tuning_starts_from_a_sites_own_encoder_alone_and_from_the_mean_together(apart, uneven, mode, tmp_path):
     """With a rate of nothing a model ends where it began."""
-    found = edgefl_train("run", "finetune", "--data", ward, "--out", tmp_path / "o", "--backbone", f"run:{apart}",
+    found = edgefl_train("run", "finetune", "--data", uneven, "--out", tmp_path / "o", "--backbone", f"run:{apart}",
                          "--set", f"mode={mode}", "--rounds", 1, *STILL, *TINY, "--json")  # fmt: skip
     assert found.code == 0, found.err
     for site in ("east", "west"):

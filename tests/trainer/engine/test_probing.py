@@ -15,11 +15,12 @@ from tests.trainer.engine.test_sites import rows_of, site
 from tests.trainer.methods.conftest import examples
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.contract import Examples, Phase, Site, State, Task
 from edgefl_trainer.engine import federation, probing
 from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.federation import Probed, stamped
 from edgefl_trainer.engine.probing import as_if_finished, even_draw, make_prober
+from edgefl_trainer.engine.results import probe_backbone
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.evaluate.probe import ProbeReport
 from edgefl_trainer.methods import METHODS
@@ -123,6 +124,45 @@ def test_a_probe_tells_features_that_hold_the_answer(small, monkeypatch):
         "probe": {"cls": 0.5, "mean": 1.0},
         "probe_pooled": {"cls": 0.5, "mean": 1.0},
     }
+
+
+def turned(rows: Examples) -> Examples:
+    """The same pictures with the other of two labels."""
+    return replace(rows, labels=1 - rows.labels)
+
+
+@pytest.fixture
+def contrary(small) -> dict[str, Site]:
+    """All train rows teach that bright is 1. East's eight tune rows say the reverse, west's twelve the same."""
+    _, sites = small
+    east, west = (examples(count, 2, 100 + count) for count in (8, 12))
+    return {"east": replace(sites["east"], tune=turned(east)), "west": replace(sites["west"], tune=west)}
+
+
+def test_a_probe_is_judged_on_tune_rows(contrary, small):
+    """docs/methods.md 1.6: fitted on `train`, judged on `tune`. By hand: east 0, west 1, and pooled 12 of 20."""
+    task, _ = small
+    method = build(METHODS["fedmae"], HYPER)
+    found = make_prober(method, task, contrary, 1)(Phase("train", 1), *after_one_round(method, task, contrary))
+    assert set(found.reports) == {"cls", "mean"}
+    for one in found.reports.values():
+        assert one.sites == {"east": 0.0, "west": 1.0}
+        assert (one.mean, one.pooled) == (0.5, pytest.approx(0.6))
+
+
+def test_the_probe_at_the_end_of_a_run_is_judged_on_tune_rows(contrary):
+    """The same figures, in `summary.json` as docs/train.md has them."""
+    figures = {"mean": 0.5, "pooled": pytest.approx(0.6), "sites": {"east": 0.0, "west": 1.0}}
+    backbone = load_backbone("tiny", image_px=36, seed=3)
+    assert probe_backbone(backbone, contrary) == {"cls": figures, "mean": figures}
+
+
+def test_a_probe_of_a_run_reads_rows_of_both_kinds(contrary):
+    """Each row stays what it is: train rows to fit on, tune rows to judge on."""
+    site = contrary["west"]
+    fitted, judged = probing.rows_of(site)
+    np.testing.assert_array_equal(fitted.images[fitted.rows], site.train.images)
+    np.testing.assert_array_equal(judged.images[judged.rows], site.tune.images)
 
 
 class Learning(Adding):

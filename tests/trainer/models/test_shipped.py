@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from tests.trainer.conftest import edgefl_train
 
 from edgefl_trainer.contract import Examples
-from edgefl_trainer.data import load_federation
+from edgefl_trainer.data import Federation, SiteRows, load_federation
 from edgefl_trainer.engine import run
 from edgefl_trainer.engine.probing import even_draw
 from edgefl_trainer.engine.settings import RunSettings, read_settings
@@ -87,6 +87,27 @@ def test_it_is_worth_shipping(record):
             best = max(rows["backbone.cls"][figure], rows["backbone.mean"][figure])
             for row in ("colours", "random.cls", "random.mean"):
                 assert best > rows[row][figure]
+
+
+def test_the_figures_of_a_card_are_judged_on_tune_rows():
+    """evaluate/backbone_probes.py: a bright picture is 1 in train rows; in the tune rows of `turned` it is 0."""
+    labels = np.arange(48, dtype=np.int64) % 2
+    shade = 60 + 120 * labels[:, None, None, None]
+    images = np.random.default_rng(0).normal(shade, 25, (48, 36, 36, 3)).clip(0, 255).astype(np.uint8)
+    labels[12:20] = 1 - labels[12:20]
+    none, rows = np.zeros(0, np.int64), np.arange(48)
+    parts = {"turned": (rows[:12], rows[12:20]), "upright": (rows[20:36], rows[36:])}
+    sites = {
+        name: SiteRows(name=name, train=train, tune=tune, val=none, test=none, unlabelled=none)
+        for name, (train, tune) in parts.items()
+    }
+    texts = tuple(map(str, rows))
+    federation = Federation(("a", "b"), images, labels, texts, texts, sites, "")
+    networks = {"random": load_backbone("tiny", image_px=36, seed=3)}
+    found = compare(networks, {"all": federation}, torch.device("cpu"))["all"]
+    assert set(found) == {"colours", "random.cls", "random.mean"}
+    for row in found.values():  # by hand: of 8 tune rows all wrong, of 12 all right
+        assert row == {"mean": 0.5, "pooled": 0.6, "sites": {"turned": 0.0, "upright": 1.0}}
 
 
 def test_the_record_names_no_place_of_a_machine(record):
