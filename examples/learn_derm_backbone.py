@@ -11,6 +11,7 @@
 """
 
 import json
+import shlex
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -210,12 +211,13 @@ def _learning(run: Path) -> dict[str, Any]:
     ]
     hyper = [f"--set {name}={value}" for name, value in settings["hyper"].items()]
     kind, _, before = settings["backbone"].partition(":")
-    start = f"run:runs/{Path(before).name}" if kind == "run" else settings["backbone"]
+    start = f"run:runs/{Path(before).resolve().name}" if kind == "run" else settings["backbone"]
     words = ["edgefl-train run", settings["method"], *(f"--data {one}" for one in places), f"--task {settings['task']}"]
     words += [f"--preset {settings['preset']}", f"--backbone {start}", f"--rounds {settings['rounds']}"]
     words += [f"--epochs {settings['epochs']}", f"--images-per-site {settings['images_per_site']}"]
     words += [SELECTED] if settings.get("select") == "tune" else []
-    words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper, f"--out runs/{run.name}"]
+    words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper]
+    words += [f"--out runs/{shlex.quote(run.resolve().name)}"]
     return {
         "command": " ".join(words),
         "rounds": summary.get("selected_round", settings["rounds"]),

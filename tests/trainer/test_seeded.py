@@ -1,5 +1,7 @@
 """Draws from PyTorch's own generators. Source: PyTorch's notes on randomness ("Reproducibility")."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -28,3 +30,15 @@ def test_generators_of_gpus_are_left_alone(monkeypatch):
     with seeded(2):
         torch.rand(1)
     assert told == [1]
+
+
+def test_the_gpu_that_is_named_is_seeded_too(monkeypatch):
+    """No GPU is needed: what would be asked of the one named is written down."""
+    told: list[object] = []
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: told.append(devices) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", lambda gpu: told.append(gpu) or nullcontext())
+    monkeypatch.setattr(torch.cuda, "manual_seed", told.append)
+    gpu = torch.device("cuda", 1)
+    with seeded(5, gpu):
+        pass
+    assert told == [[gpu], gpu, 5]

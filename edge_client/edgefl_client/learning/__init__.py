@@ -11,7 +11,7 @@
     files       learned values in a file with a checksum
     personal    the values that passed
     options     what the owner may change; owned: which pictures are learned from, and who is held back
-    rounds      the contract of a round, whatever the method; fedevprompt and fedclf: who meets it
+    rounds      the contract of a round, whatever the method; fedevprompt and fedclf: who meets it; learners: which one
     agreed      the federation's settings in the bundle's step
     running     rounds alone: what `edgefl train` does
     live        rounds of a federation: what `edgefl sync` learns

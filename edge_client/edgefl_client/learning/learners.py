@@ -1,4 +1,4 @@
-"""Which learner a bundle's training step asks for: the one place that knows every method the device learns."""
+"""Which learner a bundle's training step asks for."""
 
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.rounds import Circumstances, RoundLearner

@@ -52,7 +52,7 @@ def asked(monkeypatch) -> list[RunSettings]:
 
 @pytest.fixture
 def before(tmp_path) -> Path:
-    """A run that says as finished that it learned with settings which are nobody's defaults."""
+    """A finished run with settings that are nobody's defaults."""
     given = {
         "data": (f"folder:{tmp_path}",), "partition": "dealt.json", "task": "nevus", "classes": ("nevus", "melanoma"),
         "seed": 3, "preset": "paper", "image_px": 60, "backbone": "tiny",

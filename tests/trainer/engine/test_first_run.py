@@ -1,10 +1,14 @@
 """Runs that start from runs: what a table takes for repetitions of one another. docs/train.md, fine-tuning."""
 
+import json
 import shutil
 
 import pytest
 from tests.trainer.conftest import MAE, TINY, edgefl_train
 from tests.trainer.engine.test_run import summary
+
+from edgefl_trainer.engine.first_run import learned_by, repetition_digest
+from edgefl_trainer.engine.settings import resolve
 
 QUICK = ("--preset", "tiny", "--rounds", 1, "--device", "cpu", "--json")
 
@@ -47,7 +51,35 @@ def test_the_folder_of_the_first_run_does_not_count(seeds, tmp_path):
         assert again.json()[name] == summary(second)[name]
 
 
-def test_a_network_of_no_run_is_told_by_its_name(ward, tmp_path):
+def test_a_run_with_labels_is_passed_over(seeds, ward, tmp_path):
+    """It keeps a copy of the network it started from: what learned that network counts, whoever hands it on."""
+    _, second = seeds[0]
+    asked = ("--data", ward, "--image-px", 36, "--labels", 0.4, "--select", "tune", "--set", "mode=local", *QUICK)
+    again = ("--backbone", f"run:{second}", "--out", tmp_path / "again")
+    found = edgefl_train("run", "finetune", *asked, *again).json()
+    assert found["pretraining"] == "fedmae"
+    assert found["settings_sha256"] == summary(second)["settings_sha256"]
+
+
+def test_a_network_that_no_run_learned_has_no_first_run(ward, tmp_path):
+    """Fresh weights, and those that a run with labels started from."""
     asked = ("--data", ward, *TINY, "--rounds", 1, "--set", "mode=local", "--json")
-    found = edgefl_train("run", "finetune", "--backbone", "tiny", "--out", tmp_path / "fresh", *asked).json()
-    assert "pretraining" not in found
+    for name, backbone in (("fresh", "tiny"), ("handed-on", f"run:{tmp_path / 'fresh'}")):
+        found = edgefl_train("run", "finetune", "--backbone", backbone, "--out", tmp_path / name, *asked).json()
+        assert "pretraining" not in found
+    [row, other] = edgefl_train("table", tmp_path / "fresh", tmp_path / "handed-on", "--format", "json").json()["rows"]
+    assert (row["method"], other["method"]) == ("finetune, local", "finetune, local #2")
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged", "circle"])
+def test_what_cannot_be_followed_counts_by_its_name(damage, tmp_path):
+    folder = tmp_path / "lab"
+    folder.mkdir()
+    if damage != "gone":
+        (folder / "summary.json").write_text(json.dumps({"method": "local", "state_sha256": "0" * 64}))
+        (folder / "config.toml").write_text("rounds = [")
+    settings = resolve("local", {"data": ("folder:x",), "backbone": f"run:{folder}"}, None, [])
+    if damage == "circle":
+        (folder / "config.toml").write_text(settings.to_toml())
+    assert learned_by(settings.backbone) is None
+    assert repetition_digest(settings) == settings.digest_but_seed()

@@ -252,7 +252,7 @@ def test_any_image_can_be_among_the_k_in_any_place(monkeypatch):
     """docs/methods.md 2.2, 2.5: one view of each of at most K images; which and in what order is drawn each time.
 
     40 draws of 6 of 12 images: each 20 times, five standard deviations (15.8) allowed; each of the 12 comes first in
-    some 3 draws, one in half of them never. The places of a bank say which image leaves first.
+    about 3 of them, none in half of them. The places of a bank say which image leaves first.
     """
     site, drawn = make_site(count=12), list[np.ndarray]()
     recipe = ContrastRecipe(sgd=SgdRecipe(batch=6), queue=6)

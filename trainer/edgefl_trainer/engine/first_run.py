@@ -1,40 +1,54 @@
 """The run that another one starts from: `run:DIR` as its backbone, which `edgefl-train finetune DIR` names, too.
 
-What the first run was counts for the second: two fine-tunings are repetitions of one another where they differ in
-nothing but their seeds and neither do the runs that they start from, and a table names them by these.
+Two runs are repetitions of one another where they, and the runs without labels that they start from, differ in nothing
+but their seeds. A table names a fine-tuning by what it starts from.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.data.plan import Plan
-from edgefl_trainer.engine.folder import finished_summary
-from edgefl_trainer.engine.settings import RunSettings
+from edgefl_trainer.engine.folder import CONFIG, finished_summary
+from edgefl_trainer.engine.settings import RunSettings, read_settings
+from edgefl_trainer.methods import METHODS
 
 
 def first_run(backbone: str) -> Path | None:
-    """The folder of the run that a backbone comes from; None where no run of this machine made it.
+    """The folder that a backbone's name gives; None where it names no run.
 
     Args:
         backbone: its name.
     """
     kind, _, where = backbone.partition(":")
-    return Path(where).expanduser() if kind == "run" else None
+    return Path(where) if kind == "run" else None
 
 
-def first_summary(backbone: str) -> dict[str, Any] | None:
-    """The results of the run that a backbone comes from, while they are there.
+def learned_by(backbone: str) -> dict[str, Any] | None:
+    """The results of the run without labels that learned a backbone, while they are there.
+
+    A run with labels keeps a copy of the network it started from: that network's run is looked for behind it.
 
     Args:
         backbone: its name.
     """
-    folder = first_run(backbone)
-    return None if folder is None else finished_summary(folder)
+    passed: set[Path] = set()
+    while (folder := first_run(backbone)) is not None and folder not in passed:
+        passed.add(folder)
+        summary = finished_summary(folder)
+        method = METHODS.get(summary.get("method", "")) if summary is not None else None
+        if method is None or not method.needs_labels:
+            return summary if method is not None else None
+        try:
+            backbone = read_settings(folder / CONFIG).backbone
+        except EdgeflError:
+            return None
+    return None
 
 
 def repetition_digest(settings: RunSettings, plan: Plan | None = None) -> str:
-    """Digest of what was asked of a run and of the run that it starts from, but for seeds and devices.
+    """Digest of what was asked of a run and of the run that learned its network, but for seeds and devices.
 
     Runs that share it are repetitions of one another. While the first results are there, their folder does not count.
 
@@ -42,7 +56,7 @@ def repetition_digest(settings: RunSettings, plan: Plan | None = None) -> str:
         settings: of the run.
         plan: how its partition was made, where it has one.
     """
-    first = first_summary(settings.backbone)
+    first = learned_by(settings.backbone)
     asked = None if first is None else first.get("settings_sha256")
     start = settings if asked is None else replace(settings, backbone=f"run:{asked}")
     return start.digest_but_seed(plan)

@@ -30,7 +30,7 @@ from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
 from edgefl_trainer.engine.display import Display, Pace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
-from edgefl_trainer.engine.first_run import first_summary, repetition_digest
+from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
@@ -89,6 +89,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         write_atomic(folder / "environment.json", _json(environment(settings)))
         if partition is not None:
             write_atomic(folder / PARTITION_FILE, partition.to_bytes())
+        asked = what_was_asked(settings, method, partition)
         final = run_phases(settings, folder, method, task, sites)
         started = time.perf_counter()
         results: Mapping[str, Any]
@@ -100,7 +101,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
             results = predictor_results(folder, method, task, final, federation, sites, held_out)
         evaluated = time.perf_counter() - started
         summary = {
-            **what_was_asked(settings, method, partition),
+            **asked,
             "partition_sha256": federation.partition_sha256,
             **({"partition": partition.facts()} if partition else {}),
             **results,
@@ -116,7 +117,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
 
 def what_was_asked(settings: RunSettings, method: Method, partition: Partition | None) -> dict[str, Any]:
     """The head of a summary."""
-    first = first_summary(settings.backbone)
+    first = learned_by(settings.backbone)
     return {
         "method": settings.method,
         "task": settings.task,

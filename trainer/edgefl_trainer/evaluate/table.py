@@ -128,7 +128,7 @@ def _row(runs: Sequence[Summary], metric: str, ddof: int) -> TableRow:
 
 
 def _name(run: Summary) -> str:
-    """The method, of what it starts where that was learned without labels, its mode, and a share of the labels."""
+    """The method, what learned the network that it starts from, its mode, and its share of the labels."""
     if run.get("label"):
         return str(run["label"])
     share = float(run.get("labels") or 1.0)

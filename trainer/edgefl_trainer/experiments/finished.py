@@ -8,7 +8,7 @@ from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_trainer.engine.federation import read_metrics
-from edgefl_trainer.engine.first_run import first_run, first_summary
+from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, read_settings
@@ -97,7 +97,8 @@ def _first_stage(settings: RunSettings) -> RunSettings | None:
 
 def _first_seconds(settings: RunSettings) -> float | None:
     """What the run that a run starts from took, while that is still there."""
-    summary = first_summary(settings.backbone)
+    folder = first_run(settings.backbone)
+    summary = None if folder is None else finished_summary(folder)
     return None if summary is None else float(summary["seconds"])
 
 
