@@ -11,7 +11,6 @@
 """
 
 import json
-import shlex
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -124,7 +123,9 @@ def describe(run: Path, file: Path) -> dict[str, Any]:
 
     summary = json.loads((run / "summary.json").read_text())
     environment = json.loads((run / "environment.json").read_text())
-    history = [_learning(one) for one in runs_behind(run)]
+    runs = runs_behind(run)
+    places = [f"runs/{NAME}-{number}" for number in range(1, len(runs))] + [f"runs/{NAME}"]
+    history = [_learning(*one) for one in zip(runs, [None, *places], places, strict=False)]
     return {
         "name": NAME,
         "sha256": load_backbone(f"file:{file}").spec.sha256,
@@ -202,22 +203,27 @@ def _drift(probe: Mapping[str, Any]) -> float:
     return float(max(abs(half[key] - full[key]) for half, full in pairs for key in ("mean", "pooled")))
 
 
-def _learning(run: Path) -> dict[str, Any]:
-    """One run as a command that another could give."""
+def _learning(run: Path, before: str | None, place: str) -> dict[str, Any]:
+    """One run as a command that another could give, with names of folders that are the same everywhere.
+
+    Args:
+        run: its folder.
+        before: where that command finds the run it starts from, if there is one.
+        place: where it leaves its own.
+    """
     settings = _settings(run)
     summary = json.loads((run / "summary.json").read_text())
-    places = [
+    data = [
         f"{kind}:$EDGEFL_DATA/{Path(rest).name}" for kind, _, rest in (one.partition(":") for one in settings["data"])
     ]
     hyper = [f"--set {name}={value}" for name, value in settings["hyper"].items()]
-    kind, _, before = settings["backbone"].partition(":")
-    start = f"run:runs/{Path(before).resolve().name}" if kind == "run" else settings["backbone"]
-    words = ["edgefl-train run", settings["method"], *(f"--data {one}" for one in places), f"--task {settings['task']}"]
+    start = f"run:{before or 'one-that-is-gone'}" if settings["backbone"].startswith("run:") else settings["backbone"]
+    words = ["edgefl-train run", settings["method"], *(f"--data {one}" for one in data), f"--task {settings['task']}"]
     words += [f"--preset {settings['preset']}", f"--backbone {start}", f"--rounds {settings['rounds']}"]
     words += [f"--epochs {settings['epochs']}", f"--images-per-site {settings['images_per_site']}"]
     words += [SELECTED] if settings.get("select") == "tune" else []
     words += [f"--autocast {settings['autocast']}", f"--seed {settings['seed']}", *hyper]
-    words += [f"--out runs/{shlex.quote(run.resolve().name)}"]
+    words += [f"--out {place}"]
     return {
         "command": " ".join(words),
         "rounds": summary.get("selected_round", settings["rounds"]),

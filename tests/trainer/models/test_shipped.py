@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from examples.learn_derm_backbone import NAME, card, main
+from examples.learn_derm_backbone import NAME, card, describe, main
 from safetensors.numpy import load_file
-from tests.trainer.conftest import edgefl_train
+from tests.trainer.conftest import MAE, TINY, edgefl_train
 
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation, SiteRows, load_federation
@@ -164,13 +164,27 @@ def test_the_command_on_the_card_is_the_run_that_was_made(select, ward, tmp_path
     first = json.loads((tmp_path / "run" / "summary.json").read_text())
     monkeypatch.setattr(run, "run", lambda settings, *_, **__: given.append(settings) or first)
     monkeypatch.chdir(tmp_path)
-    assert edgefl_train(*shlex.split(command.replace("runs/run", "again"))[1:]).code == 0
+    assert edgefl_train(*shlex.split(command.replace(f"runs/{NAME}", "again"))[1:]).code == 0
     assert given == [read_settings(tmp_path / "run" / "config.toml")]
     told = (tmp_path / f"{NAME}.md").read_text()
     assert ("rows were read to choose the round" in told, "no label was read" in told) == (
         select == "tune",
         select == "last",
     )
+
+
+def test_the_card_of_a_run_that_went_on_has_the_commands_of_both(mae, ward, tmp_path):
+    """The second command finds the network where the first one left it, whatever the folders were called here."""
+    second, started = tmp_path / "run", f"run:{mae}"
+    asked = ("--data", ward, "--backbone", started, "--out", second, "--rounds", 1, *TINY, *MAE)
+    assert edgefl_train("run", "fedmae", *asked).code == 0
+    first, last = (one["command"] for one in describe(second, second / "backbone.safetensors")["learned"])
+    assert first.endswith(f"--out runs/{NAME}-1") and f"--backbone run:runs/{NAME}-1 " in last
+    assert last.endswith(f"--out runs/{NAME}")
+    settings = (second / "config.toml").read_text()
+    (second / "config.toml").write_text(settings.replace(started, "run:/home/somebody/gone"))
+    [alone] = describe(second, second / "backbone.safetensors")["learned"]
+    assert "--backbone run:one-that-is-gone " in alone["command"] and "somebody" not in alone["command"]
 
 
 def test_the_recipe_is_that_of_the_shipped_file(record, tmp_path, monkeypatch):
