@@ -81,5 +81,5 @@ def test_what_cannot_be_followed_counts_by_its_name(damage, tmp_path):
     settings = resolve("local", {"data": ("folder:x",), "backbone": f"run:{folder}"}, None, [])
     if damage == "circle":
         (folder / "config.toml").write_text(settings.to_toml())
-    assert learned_by(settings.backbone) is None
-    assert repetition_digest(settings) == settings.digest_but_seed()
+    first = learned_by(settings.backbone)
+    assert first is None and repetition_digest(settings, first) == settings.digest_but_seed()

@@ -4,6 +4,7 @@ Two runs are repetitions of one another where they, and the runs without labels 
 but their seeds. A table names a fine-tuning by what it starts from.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,16 +48,16 @@ def learned_by(backbone: str) -> dict[str, Any] | None:
     return None
 
 
-def repetition_digest(settings: RunSettings, plan: Plan | None = None) -> str:
+def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, plan: Plan | None = None) -> str:
     """Digest of what was asked of a run and of the run that learned its network, but for seeds and devices.
 
-    Runs that share it are repetitions of one another. While the first results are there, their folder does not count.
+    Runs that share it are repetitions of one another. Of a first run its folder does not count.
 
     Args:
         settings: of the run.
+        first: what `learned_by` found of its backbone.
         plan: how its partition was made, where it has one.
     """
-    first = learned_by(settings.backbone)
     asked = None if first is None else first.get("settings_sha256")
     start = settings if asked is None else replace(settings, backbone=f"run:{asked}")
     return start.digest_but_seed(plan)

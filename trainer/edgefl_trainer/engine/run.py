@@ -129,7 +129,7 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
         **({"mode": method.mode} if isinstance(method, FineTune) else {}),
         **({} if first is None else {"pretraining": first["method"]}),
         "travels": list(method.travels),
-        "settings_sha256": repetition_digest(settings, partition.plan if partition else None),
+        "settings_sha256": repetition_digest(settings, first, partition.plan if partition else None),
     }
 
 
