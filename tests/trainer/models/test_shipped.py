@@ -182,7 +182,7 @@ def test_the_card_of_a_run_that_went_on_has_the_commands_of_both(mae, ward, tmp_
     assert first.endswith(f"--out runs/{NAME}-1") and f"--backbone run:runs/{NAME}-1 " in last
     assert last.endswith(f"--out runs/{NAME}")
     settings = (second / "config.toml").read_text()
-    (second / "config.toml").write_text(settings.replace(started, "run:/home/somebody/gone"))
+    (second / "config.toml").write_text(settings.replace(started, "run:/elsewhere/somebody/gone"))
     [alone] = describe(second, second / "backbone.safetensors")["learned"]
     assert "--backbone run:one-that-is-gone " in alone["command"] and "somebody" not in alone["command"]
 
