@@ -51,7 +51,7 @@ def tell(**facts: Any) -> None:
 
 def work(folder: Path, megabytes: int) -> None:
     """The worker's part without a trainer: everybody gets the weights again, whatever the replies."""
-    from edgefl_coordinator.jobs import JobResult, read_job, write_result
+    from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
     from edgefl_protocol import Payload
 
     job = read_job(folder)
@@ -63,9 +63,9 @@ def work(folder: Path, megabytes: int) -> None:
 
 def serve(home: Path, megabytes: int) -> None:
     """The coordinator's HTTP process; its worker is another process, as always."""
-    from edgefl_coordinator import service
-    from edgefl_coordinator.coordinator import open_coordinator
     from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.store.coordinator import open_coordinator
+    from edgefl_coordinator.web import service
 
     def worker(folder: Path, _: float) -> None:
         subprocess.run([sys.executable, __file__, "--role", "work", str(folder), str(megabytes)], check=True)
@@ -77,7 +77,7 @@ def serve(home: Path, megabytes: int) -> None:
 
 def serve_plainly(home: Path) -> None:
     """A TLS server that writes a body to a file and flushes it."""
-    from edgefl_coordinator.tls import server_context
+    from edgefl_coordinator.web.tls import server_context
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -106,15 +106,15 @@ def serve_plainly(home: Path) -> None:
 
 
 def member_of(folder: Path) -> Any:
-    from edgefl_client.exchange import Member, ca_file
-    from edgefl_client.exchange.https import HttpsTransport
+    from edgefl_exchange import Member, ca_file
+    from edgefl_exchange.https import HttpsTransport
 
     return Member(folder, lambda found: HttpsTransport(found.url, ca_file(folder, found)))
 
 
 def send(folder: Path, megabytes: int) -> None:
     """Deliver a reply from the outbox."""
-    from edgefl_client.exchange import Outbox
+    from edgefl_exchange import Outbox
     from edgefl_protocol import Payload
 
     content = Payload({WEIGHTS: weights(megabytes)}, {"site_sha256": "0" * 64, "n_train": 100}).to_bytes()
@@ -128,7 +128,7 @@ def send(folder: Path, megabytes: int) -> None:
 
 def deliver(folder: Path) -> None:
     """Send what waits, as `edgefl sync` does: this process never holds the reply as a whole."""
-    from edgefl_client.exchange import Outbox
+    from edgefl_exchange import Outbox
 
     with member_of(folder) as member, Outbox(folder / "outbox.sqlite3", bytes(32)) as outbox:
         task, idle = member.task(), peak_mib()
@@ -179,12 +179,12 @@ def begin(*arguments: object) -> Any:
 
 def make(root: Path, megabytes: int, members: int) -> tuple[Path, list[Path], Any, int]:
     """A coordinator that serves, with approved members in the first round."""
-    from edgefl_client.exchange import enrol, read_ca, trust_certificate
-    from edgefl_client.exchange.https import HttpsTransport
-    from edgefl_coordinator.admin import run_operation
+    from edgefl_coordinator.commands.setup import make_home
     from edgefl_coordinator.settings import Home
-    from edgefl_coordinator.setup import make_home
-    from edgefl_protocol.invite import decode_invite
+    from edgefl_coordinator.web.admin import run_operation
+    from edgefl_exchange import enrol, read_ca, trust_certificate
+    from edgefl_exchange.https import HttpsTransport
+    from edgefl_protocol.records.invite import decode_invite
 
     home = Home(root / "home")
     port = free_port()

@@ -21,7 +21,7 @@ from edgefl_protocol.errors import EdgeflError
 
 if TYPE_CHECKING:
     from edgefl_trainer.contract import Arrays, Site
-    from edgefl_trainer.learning.terms import Term
+    from edgefl_trainer.learning.loss_terms import Term
 
 TARGET = 1.1
 CLASSES = ("nevus", "other")

@@ -308,7 +308,7 @@ def camera_photo(path: Path) -> Path:
     """A drawn lesion with grain, 4000 × 3000 px."""
     from PIL import Image
 
-    from edgefl_client.drawn import drawn_picture
+    from edgefl_client.doctor.drawn_picture import drawn_picture
 
     picture = drawn_picture(*MEGAPIXELS_12[::-1])
     grain = np.random.default_rng(0).integers(-12, 13, (*picture.shape[:2], 1), np.int16)
@@ -320,7 +320,7 @@ def peak_mb(folder: Path, graph: bytes, photo: Path) -> float:
     """Peak memory of one fresh process that scores the photo, 10⁶ bytes."""
     from edgefl_protocol.bounded_json import write_json
     from edgefl_protocol.bundle import BundleFields, Labels, build_bundle
-    from edgefl_protocol.keys import generate_signing_key
+    from edgefl_protocol.envelopes.keys import generate_signing_key
     from edgefl_protocol.tensors import write_tensors
 
     site, key = model(), generate_signing_key()

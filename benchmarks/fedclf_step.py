@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from edgefl_trainer.contract import Site
-    from edgefl_trainer.learning.contrast import MomentumContrast, Remote
-    from edgefl_trainer.learning.self_supervised import Learner
+    from edgefl_trainer.learning.unlabelled.contrast import MomentumContrast, Remote
+    from edgefl_trainer.learning.unlabelled.self_supervised import Learner
 
 COUNT = click.IntRange(min=1)
 TOLERANCE = 1e-4  # relative, of the losses
@@ -56,7 +56,7 @@ class Case:
 
     def network(self) -> "Learner":
         """Encoder and projection with the same weights each time."""
-        from edgefl_trainer.learning.contrast import ContrastRecipe
+        from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 
         return ContrastRecipe().build(self.site.task).at(self.site).train()
 
@@ -109,9 +109,9 @@ def learn_from(loss: "Tensor", optimizer: "torch.optim.Optimizer") -> float:
 def edgefl_epoch(case: Case) -> Callable[[], None]:
     """An epoch of FedCLF, as `local_round` makes it."""
     from edgefl_trainer.contract import State
-    from edgefl_trainer.learning import contrast
-    from edgefl_trainer.learning.contrast import ContrastRecipe
-    from edgefl_trainer.learning.self_supervised import SgdRecipe
+    from edgefl_trainer.learning.unlabelled import contrast
+    from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
+    from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 
     recipe = ContrastRecipe(sgd=SgdRecipe(batch=case.batch), key_momentum=MOMENTUM)
     start, others = contrast.start(recipe, case.site.task).arrays, case.remote
@@ -149,7 +149,7 @@ def torchvision_view(site: "Site") -> "Callable[[Tensor], Tensor]":
     from torchvision.transforms import v2
 
     from edgefl_trainer.augment import blur_kernel
-    from edgefl_trainer.learning.self_supervised import SgdRecipe
+    from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 
     spec = site.task.backbone
     side = SgdRecipe().side(spec)
@@ -173,8 +173,8 @@ def compare_losses(case: Case) -> dict[str, Any]:
     Raises:
         click.ClickException: they differ by more than `TOLERANCE`.
     """
-    from edgefl_trainer.learning import self_supervised
-    from edgefl_trainer.learning.self_supervised import SgdRecipe
+    from edgefl_trainer.learning.unlabelled import self_supervised
+    from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 
     prepare, rng = self_supervised.views(case.site, SgdRecipe(), "moco-v2", 2), np.random.default_rng(0)
     parts = [np.arange(start, start + case.batch) for start in range(0, CHECKED_STEPS * case.batch, case.batch)]
@@ -194,7 +194,7 @@ def compare_losses(case: Case) -> dict[str, Any]:
 
 def objective(case: Case) -> "MomentumContrast":
     """What our loop minimises, as `contrast_round` puts it together for FedCLF."""
-    from edgefl_trainer.learning import contrast
+    from edgefl_trainer.learning.unlabelled import contrast
 
     model, remote = case.network(), case.remote
     bank, negatives = (contrast.FeatureQueue(size, case.site.device) for size in (1024, REMOTE))
@@ -206,7 +206,7 @@ def objective(case: Case) -> "MomentumContrast":
 
 def draws_of(case: Case) -> "Remote":
     """Draws from the others' features, the same each time."""
-    from edgefl_trainer.learning.contrast import Remote
+    from edgefl_trainer.learning.unlabelled.contrast import Remote
 
     return Remote(case.remote, np.random.default_rng(2))
 

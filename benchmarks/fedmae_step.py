@@ -171,7 +171,7 @@ def plain_loss(model: "MaskedAutoencoder", images: "Tensor", noise: "Tensor") ->
 def checked_views(case: Case) -> "Iterator[Tensor]":
     """A few batches of crops."""
     from edgefl_trainer.augment import random_crops
-    from edgefl_trainer.learning.self_supervised import ahead
+    from edgefl_trainer.learning.unlabelled.self_supervised import ahead
 
     rows, batch = case.site.unlabelled, case.method.batch
     order, rng = case.site.epoch_order(rows, 1, 0), np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""How often the gate before the model refers by mistake, and what it catches (`edgefl_protocol.quality`).
+"""How often the gate before the model refers by mistake, and what it catches (`edgefl_protocol.pictures.quality`).
 
 By mistake: the validation rows of the real centres, at 84 px and, where they are there, at 200 x 150. Caught: drawn
 textures, the radiology images of VQA-RAD, and the validation rows made worse on purpose: blurred (standard deviation in
@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-from edgefl_protocol.imaging import decode, resize
-from edgefl_protocol.quality import measure_quality
-from edgefl_trainer.data.foreign import read_foreign
+from edgefl_protocol.pictures.imaging import decode, resize
+from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.data.lesions.signs import SIGNS
+from edgefl_trainer.data.sources.foreign import read_foreign
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 PX = 84

@@ -73,7 +73,7 @@ def predictor() -> "Predictor":
 def vit_small() -> "SiteModel":
     from edgefl_export.assemble import SiteModel
     from edgefl_protocol.bundle import Card
-    from edgefl_protocol.imaging import Preprocess
+    from edgefl_protocol.pictures.imaging import Preprocess
 
     card = Card(
         intended_use="A benchmark.", method="none", site=None, sites={}, metrics={}, temperature=1.0, refer_above=None,
@@ -95,7 +95,7 @@ def prepare(folder: Path) -> None:
 
     from edgefl_export.assemble import build_members
     from edgefl_protocol.bundle import BundleFields, build_bundle
-    from edgefl_protocol.keys import generate_signing_key
+    from edgefl_protocol.envelopes.keys import generate_signing_key
 
     members, key = build_members(vit_small()), generate_signing_key()
     fields = BundleFields(federation=None, line="benchmark", task="all", version=1, created_ms=int(time.time() * 1000))

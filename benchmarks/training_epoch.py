@@ -232,7 +232,7 @@ def map_calls(case: Case) -> "dict[str, tuple[Callable[[], None], Callable[[], N
     """The distance of a batch of maps to the buffer, and its gradient."""
     import torch
 
-    from edgefl_trainer.learning.terms import Step
+    from edgefl_trainer.learning.loss_terms import Step
     from edgefl_trainer.models.spec import require_vit
 
     site = case.site

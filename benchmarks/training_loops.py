@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from edgefl_trainer.contract import Arrays, Site
     from edgefl_trainer.learning.evidential import EvidentialRecipe
-    from edgefl_trainer.learning.terms import Term
+    from edgefl_trainer.learning.loss_terms import Term
 
 ROUND = 11  # one epoch a round: the KL weight has come to 1
 KD_WEIGHT = 1e-6  # lambda
@@ -59,7 +59,7 @@ def make_case(folder: Path, backbone: str, sizes: Mapping[str, int], device: str
 
     from edgefl_trainer.contract import Examples, Site, Task
     from edgefl_trainer.data.cache import cached_pictures
-    from edgefl_trainer.data.folder import read_folder
+    from edgefl_trainer.data.sources.folder import read_folder
     from edgefl_trainer.engine.sites import autocast_dtype, choose_device
     from edgefl_trainer.learning import evidential, features, steps
     from edgefl_trainer.models.backbones import load_backbone

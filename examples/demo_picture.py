@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgefl_client import Scorer
-from edgefl_client.trust import read_public_key
+from edgefl_client.trust.trusted_keys import read_public_key
 from edgefl_protocol.bundle import load_bundle
 from edgefl_trainer.data import load_federation
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 from demo import shown
 from demo_federation import free_port
-from edgefl_coordinator.admin import run_operation
 from edgefl_coordinator.settings import Home
+from edgefl_coordinator.web.admin import run_operation
 from edgefl_trainer.data.lesions import draw_lesion
 from live_processes import Background, check, in_background, line_of, run, wait_for
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.command_options import (
+from edgefl_coordinator.commands.keys import revoke, root, rotate
+from edgefl_coordinator.commands.options import (
     HOME,
     JSON,
     PASSPHRASE,
@@ -22,7 +23,6 @@ from edgefl_coordinator.command_options import (
     operate,
     passphrase,
 )
-from edgefl_coordinator.key_commands import revoke, root, rotate
 
 _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` starts
 
@@ -151,9 +151,9 @@ def main() -> None:
 @guarded
 def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     """Make a coordinator in DIR: keys, development certificate, settings."""
-    from edgefl_coordinator.cli_init import settings_table
+    from edgefl_coordinator.commands.init import settings_table
+    from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
     from edgefl_coordinator.settings import Home
-    from edgefl_coordinator.setup import check_table, make_home, reply_cap, try_first_job
 
     home = Home(folder.resolve())
     secret = passphrase(passphrase_file)
@@ -175,9 +175,9 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 @guarded
 def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
     """Serve until interrupted."""
-    from edgefl_coordinator import service
-    from edgefl_coordinator.coordinator import open_coordinator
     from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.store.coordinator import open_coordinator
+    from edgefl_coordinator.web import service
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("edgefl_coordinator").setLevel(logging.INFO if verbose else logging.WARNING)

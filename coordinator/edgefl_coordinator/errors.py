@@ -7,7 +7,7 @@ EdgeflError (edgefl_protocol)
 """
 
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages.requests import Refusal
 
 IN_USE = "in_use"  # code of the OperatorError where another process has the store open
 

@@ -8,8 +8,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import KeyMaterialError
-from edgefl_protocol.keys import PublicSigningKey
 
 _HEX64 = re.compile(rb"[0-9a-fA-F]{64}")
 _MAX_KEY_BYTES = 16 * 2**10

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.rounds import RoundPolicy
-from edgefl_protocol.blob import MAX_BLOB_BYTES
+from edgefl_coordinator.rounds.states import RoundPolicy
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.task_reply import Plain as Plain
+from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
+from edgefl_protocol.messages.task_reply import Plain as Plain
 from edgefl_protocol.tensors import MAX_TENSORS
 
 Settled = TypeVar("Settled")

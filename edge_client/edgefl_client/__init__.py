@@ -9,16 +9,16 @@ with it the command line, costs nothing.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl_client.scorer import ScoreError, Scorer
-    from edgefl_protocol.score import ModelInfo, Score
+    from edgefl_client.scoring.scorer import ScoreError, Scorer
+    from edgefl_protocol.pictures.score import ModelInfo, Score
 
 __all__ = ["ModelInfo", "Score", "ScoreError", "Scorer"]
 
 _HOME = {
-    "ModelInfo": "edgefl_protocol.score",
-    "Score": "edgefl_protocol.score",
-    "ScoreError": "edgefl_client.scorer",
-    "Scorer": "edgefl_client.scorer",
+    "ModelInfo": "edgefl_protocol.pictures.score",
+    "Score": "edgefl_protocol.pictures.score",
+    "ScoreError": "edgefl_client.scoring.scorer",
+    "Scorer": "edgefl_client.scoring.scorer",
 }
 
 

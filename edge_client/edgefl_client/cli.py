@@ -13,19 +13,19 @@ from typing import NoReturn
 
 import click
 
-from edgefl_client.command_options import home_option
-from edgefl_client.contribute_command import contribute
-from edgefl_client.doctor_command import doctor
-from edgefl_client.federation_commands import enrol, pull, status
-from edgefl_client.outbox_commands import outbox
-from edgefl_client.personal_commands import personal
-from edgefl_client.policy_commands import policy
-from edgefl_client.rotation_command import rotate
-from edgefl_client.score_command import score
-from edgefl_client.sync_command import sync
-from edgefl_client.train_command import train
-from edgefl_client.trust_commands import trust
-from edgefl_client.watch_command import watch
+from edgefl_client.commands.contribute import contribute
+from edgefl_client.commands.doctor import doctor
+from edgefl_client.commands.federation import enrol, pull, status
+from edgefl_client.commands.options import home_option
+from edgefl_client.commands.outbox import outbox
+from edgefl_client.commands.personal import personal
+from edgefl_client.commands.policy import policy
+from edgefl_client.commands.rotate import rotate
+from edgefl_client.commands.score import score
+from edgefl_client.commands.sync import sync
+from edgefl_client.commands.train import train
+from edgefl_client.commands.trust import trust
+from edgefl_client.commands.watch import watch
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"edgefl: {what} cannot be used: {error.strerror or error}", err=True)
         sys.exit(1)
     except Exception as error:
-        from edgefl_client.failures import exit_code
+        from edgefl_client.commands.failures import exit_code
         from edgefl_protocol.errors import EdgeflError
 
         if not isinstance(error, EdgeflError):

@@ -16,8 +16,8 @@ from pathlib import Path
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
+from edgefl_protocol.bundle.manifest import release
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.manifest import release
 
 SPINS_BRIEFLY = release("1.31")  # from here on a thread can wait for its next part of a run for a stated time
 SPIN_US = 50  # a tenth faster on free processors, and no slower on busy ones (docs/decisions/0026)

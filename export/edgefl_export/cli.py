@@ -242,8 +242,8 @@ def _with_training(
 def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
     """Check FILE as a device does: signature, validity, members, graph. Refused: exit 3."""
     from edgefl_export import key_store
-    from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.bundle import load_bundle
+    from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded
 
     keys = [key_store.read_public_key(place).public for place in trusted]
@@ -265,8 +265,8 @@ def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
 @_JSON
 def inspect(file: Path, as_json: bool) -> None:
     """Show what FILE claims to be. Nothing shown is checked; see `verify`."""
-    from edgefl_protocol.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.bundle import unverified_manifest
+    from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded
 
     data = read_bounded(file, MAX_ARCHIVE_BYTES)
@@ -291,8 +291,8 @@ def inspect(file: Path, as_json: bool) -> None:
 
 def _unverified_card(data: bytes) -> dict[str, Any]:
     """Labels and card as the file states them, None where they are not in their form."""
-    from edgefl_protocol.archive import read_archive
     from edgefl_protocol.bounded_json import parse_json
+    from edgefl_protocol.bundle.archive import read_archive
 
     members = read_archive(data)
     found: dict[str, Any] = {}

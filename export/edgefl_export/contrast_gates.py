@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
 from edgefl_export.training_gates import MOMENTS, STEPS, TENSORS, WARM_STEPS, StepParity, distance, run_step
-from edgefl_protocol.contrast_training import (
+from edgefl_protocol.bundle.contrast_plan import (
     BUFFER,
     ENCODED,
     FEATURES,
@@ -34,8 +34,8 @@ from edgefl_protocol.contrast_training import (
     FedCLFPlan,
 )
 from edgefl_trainer.augment import normalised
-from edgefl_trainer.learning.contrast import FeatureQueue, MomentumContrast, slow_copy, unit
-from edgefl_trainer.learning.self_supervised import Learner
+from edgefl_trainer.learning.unlabelled.contrast import FeatureQueue, MomentumContrast, slow_copy, unit
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner
 
 BATCH, HELD = 8, 256  # pictures of a step, negatives
 TRIES, ENOUGH = 8, 0.1  # draws of pictures of one step, and the share of what is allowed that ends them

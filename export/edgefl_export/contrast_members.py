@@ -15,7 +15,7 @@ from edgefl_export.contrast_step import FedCLFStep
 from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.training_gates import StepParity
 from edgefl_export.training_graph import TRACED_BATCH, export_training_graph
-from edgefl_protocol.contrast_training import (
+from edgefl_protocol.bundle.contrast_plan import (
     ENCODED,
     ENCODER,
     FEATURES,
@@ -27,12 +27,12 @@ from edgefl_protocol.contrast_training import (
     FedCLFPlan,
     begun,
 )
-from edgefl_protocol.training import GRAPH, RECORD
+from edgefl_protocol.bundle.training_plan import GRAPH, RECORD
 from edgefl_trainer.contract import Task
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, read_settings
-from edgefl_trainer.learning.contrast import ContrastRecipe
-from edgefl_trainer.learning.self_supervised import Learner, Split, tensors_of
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Split, tensors_of
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import weights_of
 from edgefl_trainer.models.cnn import FrozenCNN

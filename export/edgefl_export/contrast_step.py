@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_export.convolutions import moments
 from edgefl_export.errors import ExportError
-from edgefl_protocol.contrast_training import (
+from edgefl_protocol.bundle.contrast_plan import (
     BUFFER,
     ENCODED,
     FIRST,
@@ -32,8 +32,8 @@ from edgefl_protocol.contrast_training import (
     VIEW,
     FedCLFPlan,
 )
-from edgefl_trainer.learning.contrast import unit
-from edgefl_trainer.learning.self_supervised import Learner
+from edgefl_trainer.learning.unlabelled.contrast import unit
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner
 from edgefl_trainer.losses import contrastive_loss
 
 Tensors = Mapping[str, Tensor]

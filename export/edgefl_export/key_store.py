@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from edgefl_protocol.durable import read_bounded, read_private, write_atomic
+from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
+from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey, generate_signing_key
 from edgefl_protocol.errors import KeyMaterialError, StorageError
-from edgefl_protocol.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
-from edgefl_protocol.keys import PublicSigningKey, SigningKey, generate_signing_key
 
 PRIVATE_NAME = "signing.key"
 PUBLIC_NAME = "signing.pub"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgefl_export.errors import GateError
 from edgefl_export.gates import gate_images
 from edgefl_export.training_step import FedEvPromptStep
-from edgefl_protocol.training import (
+from edgefl_protocol.bundle.training_plan import (
     COUNTS,
     FIRST_MOMENT,
     MEANS,
@@ -31,7 +31,7 @@ from edgefl_protocol.training import (
     fresh_state,
 )
 from edgefl_trainer.learning.attention_buffer import Distillation
-from edgefl_trainer.learning.terms import Step
+from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.losses import evidential_loss
 from edgefl_trainer.models.head import dirichlet_summary, evidence_of
 from edgefl_trainer.models.vit import ViTOutput

@@ -17,7 +17,7 @@ from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.training_gates import StepParity, check_training, rate_inputs
 from edgefl_export.training_graph import TRACED_BATCH, export_training_graph
 from edgefl_export.training_step import FedEvPromptStep
-from edgefl_protocol.training import (
+from edgefl_protocol.bundle.training_plan import (
     COUNTS,
     GRAPH,
     MEANS,

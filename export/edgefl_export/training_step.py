@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from edgefl_protocol.training import FIRST_MOMENT, NEXT, RATE, SECOND_MOMENT, STEP
+from edgefl_protocol.bundle.training_plan import FIRST_MOMENT, NEXT, RATE, SECOND_MOMENT, STEP
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
 from edgefl_trainer.models.head import evidence_of
 from edgefl_trainer.models.scoring import ScoreModule

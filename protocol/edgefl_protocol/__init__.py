@@ -37,7 +37,7 @@ when first used, so that a device which only scores pays for no envelope.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl_protocol.envelope import (
+    from edgefl_protocol.envelopes.envelope import (
         Expected,
         Opened,
         Tolerance,
@@ -47,9 +47,8 @@ if TYPE_CHECKING:
         seal,
         unverified_header,
     )
-    from edgefl_protocol.errors import EdgeflError, EnvelopeError, KeyMaterialError, PayloadError
-    from edgefl_protocol.header import Header
-    from edgefl_protocol.keys import (
+    from edgefl_protocol.envelopes.header import Header
+    from edgefl_protocol.envelopes.keys import (
         PublicSealingKey,
         PublicSigningKey,
         SealingKey,
@@ -59,9 +58,10 @@ if TYPE_CHECKING:
         generate_signing_key,
         same_fingerprint,
     )
+    from edgefl_protocol.envelopes.replay import JudgedByCaller, ReplayWindow, judge
+    from edgefl_protocol.envelopes.replies import expected_reply, reply_fields
+    from edgefl_protocol.errors import EdgeflError, EnvelopeError, KeyMaterialError, PayloadError
     from edgefl_protocol.payload import Payload, digest, state_digest
-    from edgefl_protocol.replay import JudgedByCaller, ReplayWindow, judge
-    from edgefl_protocol.replies import expected_reply, reply_fields
 
 __all__ = [
     "EdgeflError",
@@ -98,33 +98,33 @@ __all__ = [
 _HOME = {
     "EdgeflError": "edgefl_protocol.errors",
     "EnvelopeError": "edgefl_protocol.errors",
-    "Expected": "edgefl_protocol.envelope",
-    "Header": "edgefl_protocol.header",
-    "JudgedByCaller": "edgefl_protocol.replay",
+    "Expected": "edgefl_protocol.envelopes.envelope",
+    "Header": "edgefl_protocol.envelopes.header",
+    "JudgedByCaller": "edgefl_protocol.envelopes.replay",
     "KeyMaterialError": "edgefl_protocol.errors",
-    "Opened": "edgefl_protocol.envelope",
+    "Opened": "edgefl_protocol.envelopes.envelope",
     "Payload": "edgefl_protocol.payload",
     "PayloadError": "edgefl_protocol.errors",
-    "PublicSealingKey": "edgefl_protocol.keys",
-    "PublicSigningKey": "edgefl_protocol.keys",
-    "ReplayWindow": "edgefl_protocol.replay",
-    "SealingKey": "edgefl_protocol.keys",
-    "SigningKey": "edgefl_protocol.keys",
-    "Tolerance": "edgefl_protocol.envelope",
+    "PublicSealingKey": "edgefl_protocol.envelopes.keys",
+    "PublicSigningKey": "edgefl_protocol.envelopes.keys",
+    "ReplayWindow": "edgefl_protocol.envelopes.replay",
+    "SealingKey": "edgefl_protocol.envelopes.keys",
+    "SigningKey": "edgefl_protocol.envelopes.keys",
+    "Tolerance": "edgefl_protocol.envelopes.envelope",
     "digest": "edgefl_protocol.payload",
-    "envelope_sha256": "edgefl_protocol.envelope",
-    "expected_reply": "edgefl_protocol.replies",
-    "fingerprint": "edgefl_protocol.keys",
-    "generate_sealing_key": "edgefl_protocol.keys",
-    "generate_signing_key": "edgefl_protocol.keys",
-    "judge": "edgefl_protocol.replay",
-    "open_enrolment": "edgefl_protocol.envelope",
-    "open_envelope": "edgefl_protocol.envelope",
-    "reply_fields": "edgefl_protocol.replies",
-    "same_fingerprint": "edgefl_protocol.keys",
-    "seal": "edgefl_protocol.envelope",
+    "envelope_sha256": "edgefl_protocol.envelopes.envelope",
+    "expected_reply": "edgefl_protocol.envelopes.replies",
+    "fingerprint": "edgefl_protocol.envelopes.keys",
+    "generate_sealing_key": "edgefl_protocol.envelopes.keys",
+    "generate_signing_key": "edgefl_protocol.envelopes.keys",
+    "judge": "edgefl_protocol.envelopes.replay",
+    "open_enrolment": "edgefl_protocol.envelopes.envelope",
+    "open_envelope": "edgefl_protocol.envelopes.envelope",
+    "reply_fields": "edgefl_protocol.envelopes.replies",
+    "same_fingerprint": "edgefl_protocol.envelopes.keys",
+    "seal": "edgefl_protocol.envelopes.envelope",
     "state_digest": "edgefl_protocol.payload",
-    "unverified_header": "edgefl_protocol.envelope",
+    "unverified_header": "edgefl_protocol.envelopes.envelope",
 }
 
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator import members
-from edgefl_coordinator.aggregation import step
-from edgefl_coordinator.app import make_app
-from edgefl_coordinator.coordinator import Coordinator, open_coordinator
-from edgefl_coordinator.handling import handle
-from edgefl_coordinator.jobs import JobFiles, JobResult, read_job, write_result
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.members import members
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home
+from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.web.app import make_app
+from edgefl_coordinator.web.handling import handle
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import (
     Payload,
     expected_reply,
@@ -31,8 +31,7 @@ from edgefl_protocol import (
     seal,
 )
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.invite import decode_invite
-from edgefl_protocol.messages import (
+from edgefl_protocol.messages.requests import (
     ROUTES,
     EnrolProofReply,
     EnrolProofRequest,
@@ -41,6 +40,7 @@ from edgefl_protocol.messages import (
     Refusal,
     ReplyRequest,
 )
+from edgefl_protocol.records.invite import decode_invite
 
 NOW_MS = 1_790_000_000_000
 TOKENS = 4

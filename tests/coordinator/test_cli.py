@@ -11,11 +11,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from edgefl_coordinator.admin import run_operation, serve_admin
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.settings import Home
-from edgefl_protocol.invite import decode_invite
+from edgefl_coordinator.web.admin import run_operation, serve_admin
+from edgefl_protocol.records.invite import decode_invite
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_help_and_server_load_no_trainer() -> None:
     """docs/security.md, decision 7: the process that serves imports the protocol only; `--help` not even that much."""
     code = (
         "import sys, edgefl_coordinator.cli; early = set(sys.modules);"
-        "import edgefl_coordinator.service, edgefl_coordinator.operations;"
+        "import edgefl_coordinator.web.service, edgefl_coordinator.web.operations;"
         "print(sorted({'sqlalchemy', 'starlette', 'uvicorn', 'numpy'} & early),"
         " sorted(name for name in sys.modules if name.split('.')[0] in"
         " {'torch', 'timm', 'edgefl_trainer', 'edgefl_client', 'edgefl_export', 'onnxruntime'}))"
@@ -71,7 +71,7 @@ def test_serve_warns_of_a_small_cohort_only(make_coordinator, monkeypatch, least
     """docs/security.md, exchange policy: three others are the default; that fewer are permitted is not that few."""
     coordinator = make_coordinator(rounds={"min_cohort": least, "allow_small_cohort": True})
     coordinator.store.close()
-    monkeypatch.setattr("edgefl_coordinator.service.serve", lambda *_: None)
+    monkeypatch.setattr("edgefl_coordinator.web.service.serve", lambda *_: None)
     served = run(coordinator.store.home, "serve")
     assert served.exit_code == 0
     assert warned in served.stderr if warned else "warning" not in served.stderr
@@ -167,7 +167,7 @@ def test_a_server_that_starts_is_waited_for(make_coordinator, monkeypatch) -> No
 
     assert asyncio.run(start_late())["federation"] == "skin"
     home.socket.unlink(missing_ok=True)
-    monkeypatch.setattr("edgefl_coordinator.admin._PATIENCE_S", 0.2)
+    monkeypatch.setattr("edgefl_coordinator.web.admin._PATIENCE_S", 0.2)
     with pytest.raises(OperatorError, match="another process has"):
         run_operation(home, "status", {})
 
@@ -203,7 +203,7 @@ def test_init_asks_for_classes(tmp_path) -> None:
 
 
 def test_init_never_overwrites(closed_home) -> None:
-    from edgefl_coordinator.setup import make_home
+    from edgefl_coordinator.commands.setup import make_home
 
     before = {path: path.read_bytes() for path in closed_home.root.rglob("*") if path.is_file()}
     with pytest.raises(OperatorError, match="already"):
@@ -223,7 +223,7 @@ def test_private_files(closed_home) -> None:
 
 def test_a_passphrase_file(folder, tools, tmp_path, monkeypatch) -> None:
     """docs/security.md 2.6, keys at rest: a file open to others is refused; one line end is no part of it."""
-    from edgefl_coordinator.setup import make_home
+    from edgefl_coordinator.commands.setup import make_home
 
     home, file = Home(folder / "locked"), tmp_path / "pass"
     make_home(home, tools.settings_table(), b"correct horse\n")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from edgefl_protocol import Payload
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages.requests import Refusal
 
 GOOD = np.array([[0.25, 1.0, 0.0, 0.5]], np.float16)
 SHA = {"site_sha256": "0" * 64}

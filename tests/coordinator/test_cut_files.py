@@ -4,9 +4,9 @@ from typing import Any
 
 from sqlalchemy import text
 
-from edgefl_coordinator import audit
-from edgefl_coordinator.coordinator import load_keys, open_coordinator
-from edgefl_coordinator.schema import metadata
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.coordinator import load_keys, open_coordinator
+from edgefl_coordinator.store.tables import metadata
 from edgefl_protocol.errors import EdgeflError
 
 

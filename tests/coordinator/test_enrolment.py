@@ -9,12 +9,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from edgefl_coordinator import members
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import invites
+from edgefl_coordinator.members import members
+from edgefl_coordinator.store.tables import invites
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
-from edgefl_protocol.messages import ROUTES, EmptyRequest, EnrolProofRequest, EnrolReply, Refusal
+from edgefl_protocol.messages.requests import ROUTES, EmptyRequest, EnrolProofRequest, EnrolReply, Refusal
 from edgefl_protocol.pae import pae
 
 HOUR_MS = 3_600_000
@@ -108,7 +108,7 @@ def test_no_proof_of_the_sealing_key(coordinator, tools) -> None:
     token = tools.token_of(coordinator, "clinic-a")
     thief, victim = tools.Member(coordinator, "clinic-a"), tools.Member(coordinator, "clinic-b")
     request = thief.envelope("enrol", thief.enrolment(token, sealing_public=victim.sealing.public).to_payload())
-    from edgefl_coordinator.handling import handle
+    from edgefl_coordinator.web.handling import handle
 
     answer = handle(coordinator, ROUTES["enrol"], request)
     with pytest.raises(Exception, match="another key"):

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator.judging import FARTHEST, judge
+from edgefl_coordinator.rounds.judging import FARTHEST, judge
 from edgefl_protocol import Payload
 
 SITES = [f"clinic-{number}" for number in range(10)]

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 import uvicorn
 
-from edgefl_coordinator.app import make_app
-from edgefl_coordinator.deadline import deadline_protocol
-from edgefl_coordinator.guard import Guard, RateLimit
+from edgefl_coordinator.web.app import make_app
+from edgefl_coordinator.web.deadline import deadline_protocol
+from edgefl_coordinator.web.guard import Guard, RateLimit
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.messages import ROUTES, RecordReply
-from edgefl_protocol.records import verify_key_record, verify_time
+from edgefl_protocol.messages.requests import ROUTES, RecordReply
+from edgefl_protocol.records.coordinator_records import verify_key_record, verify_time
 
 NONCE = "0123456789abcdefABCDEF_-"
 

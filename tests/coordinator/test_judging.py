@@ -10,17 +10,17 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import func, select
 
-from edgefl_coordinator.aggregation import step
 from edgefl_coordinator.cli import main
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import JobResult, read_job, write_result
-from edgefl_coordinator.judging import beside_the_average, judge
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.progress import try_again
-from edgefl_coordinator.schema import audit, replies
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
+from edgefl_coordinator.rounds.judging import beside_the_average, judge
+from edgefl_coordinator.rounds.progress import try_again
+from edgefl_coordinator.store.tables import audit, replies
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages.requests import Refusal
 
 SHA = {"site_sha256": "0" * 64}
 WEIGHT, BIAS = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32)

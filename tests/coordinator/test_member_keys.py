@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import (
     Payload,
     SealingKey,
@@ -14,11 +14,11 @@ from edgefl_protocol import (
     generate_sealing_key,
     generate_signing_key,
 )
-from edgefl_protocol._record_form import make_several
-from edgefl_protocol.key_messages import IndexReply, RotateReply, RotateRequest
-from edgefl_protocol.messages import Refusal
-from edgefl_protocol.revocation import verify_revoked
-from edgefl_protocol.rotation import OVERLAP_MS, make_rotation
+from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
+from edgefl_protocol.messages.requests import Refusal
+from edgefl_protocol.records.record_form import make_several
+from edgefl_protocol.records.revocation import verify_revoked
+from edgefl_protocol.records.rotation import OVERLAP_MS, make_rotation
 
 IDEM = "rotation-00000001"
 
@@ -163,8 +163,8 @@ def test_revocation_refuses_every_key_on_the_next_request(rotating, coordinator,
 
 def test_a_revoked_signers_bundle_is_not_the_current_one(coordinator) -> None:
     """docs/security.md check 26, fast-forward: the number that a thief took does not stay in the way."""
-    from edgefl_coordinator import publishing, revocations
     from edgefl_coordinator.errors import OperatorError
+    from edgefl_coordinator.store import publishing, revocations
 
     good, thief = "a" * 64, "b" * 64
 

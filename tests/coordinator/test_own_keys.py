@@ -7,19 +7,21 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from edgefl_coordinator import cli, key_care, revocations
-from edgefl_coordinator.admin import run_operation
-from edgefl_coordinator.coordinator import load_keys, open_coordinator
+from edgefl_coordinator import cli
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.key_ring import KEPT_MS, RENEW_AFTER_MS, load_ring, new_ring, save_ring
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.members import key_care
 from edgefl_coordinator.public_keys import read_public_key
+from edgefl_coordinator.store import revocations
+from edgefl_coordinator.store.coordinator import load_keys, open_coordinator
+from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS, load_ring, new_ring, save_ring
+from edgefl_coordinator.web.admin import run_operation
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload, SigningKey, generate_signing_key
+from edgefl_protocol.envelopes.key_files import sealing_key_to_pem, signing_key_from_pem
+from edgefl_protocol.envelopes.keys import generate_sealing_key
 from edgefl_protocol.errors import KeyMaterialError, RecordError
-from edgefl_protocol.key_files import sealing_key_to_pem, signing_key_from_pem
-from edgefl_protocol.keys import generate_sealing_key
-from edgefl_protocol.records import verify_key_record
-from edgefl_protocol.root import Root, make_root, split_chain
+from edgefl_protocol.records.coordinator_records import verify_key_record
+from edgefl_protocol.records.root import Root, make_root, split_chain
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -239,8 +241,8 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
 
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     """docs/security.md, keys at rest: a renewed key is encrypted as the first was."""
+    from edgefl_coordinator.commands.setup import make_home
     from edgefl_coordinator.settings import Home
-    from edgefl_coordinator.setup import make_home
 
     home = Home(folder / "secret")
     make_home(home, tools.settings_table(), b"correct horse", clock.now_ms)
@@ -279,7 +281,7 @@ def test_the_commands(coordinator, tmp_path) -> None:
     assert "1 more is needed" in made
     refused = run("root", "publish", tmp_path / "root-1", "--home", home.root, code=3)
     assert "2 must have" in refused
-    from edgefl_protocol.key_files import signing_key_to_pem
+    from edgefl_protocol.envelopes.key_files import signing_key_to_pem
 
     (tmp_path / "second.key").write_bytes(signing_key_to_pem(second))
     (tmp_path / "second.key").chmod(0o600)

@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from edgefl_coordinator import cli, publishing
+from edgefl_coordinator import cli
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.store import publishing
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import BundleError, RecordError
-from edgefl_protocol.key_messages import IndexReply
-from edgefl_protocol.messages import BroadcastRequest, BundleReply, BundleRequest, Refusal
-from edgefl_protocol.records import Index, verify_index
+from edgefl_protocol.messages.key_messages import IndexReply
+from edgefl_protocol.messages.requests import BroadcastRequest, BundleReply, BundleRequest, Refusal
+from edgefl_protocol.records.coordinator_records import Index, verify_index
 
 BUNDLE = Path(__file__).parents[1] / "vectors" / "bundles" / "format1.edgefl"
 
@@ -83,7 +84,7 @@ def test_publishing_a_real_bundle(make_coordinator, folder) -> None:
 def test_a_bundle_of_another_federation_is_not_published(bundle_of, word, coordinator, tmp_path, monkeypatch) -> None:
     """No device of this federation could pull it, and its version number would be used up."""
     manifest = SimpleNamespace(federation=bundle_of, line="main", task="nevus", version=1)
-    monkeypatch.setattr("edgefl_coordinator.operations.unverified_manifest", lambda data: (manifest, []))
+    monkeypatch.setattr("edgefl_coordinator.web.operations.unverified_manifest", lambda data: (manifest, []))
     with pytest.raises(OperatorError, match=f"made for {word}, this is skin: export it with --federation skin"):
         OPERATIONS["publish"](coordinator, {"path": str(BUNDLE), "trust": []})
 

@@ -6,12 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import func, select
 
-from edgefl_coordinator import calls
-from edgefl_coordinator.coordinator import Coordinator, load_keys
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.schema import audit, replies
+from edgefl_coordinator.store.coordinator import Coordinator, load_keys
+from edgefl_coordinator.store.tables import audit, replies
+from edgefl_coordinator.web import admission
 from edgefl_protocol import Payload
-from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest
+from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest
 
 
 def stored(coordinator) -> int:
@@ -101,7 +101,7 @@ def test_a_message_that_kills_the_reader_is_read_once(make_coordinator, tools, m
     member = tools.approved_member(coordinator, "clinic-a")
     request = member.envelope("task", Payload())
     with monkeypatch.context() as patch:
-        patch.setattr(calls.Payload, "from_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(admission.Payload, "from_bytes", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             member.send("task", request)
     coordinator.store.close()

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from edgefl_coordinator import aggregation
-from edgefl_coordinator.aggregation import commit, next_job, step
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import JobResult, read_job, read_result, write_job, write_result
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import audit, broadcasts, replies, rounds, states
+from edgefl_coordinator.rounds import aggregation
+from edgefl_coordinator.rounds.aggregation import commit, next_job, step
+from edgefl_coordinator.rounds.jobs import JobResult, read_job, read_result, write_job, write_result
+from edgefl_coordinator.store.tables import audit, broadcasts, replies, rounds, states
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
-from edgefl_protocol.messages import BroadcastRequest, Refusal, TaskReply
+from edgefl_protocol.messages.requests import BroadcastRequest, Refusal, TaskReply
 
 
 def count(coordinator: Any, table: Any) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_coordinator.rounds import (
+from edgefl_coordinator.rounds.states import (
     Close,
     Extend,
     Round,

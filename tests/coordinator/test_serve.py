@@ -21,13 +21,13 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from edgefl_coordinator import service, tls
-from edgefl_coordinator.coordinator import open_coordinator
-from edgefl_coordinator.handling import UNAUTHENTICATED
-from edgefl_coordinator.schema import replies
 from edgefl_coordinator.settings import Home
+from edgefl_coordinator.store.coordinator import open_coordinator
+from edgefl_coordinator.store.tables import replies
+from edgefl_coordinator.web import service, tls
+from edgefl_coordinator.web.handling import UNAUTHENTICATED
 from edgefl_protocol import Payload
-from edgefl_protocol.messages import Refusal, ReplyReply, ReplyRequest, TaskReply
+from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest, TaskReply
 
 COMMAND = [sys.executable, "-m", "edgefl_coordinator.cli"]
 
@@ -123,7 +123,7 @@ def prepared(make_coordinator: Callable[..., Any], clock: Any, tools: Any) -> Ca
 
 
 def send(served: Served, member: Any, cty: str, body: bytes) -> Any:
-    from edgefl_protocol.messages import ROUTES
+    from edgefl_protocol.messages.requests import ROUTES
 
     status, answer = served.post(ROUTES[cty].path, body)
     signed, payload = member.open(body, answer)

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, inspect, select, text
 
-from edgefl_coordinator import audit, schema, store
-from edgefl_coordinator.aggregation import step
-from edgefl_coordinator.coordinator import open_coordinator
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import replies
-from edgefl_coordinator.store import has_wal_reset_defect
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.store import audit, store, tables
+from edgefl_coordinator.store.coordinator import open_coordinator
+from edgefl_coordinator.store.store import has_wal_reset_defect
+from edgefl_coordinator.store.tables import replies
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
-from edgefl_protocol.messages import BroadcastRequest, Refusal
+from edgefl_protocol.messages.requests import BroadcastRequest, Refusal
 
 # fmt: off
 WAL_RESET = [  # docs/security.md, decision 7: affected 3.7.0 to 3.51.2, fixed in 3.51.3, 3.50.7 and 3.44.6
@@ -76,9 +76,9 @@ def test_tables_are_those_of_the_migrations(coordinator) -> None:
     """The table objects that queries use have exactly the columns that the migrations made."""
     with coordinator.store.transaction() as connection:
         found = inspect(connection)
-        for name, table in schema.metadata.tables.items():
+        for name, table in tables.metadata.tables.items():
             assert [column["name"] for column in found.get_columns(name)] == [column.name for column in table.columns]
-        assert set(found.get_table_names()) == set(schema.metadata.tables)
+        assert set(found.get_table_names()) == set(tables.metadata.tables)
 
 
 def test_a_newer_store_is_left_alone(coordinator) -> None:
@@ -100,7 +100,7 @@ def test_a_new_migration_runs_once_in_its_own_transaction(make_coordinator, monk
         if len(runs) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, m998_more))
+    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS, m998_more))
     with pytest.raises(KeyboardInterrupt):
         make_coordinator()
     make_coordinator().store.close()
@@ -133,7 +133,7 @@ def blobs(coordinator) -> set[str]:
 
 def named(coordinator) -> set[str]:
     with coordinator.store.transaction() as connection:
-        columns = (schema.replies.c.blob, schema.broadcasts.c.blob, schema.states.c.blob)
+        columns = (tables.replies.c.blob, tables.broadcasts.c.blob, tables.states.c.blob)
         return {name for column in columns for name in connection.scalars(select(column)) if name is not None}
 
 
@@ -155,7 +155,7 @@ def test_past_rounds_leave_no_blob(make_coordinator, tools) -> None:
     assert pair[0].reply(1, idem="work-item-00000001") == first
     with coordinator.store.transaction() as connection:
         assert len(list(connection.scalars(select(replies.c.sha256)))) == 6
-        assert len(list(connection.scalars(select(schema.states.c.sha256)))) == 4
+        assert len(list(connection.scalars(select(tables.states.c.sha256)))) == 4
     coordinator.store.close()
     again = make_coordinator()  # nothing that is needed is swept
     assert len(blobs(again)) == 3 and blobs(again) == named(again)
@@ -195,8 +195,8 @@ def test_a_revoked_members_blob_goes_at_once(coordinator, tools) -> None:
 def test_a_store_of_before_keeps_its_rows(make_coordinator, tools, monkeypatch) -> None:
     """Migrations: rows and blobs of a store made before past blobs were deleted come through, then the past goes."""
     with monkeypatch.context() as patch:
-        others = tuple(one for one in schema.MIGRATIONS if one is not schema.m004_past_blobs_go)
-        patch.setattr(schema, "MIGRATIONS", others)
+        others = tuple(one for one in tables.MIGRATIONS if one is not tables.m004_past_blobs_go)
+        patch.setattr(tables, "MIGRATIONS", others)
         coordinator = make_coordinator(rounds={"quorum_target": 2})
         pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
         tools.start_rounds(coordinator)
@@ -283,7 +283,7 @@ def test_audit_chain(coordinator, tools) -> None:
 
 def test_statements_take_parameters_only() -> None:
     """Check 38: no SQL is built from text at run time."""
-    folder = Path(schema.__file__).parent
+    folder = Path(tables.__file__).parent
     for path in folder.glob("*.py"):
         source = path.read_text()
         assert "text(f" not in source and 'execute(f"' not in source.replace('execute(f"PRAGMA {pragma}")', ""), path

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_client.exchange import Member, ca_file, enrol, read_ca, trust_certificate
-from edgefl_client.exchange.https import HttpsTransport
-from edgefl_coordinator.admin import run_operation
+from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home
-from edgefl_protocol.invite import decode_invite
+from edgefl_coordinator.web.admin import run_operation
+from edgefl_exchange import Member, ca_file, enrol, read_ca, trust_certificate
+from edgefl_exchange.https import HttpsTransport
+from edgefl_protocol.records.invite import decode_invite
 
 pytest.importorskip("torch")
 

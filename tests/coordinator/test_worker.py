@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.jobs import Job, read_result, write_job
-from edgefl_coordinator.worker_process import WorkerProcess
+from edgefl_coordinator.rounds.jobs import Job, read_result, write_job
+from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_protocol import Payload
 
 pytest.importorskip("torch")
 
-from edgefl_coordinator.worker import deal_peers, main, run_job
+from edgefl_coordinator.rounds.worker import deal_peers, main, run_job
 
 BACKBONE = {
     "name": "tiny", "image_px": 24, "patch": 12, "depth": 4, "heads": 1, "width": 8,
@@ -146,7 +146,7 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     those of the day it was set up. A device knows every key that is named."""
     from click.testing import CliRunner
 
-    from edgefl_client.learning.agreed import DEFAULTS
+    from edgefl_client.learning.round_plan import DEFAULTS
     from edgefl_coordinator.cli import main as command
 
     network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "tiny"}[method]

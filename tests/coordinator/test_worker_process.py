@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.worker_process import WorkerProcess
+from edgefl_coordinator.rounds.worker_process import WorkerProcess
 
 LOOP = """
 import json, os, signal, sys, time
-from edgefl_coordinator.job_loop import do_jobs
+from edgefl_coordinator.rounds.job_loop import do_jobs
 
 seen = []
 
@@ -41,7 +41,7 @@ sys.exit(do_jobs(job, float(sys.argv[1])))
 SERVER = """
 import os, signal, sys
 from pathlib import Path
-from edgefl_coordinator.worker_process import WorkerProcess
+from edgefl_coordinator.rounds.worker_process import WorkerProcess
 
 WorkerProcess((sys.executable, "-c", sys.argv[1], "600"))(Path(sys.argv[2]), 60)
 os.kill(os.getpid(), signal.SIGKILL)

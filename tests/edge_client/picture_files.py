@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl_client.pictures import PictureReader
+from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.errors import ImageError
 
 SHAPE = (48, 64)

@@ -143,7 +143,7 @@ def test_ctrl_c_while_a_library_loads_is_no_crash(run, files, monkeypatch):
     def interrupted(*_):
         raise ImportError("initialization failed") from KeyboardInterrupt()
 
-    monkeypatch.setattr("edgefl_client.score_command.open_scorer", interrupted)
+    monkeypatch.setattr("edgefl_client.commands.score.open_scorer", interrupted)
     code, _, err = run("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub")
     assert (code, err) == (1, "stopped\n")
 
@@ -235,7 +235,7 @@ def test_scoring_and_exchange_load_no_learning_framework(files):
         "try: edgefl_client.cli.main(['score', 'good.png', '--model', 'model.edgefl', '--trust', 'signing.pub'])\n"
         "except SystemExit as left: assert left.code == 0\n"
         "print(sorted({'torch', 'timm', 'onnx', 'requests', 'sqlite3'} & set(sys.modules)))\n"
-        "import edgefl_client.federate\n"
+        "import edgefl_client.sharing.enrolled_device\n"
         "print(sorted({'torch', 'timm', 'onnx'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=files, capture_output=True, text=True, check=True)

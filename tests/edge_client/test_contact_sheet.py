@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl_client.contact_sheet import CELL_PX, LEAVES, STAYS, Shared, draw_sheets
-from edgefl_client.heatmap import colours
+from edgefl_client.scoring.heatmap import colours
+from edgefl_client.sharing.contact_sheet import CELL_PX, LEAVES, STAYS, Shared, draw_sheets
 
 RNG = np.random.default_rng(7)
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_client.contribution import (
+from edgefl_client.learning.label_table import (
     MAX_MAPS,
     Candidate,
     LabelsError,

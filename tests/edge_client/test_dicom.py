@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from tests.edge_client.picture_files import code_of, saved, scene
 
-from edgefl_client.decoders import decode_safely
-from edgefl_client.pictures import FORMATS, PictureReader
+from edgefl_client.scoring.decoders import decode_safely
+from edgefl_client.scoring.pictures import FORMATS, PictureReader
 from edgefl_protocol.errors import ImageError
 
 DICOM_EXTRA = "pydicom not installed: needs edgefl[dicom]"

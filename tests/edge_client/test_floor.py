@@ -6,9 +6,9 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgefl_client.floor import MOST_VALUES, LinearLayers, floor_graph, floor_run, linear_layers
-from edgefl_client.measure import measure, table
-from edgefl_client.scorer import Scorer
+from edgefl_client.doctor.linear_floor import MOST_VALUES, LinearLayers, floor_graph, floor_run, linear_layers
+from edgefl_client.doctor.measure import measure, table
+from edgefl_client.scoring.scorer import Scorer
 
 LAYERS = LinearLayers(5, ((16, 24), (24, 8), (16, 32)))
 

@@ -11,11 +11,11 @@ import pytest
 from PIL import Image, ImageDraw
 
 from edgefl_client import Scorer
-from edgefl_client.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
-from edgefl_client.pictures import FORMATS, PictureReader
-from edgefl_client.scoring import Task, score_files
-from edgefl_protocol.imaging import decode
-from edgefl_protocol.score import ModelInfo, Score
+from edgefl_client.scoring.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
+from edgefl_client.scoring.pictures import FORMATS, PictureReader
+from edgefl_client.scoring.score_files import Task, score_files
+from edgefl_protocol.pictures.imaging import decode
+from edgefl_protocol.pictures.score import ModelInfo, Score
 
 MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
 
@@ -263,8 +263,8 @@ def test_a_large_photo_is_reduced_in_place(said, fit):
 
 _MEASURE = """
 import numpy as np
-from edgefl_client.heatmap import draw_heatmap, png_bytes
-from edgefl_protocol.score import ModelInfo, Score
+from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes
+from edgefl_protocol.pictures.score import ModelInfo, Score
 
 def peak_kib():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_client import measure as measuring
 from edgefl_client import memory, runtime
-from edgefl_client.drawn import camera_photo
-from edgefl_client.measure import measure, medians_in_turn, table, timed
-from edgefl_client.scorer import Scorer, without_graphs
-from edgefl_protocol import imaging
+from edgefl_client.doctor import measure as measuring
+from edgefl_client.doctor.drawn_picture import camera_photo
+from edgefl_client.doctor.measure import measure, medians_in_turn, table, timed
+from edgefl_client.scoring.scorer import Scorer, without_graphs
+from edgefl_protocol.pictures import imaging
 
 
 def ticking(milliseconds):
@@ -84,7 +84,7 @@ def test_the_drawn_photo_has_12_megapixels():
 
 def test_the_table_needs_no_runtime():
     """`edgefl doctor` tries the runtime in a second process: showing its figures must not load it here."""
-    code = "import sys, edgefl_client.measure; assert not {'onnxruntime', 'torch', 'onnx'} & set(sys.modules)"
+    code = "import sys, edgefl_client.doctor.measure; assert not {'onnxruntime', 'torch', 'onnx'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

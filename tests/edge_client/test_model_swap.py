@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_client import models
 from edgefl_client.home import Home
+from edgefl_client.trust import models
 from edgefl_protocol.bundle import load_bundle
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -105,7 +105,7 @@ def test_killed_at_every_step_the_old_or_the_new_runs(lab, plug, versions, memor
 SWAPPING = """
 import os, random, signal, sys, time
 from pathlib import Path
-from edgefl_client import models
+from edgefl_client.trust import models
 from edgefl_client.home import Home
 from edgefl_protocol.bundle import load_bundle
 

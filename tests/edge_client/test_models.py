@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from edgefl_client import models
 from edgefl_client.home import Home
+from edgefl_client.trust import models
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.errors import BundleError, StorageError
 

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 from tests.edge_client.picture_files import SHAPE, code_of, saved, scene
 
-from edgefl_client import pictures
-from edgefl_client.decoders import MAX_ADDRESS_BYTES, REQUEST
-from edgefl_client.pictures import FORMATS, PictureReader, kind_of
+from edgefl_client.scoring import pictures
+from edgefl_client.scoring.decoders import MAX_ADDRESS_BYTES, REQUEST
+from edgefl_client.scoring.pictures import FORMATS, PictureReader, kind_of
 from edgefl_protocol.errors import ImageError
 
 
@@ -211,7 +211,7 @@ def test_the_second_process_looks_where_this_one_does(tmp_path):
     (tmp_path / "a.tif").write_bytes(saved(scene()))
     script = (
         "import sys; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]\n"
-        "from edgefl_client.pictures import PictureReader\n"
+        "from edgefl_client.scoring.pictures import PictureReader\n"
         "with PictureReader(('tiff',)) as reader: print(reader.read(open('a.tif', 'rb').read()).shape)"
     )
     bare = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -245,7 +245,7 @@ def test_the_second_process_is_bounded():
     script = (
         "import runpy, sys, resource\n"
         "sys.argv=['x']\n"
-        "runpy.run_module('edgefl_client.decoders', run_name='__main__')\n"
+        "runpy.run_module('edgefl_client.scoring.decoders', run_name='__main__')\n"
         "print(resource.getrlimit(resource.RLIMIT_AS)[0])"  # to standard error: the other one takes answers alone
     )
     done = subprocess.run([sys.executable, "-c", script], input=b"", capture_output=True, check=True, timeout=60)

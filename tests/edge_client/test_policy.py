@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_client.exchange.outbox import WorkItem
 from edgefl_client.home import MAX_JSON_BYTES, Home, write_json
-from edgefl_client.policy import (
+from edgefl_client.sharing.policy import (
     KINDS,
     PASSES,
     Limits,
@@ -24,7 +23,8 @@ from edgefl_client.policy import (
     save_policy,
     travels_of,
 )
-from edgefl_client.spending import DAY_MS, MAX_ENTRIES, note_spent, permit, read_spent
+from edgefl_client.sharing.spending import DAY_MS, MAX_ENTRIES, note_spent, permit, read_spent
+from edgefl_exchange.outbox import WorkItem
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
 
@@ -272,7 +272,7 @@ def test_what_was_spent_survives_a_kill(tmp_path):
     home = Home(tmp_path / "home")
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom edgefl_client.home import Home\n"
-        "from edgefl_client.spending import note_spent\n"
+        "from edgefl_client.sharing.spending import note_spent\n"
         "note_spent(Home(Path(sys.argv[1])), int(sys.argv[2]), federation='skin', round_number=1, idem='a', "
         "travels=('maps',), size=7)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )

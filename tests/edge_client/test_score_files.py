@@ -101,7 +101,7 @@ def test_an_empty_name_is_no_folder(run, files):
 
 def test_a_missing_extra_ends_with_2(run, files, monkeypatch):
     """docs/design.md, section 5: 2 for a missing extra; the other pictures still score."""
-    from edgefl_client import pictures
+    from edgefl_client.scoring import pictures
 
     monkeypatch.setattr(pictures, "find_spec", lambda name: None)
     (files / "a.heic").write_bytes(b"\x00\x00\x00\x1cftypheic" + bytes(50))
@@ -203,7 +203,7 @@ def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):
     monkeypatch.setattr(click, "progressbar", lambda **options: bars.append(options["length"]) or _Bar())
     scored(run, *["good.png"] * 5)
     assert bars == []
-    monkeypatch.setattr("edgefl_client.score_command.at_a_terminal", lambda: True)
+    monkeypatch.setattr("edgefl_client.commands.score.at_a_terminal", lambda: True)
     _, lines, _ = scored(run, *["good.png"] * 5)
     assert (bars, len(lines)) == ([5], 5)
     scored(run, *["good.png"] * 3)

@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import pytest
 
-from edgefl_client.scorer import Scorer
-from edgefl_protocol.imaging import PREPROCESSING
+from edgefl_client.scoring.scorer import Scorer
+from edgefl_protocol.pictures.imaging import PREPROCESSING
 
 NUMBERS = ("vacuity", "dissonance", "entropy_nats", "predicted")
 

@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edgefl_client.home import Home
-from edgefl_client.trust import add_trusted, list_trusted, read_public_key, remove_trusted
+from edgefl_client.trust.trusted_keys import add_trusted, list_trusted, read_public_key, remove_trusted
+from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import KeyMaterialError, StorageError
-from edgefl_protocol.keys import PublicSigningKey
 
 DAY = datetime.date(2026, 1, 2)
 PRIVATE = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_client import watching
 from edgefl_client.cli import main
 from edgefl_client.home import Home
-from edgefl_client.watching import Notes, Seen, open_output, write_line
+from edgefl_client.scoring import watched_folder
+from edgefl_client.scoring.watched_folder import Notes, Seen, open_output, write_line
 from edgefl_protocol.errors import StorageError
 
 SCORING = ("--model", "model.edgefl", "--trust", "signing.pub", "--threads", "1")
@@ -109,24 +109,25 @@ def test_broken_files_are_one_line_each_and_not_tried_again(place, good, capsys)
 @pytest.mark.parametrize("code", ["permissions", "storage"])
 def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeypatch, code):
     """docs/device.md: rights or a disk that come right later; a change of rights changes neither size nor time."""
-    from edgefl_client import scoring
+    from edgefl_client.scoring import score_files
 
     (place / "drop" / "a.png").write_bytes(good)
-    real = scoring.read_bounded
+    real = score_files.read_bounded
 
     def refused(path, most):
         raise StorageError(f"cannot read {path}", code)
 
-    monkeypatch.setattr(scoring, "read_bounded", refused)
+    monkeypatch.setattr(score_files, "read_bounded", refused)
     assert watch(capsys, "--once")[:2] == (1, [])
     assert "cannot read drop/a.png; tried again every 60 s" in watch(capsys, "--once")[2]
-    monkeypatch.setattr(scoring, "read_bounded", real)
+    monkeypatch.setattr(score_files, "read_bounded", real)
     found, lines, _ = watch(capsys, "--once")
     assert (found, names(lines), "error" in lines[0]) == (0, ["a.png"], False)
 
 
 def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatch, capsys):
-    from edgefl_client import scoring, watch_command
+    from edgefl_client.commands import watch
+    from edgefl_client.scoring import score_files
 
     (place / "drop" / "a.png").write_bytes(good)
     tries, clock = [], [0.0]
@@ -144,9 +145,9 @@ def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatc
         def wait(self, seconds):
             clock[0] += 2.0
 
-    monkeypatch.setattr(scoring, "read_bounded", refused)
-    monkeypatch.setattr(watch_command.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watch_command, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
+    monkeypatch.setattr(score_files, "read_bounded", refused)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(watch, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
     assert watch(capsys)[2].count("cannot read") == 1
     assert tries == [2.0, 62.0, 122.0, 182.0]
 
@@ -155,7 +156,7 @@ def test_a_file_that_still_grows_is_left_alone(place, good, capsys, monkeypatch)
     """Module text: taken when the same at two looks in a row."""
     grows = place / "drop" / "grows.png"
     grows.write_bytes(good[:100])
-    real, looks = watching.look, []
+    real, looks = watched_folder.look, []
 
     def look(folder, suffixes):
         if looks:
@@ -163,9 +164,9 @@ def test_a_file_that_still_grows_is_left_alone(place, good, capsys, monkeypatch)
         looks.append(folder)
         return real(folder, suffixes)
 
-    monkeypatch.setattr(watching, "look", look)
+    monkeypatch.setattr(watched_folder, "look", look)
     assert watch(capsys, "--once")[:2] == (0, [])
-    monkeypatch.setattr(watching, "look", real)
+    monkeypatch.setattr(watched_folder, "look", real)
     code, lines, _ = watch(capsys, "--once")
     assert (code, names(lines), "error" in lines[0]) == (0, ["grows.png"], False)
 
@@ -283,7 +284,7 @@ def test_recovery_of_a_file_that_was_begun(notes, tmp_path, crashed_after, writt
 
 
 def test_notes_are_bounded_but_never_forget_what_is_there(notes, monkeypatch, tmp_path):
-    monkeypatch.setattr(watching, "MAX_NOTES", 10)
+    monkeypatch.setattr(watched_folder, "MAX_NOTES", 10)
     made, called = notes(), [str(tmp_path / "drop" / str(number)) for number in range(25)]
     for number, name in enumerate(called):
         made.begin(name, Seen(number, number), 0)

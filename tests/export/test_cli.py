@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgefl_client.scorer import Scorer
+from edgefl_client.scoring.scorer import Scorer
 from edgefl_export import assemble, gates
 from edgefl_export.cli import main
 from edgefl_export.graph import ScoreGraph
 from edgefl_export.key_store import open_key
 from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
-from edgefl_protocol.imaging import prepare
+from edgefl_protocol.pictures.imaging import prepare
 from edgefl_trainer.engine.models import open_run, predict
 
 

@@ -14,11 +14,11 @@ import torch
 from click.testing import CliRunner
 from tests.export.conftest import CLASSES, write_run
 
+from edgefl_client.learning.dealt_rows import Dealt, Rows
 from edgefl_client.learning.draws import generator
-from edgefl_client.learning.learners import learner_for
+from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner
-from edgefl_client.learning.rows import Dealt, Rows
+from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
 from edgefl_export import cli
 from edgefl_export.contrast_gates import check_contrast
@@ -26,13 +26,13 @@ from edgefl_export.contrast_members import contrast_method, network
 from edgefl_export.errors import ExportError, GateError
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle, load_bundle
-from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
-from edgefl_protocol.training import GRAPH
+from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.training_plan import GRAPH
 from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Task
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import RunSettings, build
-from edgefl_trainer.learning import self_supervised
+from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.losses import class_prior
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone

@@ -16,8 +16,8 @@ from edgefl_export.errors import ExportError, GateError
 from edgefl_export.fused import FusedScore, _rollout, can_fuse
 from edgefl_export.gates import check_parity, compare, gate_images, graph_scores
 from edgefl_export.graph import export_score_graph
+from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.onnx_rules import check_score_graph
 from edgefl_trainer.engine.models import predict
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions

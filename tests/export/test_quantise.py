@@ -23,7 +23,7 @@ from edgefl_export.gates import gate_images, graph_scores, open_session
 from edgefl_export.graph import export_score_graph
 from edgefl_export.precision import agreement, check_agreement, choose_layers
 from edgefl_export.quantise import Quantiser, linear_layers
-from edgefl_protocol.onnx_rules import check_score_graph
+from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_trainer.data.federation import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
 from edgefl_trainer.data.plan import Plan

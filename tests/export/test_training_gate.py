@@ -16,7 +16,7 @@ from edgefl_export.errors import GateError
 from edgefl_export.training_gates import StepParity, check_training
 from edgefl_export.training_members import _rates, prompt_form
 from edgefl_export.training_members import training_step as step_of
-from edgefl_protocol.training import TrainingPlan
+from edgefl_protocol.bundle.training_plan import TrainingPlan
 from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.losses import evidential_loss, rollout_distillation

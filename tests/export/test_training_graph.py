@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from PIL import Image
 
 from edgefl_client.home import Home
+from edgefl_client.learning.dealt_rows import skewed_prior
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.peers import peer_targets
-from edgefl_client.learning.personal import load_personal
-from edgefl_client.learning.rows import skewed_prior
-from edgefl_client.learning.running import run_train
+from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.session import TrainingSession
+from edgefl_client.scoring.personal import load_personal
 from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.training_gates import check_training, rate_inputs, run_step
@@ -36,8 +36,8 @@ from edgefl_export.training_members import (
 )
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle, load_bundle
-from edgefl_protocol.onnx_wire import read_graph
-from edgefl_protocol.training import GRAPH, PromptForm, TrainingPlan, constants, fresh_state
+from edgefl_protocol.bundle.onnx_wire import read_graph
+from edgefl_protocol.bundle.training_plan import GRAPH, PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run

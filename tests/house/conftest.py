@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {
     "edgefl_protocol": "protocol",
+    "edgefl_exchange": "protocol",
     "edgefl_trainer": "trainer",
     "edgefl_export": "export",
     "edgefl_client": "edge_client",
@@ -60,7 +61,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def modules() -> Mapping[str, Module]:
-    """All modules of the five packages, by dotted name."""
+    """All modules of the packages, by dotted name."""
     found = {}
     for package, folder in PACKAGES.items():
         for file in sorted((ROOT / folder / package).rglob("*.py")):

@@ -70,7 +70,7 @@ def test_help_needs_nothing_heavy(name: str, command) -> None:
 def test_importing_the_device_leaves_torch_out(command) -> None:
     """docs/design.md 2: neither `import edgefl_client` nor its scorer loads a learning framework."""
     code = (
-        "import sys, edgefl_client, edgefl_client.exchange, edgefl_client.cli\nfrom edgefl_client import Scorer\n"
+        "import sys, edgefl_client, edgefl_exchange, edgefl_client.cli\nfrom edgefl_client import Scorer\n"
         "print(*(n for n in ('torch', 'timm', 'onnx', 'torchvision', 'safetensors') if n in sys.modules))"
     )
     done = command(sys.executable, "-c", code)

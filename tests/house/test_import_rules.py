@@ -1,14 +1,15 @@
 """Who may import whom. Source: docs/design.md 2 (import rules) and 4 (a method never sees the engine)."""
 
+from collections import Counter
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-OURS = ("edgefl_protocol", "edgefl_trainer", "edgefl_export", "edgefl_client", "edgefl_coordinator")
+OURS = ("edgefl_protocol", "edgefl_exchange", "edgefl_trainer", "edgefl_export", "edgefl_client", "edgefl_coordinator")
 LEARNING = ("torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "safetensors")
 BASE = {"numpy", "onnxruntime", "PIL", "click", "cryptography", "requests", "urllib3", "certifi"}
-EXTRAS = {"edgefl_client.decoders": {"pillow_heif", "pydicom"}}  # asked for before they are imported
+EXTRAS = {"edgefl_client.scoring.decoders": {"pillow_heif", "pydicom"}}  # asked for before they are imported
 
 
 def under(name: str, prefix: str) -> bool:
@@ -29,24 +30,53 @@ def offences(modules, inside: str, forbidden: tuple[str, ...], besides: tuple[st
 
 RULES = {
     "the protocol stands alone": ("edgefl_protocol", (*OURS[1:], *LEARNING, "onnxruntime", "requests")),
-    "the device knows the protocol only": ("edgefl_client", ("edgefl_trainer", "edgefl_export", "edgefl_coordinator")),
+    "rules that two sides share open no file and read no clock": (
+        "edgefl_protocol.rules",
+        ("pathlib", "os", "io", "socket", "time", "datetime", "edgefl_protocol.durable"),
+    ),
+    "the exchange knows the protocol only": ("edgefl_exchange", (*OURS[2:], *LEARNING, "onnxruntime", "PIL")),
+    "the device knows protocol and exchange only": (
+        "edgefl_client",
+        ("edgefl_trainer", "edgefl_export", "edgefl_coordinator"),
+    ),
     "no learning framework on the device": ("edgefl_client", LEARNING),
-    "the trainer never imports export": ("edgefl_trainer", ("edgefl_export", "edgefl_coordinator")),
-    "export needs no coordinator and no device": ("edgefl_export", ("edgefl_coordinator", "edgefl_client")),
-    "the coordinator needs no device and no export": ("edgefl_coordinator", ("edgefl_client", "edgefl_export")),
+    "the trainer never imports export or device": (
+        "edgefl_trainer",
+        ("edgefl_export", "edgefl_coordinator", "edgefl_client"),
+    ),
+    "export needs no coordinator and no device": (
+        "edgefl_export",
+        ("edgefl_coordinator", "edgefl_client", "edgefl_exchange"),
+    ),
+    "the coordinator needs no device and no export": (
+        "edgefl_coordinator",
+        ("edgefl_client", "edgefl_export", "edgefl_exchange"),
+    ),
     "a method sees no engine, no data, no file": (
         "edgefl_trainer.methods",
         ("edgefl_trainer.engine", "edgefl_trainer.data", "edgefl_protocol.durable", "pathlib", "os", "io", "socket"),
     ),
-    "models know no method and no engine": (
-        "edgefl_trainer.models",
-        ("edgefl_trainer.engine", "edgefl_trainer.methods", "edgefl_trainer.data"),
-    ),
-    "evaluation knows no method and no engine": (
-        "edgefl_trainer.evaluate",
-        ("edgefl_trainer.engine", "edgefl_trainer.methods"),
-    ),
 }
+
+# From the top floor down: a room may import those below it, and the modules of its own.
+FLOORS = {
+    "edgefl_protocol": (
+        "bundle", "messages", "records", "envelopes", "fields", "routes", "pictures", "rules", "payload", "tensors",
+        "durable", "bounded_json", "strict_json", "pae", "errors",
+    ),
+    "edgefl_trainer": (
+        "cli", "commands", "live", "experiments", "engine", "methods", "evaluate", "learning", "data", "contract",
+        "models", "losses", "rollout", "augment", "seeded", "errors",
+    ),
+    "edgefl_client": (
+        "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
+    ),
+    "edgefl_coordinator": (
+        "cli", "commands", "web", "rounds", "members", "store", "settings", "public_keys", "errors",
+    ),
+}  # fmt: skip
+ROOM_MODULES = 20
+SOCKETS = {"edgefl_exchange", "edgefl_coordinator.web"}  # rooms that may open one
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -63,13 +93,63 @@ def test_every_rule_names_a_package_that_exists(modules) -> None:
 
 
 def test_only_live_imports_the_exchange(modules) -> None:
-    """docs/design.md 2: of the device the trainer may use `edgefl_client.exchange`, from `edgefl_trainer.live` only."""
+    """docs/design.md 2: of the trainer, a GPU site in a live federation alone talks to a coordinator."""
     for module in modules.values():
-        if under(module.name, "edgefl_trainer"):
+        if under(module.name, "edgefl_trainer") and not under(module.name, "edgefl_trainer.live"):
             for target, line in module.imports():
-                if under(target, "edgefl_client"):
-                    allowed = under(module.name, "edgefl_trainer.live") and under(target, "edgefl_client.exchange")
-                    assert allowed, f"{module.path}:{line} imports {target}"
+                assert not under(target, "edgefl_exchange"), f"{module.path}:{line} imports {target}"
+
+
+def room_of(name: str) -> str:
+    """The room of a dotted name below its package: the second part."""
+    return [*name.split("."), ""][1]
+
+
+def climbing(modules, floors: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Imports from a room into one above it, as `path:line imports name`."""
+    return [
+        f"{module.path}:{line} imports {target}"
+        for module in modules.values()
+        for package in [module.name.partition(".")[0]]
+        if package in floors and room_of(module.name)
+        for target, line in module.imports()
+        if under(target, package) and room_of(target) in floors[package]
+        if floors[package].index(room_of(target)) < floors[package].index(room_of(module.name))
+    ]
+
+
+def test_no_import_runs_up(modules) -> None:
+    """docs/design.md 2: commands above rooms, rooms above what they stand on."""
+    assert climbing(modules, FLOORS) == []
+
+
+def test_every_room_has_a_floor(modules) -> None:
+    """A room that FLOORS does not name would be free to import anything."""
+    for package, floors in FLOORS.items():
+        assert {room_of(name) for name in modules if under(name, package)} - {""} == set(floors)
+
+
+def test_an_import_that_runs_up_is_found(modules) -> None:
+    """The check above can fail: with the floors turned over, most imports climb."""
+    over = {package: floors[::-1] for package, floors in FLOORS.items()}
+    assert len(climbing(modules, over)) > 100
+
+
+def test_a_room_holds_at_most_twenty_modules(modules) -> None:
+    """docs/design.md 2; `methods` has a file for each method."""
+    rooms = Counter(str(module.path.parent) for module in modules.values() if module.path.parent.name != "methods")
+    assert {room: count for room, count in rooms.items() if count > ROOM_MODULES} == {}
+
+
+def test_sockets_are_opened_in_two_rooms(modules) -> None:
+    """docs/design.md 2: whoever asks which code talks to a network reads these rooms."""
+    users = {
+        ".".join(module.name.split(".")[: 1 if under(module.name, "edgefl_exchange") else 2])
+        for module in modules.values()
+        for target, _ in module.imports()
+        if target.partition(".")[0] in {"socket", "requests", "urllib3", "http", "uvicorn", "h11", "asyncio"}
+    }
+    assert users == SOCKETS
 
 
 def reachable(modules, start: tuple[str, ...]) -> set[str]:
@@ -88,9 +168,13 @@ def reachable(modules, start: tuple[str, ...]) -> set[str]:
 
 def test_the_http_process_imports_the_protocol_only(modules) -> None:
     """docs/design.md 2: the process that serves loads no trainer and no learning framework, not even on demand."""
-    serving = reachable(modules, ("edgefl_coordinator.app", "edgefl_coordinator.service"))
-    assert {"edgefl_coordinator.handling", "edgefl_coordinator.store", "edgefl_protocol.envelope"} <= serving
-    assert "edgefl_coordinator.worker" not in serving
+    serving = reachable(modules, ("edgefl_coordinator.web.app", "edgefl_coordinator.web.service"))
+    assert {
+        "edgefl_coordinator.web.handling",
+        "edgefl_coordinator.store.store",
+        "edgefl_protocol.envelopes.envelope",
+    } <= serving
+    assert "edgefl_coordinator.rounds.worker" not in serving
     for name in serving:
         assert not under(name, "edgefl_trainer"), name
         for target, line in modules[name].imports():
@@ -106,7 +190,10 @@ def test_the_worker_and_init_alone_of_the_coordinator_import_the_trainer(modules
         for target, _ in module.imports()
         if under(target, "edgefl_trainer")
     }
-    assert users <= {"edgefl_coordinator.worker", "edgefl_coordinator.setup"} and "edgefl_coordinator.worker" in users
+    assert (
+        users <= {"edgefl_coordinator.rounds.worker", "edgefl_coordinator.commands.setup"}
+        and "edgefl_coordinator.rounds.worker" in users
+    )
 
 
 def test_what_runs_in_the_base_install_imports_base_packages_only(modules) -> None:
@@ -117,7 +204,7 @@ def test_what_runs_in_the_base_install_imports_base_packages_only(modules) -> No
     import sys
 
     for module in modules.values():
-        if under(module.name, "edgefl_protocol") or under(module.name, "edgefl_client"):
+        if module.name.partition(".")[0] in ("edgefl_protocol", "edgefl_exchange", "edgefl_client"):
             for target, line in module.imports():
                 top = target.partition(".")[0]
                 known = top in BASE | EXTRAS.get(module.name, set()) or top in sys.stdlib_module_names or top in OURS
@@ -161,12 +248,12 @@ def test_no_imports_run_in_a_circle(modules) -> None:
 def test_a_circle_is_found(modules) -> None:
     """The check above can fail: one import back closes a circle."""
     graph = of_ours(modules)
-    graph["edgefl_client.drawn"].add("edgefl_client.measure")
-    assert {"edgefl_client.drawn", "edgefl_client.measure"} == set(circle(graph))
+    graph["edgefl_client.doctor.drawn_picture"].add("edgefl_client.doctor.measure")
+    assert {"edgefl_client.doctor.drawn_picture", "edgefl_client.doctor.measure"} == set(circle(graph))
 
 
 def test_a_breach_is_found(modules) -> None:
     """The checks above can fail: each finds an import that does exist."""
     assert offences(modules, "edgefl_export", ("torch",))
     assert offences(modules, "edgefl_coordinator", ("edgefl_trainer",))
-    assert "edgefl_trainer.methods.fedavg" in reachable(modules, ("edgefl_coordinator.worker",))
+    assert "edgefl_trainer.methods.fedavg" in reachable(modules, ("edgefl_coordinator.rounds.worker",))

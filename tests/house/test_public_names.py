@@ -37,6 +37,15 @@ def public_names(tree: ast.Module) -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("edgefl_"):
             names |= {alias.asname or alias.name for alias in node.names}
+    # A name loaded inside `__getattr__` is not offered.
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            names -= {
+                alias.asname or alias.name
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.ImportFrom)
+                for alias in inner.names
+            }
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)

@@ -21,18 +21,18 @@ from click.testing import CliRunner
 
 from edgefl_client.cli import cli
 from edgefl_client.home import Home as DeviceHome
-from edgefl_client.learning.learners import learner_for
+from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.owned import Table, read_dealt
+from edgefl_client.learning.own_pictures import Table, read_dealt
 from edgefl_client.learning.peers import numbered_as, renumbered
-from edgefl_client.learning.rounds import Circumstances, PointFile, RoundLearner
-from edgefl_coordinator.admin import run_operation
+from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
+from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home
+from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.training import Plan
+from edgefl_protocol.bundle.training_plan import Plan
 
 DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")
 ROUNDS, EPOCHS, SEED = 2, 2, 7

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.trainer.methods.test_conformance import value_of
 
-from edgefl_client.learning.agreed import DEFAULTS, usual_prefix
+from edgefl_client.learning.round_plan import DEFAULTS, usual_prefix
 from edgefl_export.errors import ExportError
 from edgefl_export.training_members import learned_method
 from edgefl_trainer.engine.models import FinishedRun

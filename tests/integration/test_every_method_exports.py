@@ -20,7 +20,7 @@ from edgefl_trainer.contract import LearnsBackbone
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run, predict
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning.usual import everything_usual
+from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.methods import METHODS
 
 DATA = "lesions:sites=2,images=24,px=36"

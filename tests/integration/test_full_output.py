@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home
 
 FULL = Path("/dev/full")
 PROGRAMS = {

@@ -22,15 +22,15 @@ import torch
 import uvicorn
 from click.testing import CliRunner
 
-from edgefl_client.exchange.https import HttpsTransport
 from edgefl_coordinator import cli as coordinator_cli
-from edgefl_coordinator import service
-from edgefl_coordinator.aggregation import step
-from edgefl_coordinator.coordinator import Coordinator, open_coordinator
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.worker import main as work
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.worker import main as work
-from edgefl_protocol.blob import MAX_INLINE_BYTES
+from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.web import service
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange.https import HttpsTransport
+from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES
 from edgefl_trainer import cli as trainer_cli
 
 pytestmark = [

@@ -33,11 +33,11 @@ from tests.integration.device_federation import (
 )
 
 from edgefl_coordinator import cli as coordinator_cli
-from edgefl_coordinator.admin import run_operation
+from edgefl_coordinator.web.admin import run_operation
 from edgefl_export import cli as export_cli
 from edgefl_protocol.bundle import Bundle, load_bundle
-from edgefl_protocol.contrast_training import FedCLFPlan
-from edgefl_protocol.training import TrainingPlan
+from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
+from edgefl_protocol.bundle.training_plan import TrainingPlan
 from edgefl_trainer.models.backbones import load_backbone
 
 pytestmark = pytest.mark.slow

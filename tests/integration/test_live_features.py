@@ -21,7 +21,7 @@ from tests.integration.device_federation import edgefl
 from tests.integration.test_live_sites import Live
 
 from edgefl_client.cli import cli
-from edgefl_coordinator.schema import members, replies
+from edgefl_coordinator.store.tables import members, replies
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.methods.fedclf import FedCLF

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from edgefl_client.exchange import Delivery
-from edgefl_coordinator.jobs import make_job
+from edgefl_coordinator.commands.setup import task_of_run
+from edgefl_coordinator.rounds.jobs import make_job
+from edgefl_coordinator.rounds.worker import run_job
 from edgefl_coordinator.settings import Settings, settings_from_table
-from edgefl_coordinator.setup import task_of_run
-from edgefl_coordinator.worker import run_job
+from edgefl_exchange import Delivery
 from edgefl_protocol import Payload, digest, state_digest
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.display import Pace
 from edgefl_trainer.engine.models import open_run

@@ -23,18 +23,18 @@ import torch
 import uvicorn
 from sqlalchemy import select
 
-from edgefl_client.exchange import Member, Outbox, Refused, Unavailable, load_membership
-from edgefl_client.exchange.membership import save_membership
-from edgefl_coordinator import service
-from edgefl_coordinator.aggregation import step
-from edgefl_coordinator.coordinator import Coordinator, open_coordinator
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import replies
-from edgefl_coordinator.schema import rounds as rounds_table
+from edgefl_coordinator.commands.setup import make_home, task_of_method, task_of_run
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.worker import main as work
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home, task_of_method, task_of_run
-from edgefl_coordinator.tls import make_development_certificate
-from edgefl_coordinator.worker import main as work
+from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.store.tables import replies
+from edgefl_coordinator.store.tables import rounds as rounds_table
+from edgefl_coordinator.web import service
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.tls import make_development_certificate
+from edgefl_exchange import Member, Outbox, Refused, Unavailable, load_membership
+from edgefl_exchange.membership import save_membership
 from edgefl_protocol.errors import InviteError
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints

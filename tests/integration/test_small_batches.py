@@ -5,10 +5,10 @@ from copy import deepcopy
 import numpy as np
 
 from edgefl_client.learning.views import draw, views
-from edgefl_coordinator.judging import FARTHEST
+from edgefl_coordinator.rounds.judging import FARTHEST
 from edgefl_export.contrast_gates import ContrastBatch, TrainerSteps
 from edgefl_export.contrast_members import contrast_plan, network
-from edgefl_protocol.contrast_training import LEAST_BATCH
+from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone

@@ -15,7 +15,7 @@ from PIL import Image, ImageFilter
 
 from edgefl_client.cli import cli as device_cli
 from edgefl_export.cli import main as export_cli
-from edgefl_protocol.referral import GATE_REASONS
+from edgefl_protocol.pictures.referral import GATE_REASONS
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.data.lesions import draw_lesion
 

@@ -22,7 +22,7 @@ from edgefl_protocol import (
     seal,
     unverified_header,
 )
-from edgefl_protocol.header import encode_header
+from edgefl_protocol.envelopes.header import encode_header
 from edgefl_protocol.pae import pae
 
 # A busy machine is no fault of the code under test: no deadline, no complaint about slow generation.

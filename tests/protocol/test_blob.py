@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_protocol.blob import (
+from edgefl_protocol.envelopes.blob import (
     BlobReference,
     new_blob_id,
     new_file_key,

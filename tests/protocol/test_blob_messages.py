@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from edgefl_protocol import Payload, PayloadError
-from edgefl_protocol.blob import BlobReference
-from edgefl_protocol.blob_messages import (
+from edgefl_protocol.envelopes.blob import BlobReference
+from edgefl_protocol.messages.blob_messages import (
     MAX_PIECE_BYTES,
     BlobGet,
     BlobGetReply,
@@ -13,7 +13,7 @@ from edgefl_protocol.blob_messages import (
     BlobPutReply,
     read_blob_request,
 )
-from edgefl_protocol.messages import RESERVED_SCALARS, ReplyRequest
+from edgefl_protocol.messages.requests import RESERVED_SCALARS, ReplyRequest
 
 PUT = BlobPut(blob="ab" * 16, size=1000, sha256="cd" * 32, offset=10, data=b"piece")
 GET = BlobGet(blob="ab" * 16, offset=0, length=MAX_PIECE_BYTES)

@@ -22,6 +22,7 @@ from edgefl_protocol import (
     open_envelope,
     seal,
 )
+from edgefl_protocol.envelopes.header import encode_header
 from edgefl_protocol.errors import (
     ClockError,
     FrameError,
@@ -34,7 +35,6 @@ from edgefl_protocol.errors import (
     SequenceError,
     SignatureError,
 )
-from edgefl_protocol.header import encode_header
 from edgefl_protocol.routes import ROUTES
 
 

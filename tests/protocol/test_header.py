@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol import Header
+from edgefl_protocol.envelopes.header import MAX_HEADER_BYTES, encode_header, parse_header
 from edgefl_protocol.errors import HeaderError
-from edgefl_protocol.header import MAX_HEADER_BYTES, encode_header, parse_header
 
 GOOD = {
     "v": 1,

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from tests.protocol.conftest import chunk, encoded, exif, photograph, png
 
-from edgefl_protocol import imaging
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.imaging import decode, from_pillow
+from edgefl_protocol.pictures import imaging
+from edgefl_protocol.pictures.imaging import decode, from_pillow
 
 CODES = {"too_large", "unsupported_format", "truncated", "unreadable", "animated"}
 
@@ -89,7 +89,7 @@ import json, sys, time
 from pathlib import Path
 from edgefl_client.memory import peak_memory_mib as peak  # that of pytest is none of it
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.imaging import decode
+from edgefl_protocol.pictures.imaging import decode
 files = [p.read_bytes() for p in sorted(Path(sys.argv[1]).iterdir())]
 before, rows = peak(), []
 for data in files:

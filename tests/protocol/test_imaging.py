@@ -18,7 +18,7 @@ from PIL import Image
 from tests.protocol.conftest import chunk, encoded, exif, photograph, png
 
 from edgefl_protocol.errors import ImageError
-from edgefl_protocol.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
+from edgefl_protocol.pictures.imaging import Preprocess, decode, from_pillow, prepare, resize, shades_of_grey
 
 
 def bicubic_antialias(image: np.ndarray, size: int) -> np.ndarray:

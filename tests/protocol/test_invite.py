@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol.errors import InviteError
-from edgefl_protocol.invite import Invite, decode_invite, encode_invite
 from edgefl_protocol.pae import pae
+from edgefl_protocol.records.invite import Invite, decode_invite, encode_invite
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000

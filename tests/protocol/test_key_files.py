@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from edgefl_protocol import KeyMaterialError, SealingKey, SigningKey
 from edgefl_protocol.durable import read_passphrase
-from edgefl_protocol.errors import StorageError
-from edgefl_protocol.key_files import (
+from edgefl_protocol.envelopes.key_files import (
     sealing_key_from_pem,
     sealing_key_to_pem,
     signing_key_from_pem,
     signing_key_to_pem,
 )
+from edgefl_protocol.errors import StorageError
 
 SIGNING = SigningKey(bytes(range(32)))
 SEALING = {1: SealingKey(1, bytes(range(32))), 2: SealingKey(2, bytes(range(96)))}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_protocol import Payload, PayloadError
-from edgefl_protocol.messages import (
+from edgefl_protocol.messages.requests import (
     REFUSAL_STATUS,
     ROUTES,
     BroadcastRequest,

@@ -14,9 +14,9 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image, ImageFilter
 from tests.protocol.conftest import encoded
 
-from edgefl_protocol.imaging import decode, resize
-from edgefl_protocol.quality import measure_quality
-from edgefl_protocol.referral import GATE_REASONS, REASON_WORDS
+from edgefl_protocol.pictures.imaging import decode, resize
+from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.referral import GATE_REASONS, REASON_WORDS
 
 # The ten swatches of the Monk Skin Tone scale (Monk 2019), light to dark; Fitzpatrick V; two casts of real pictures.
 SKIN = {

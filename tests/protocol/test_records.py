@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from edgefl_protocol import generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.records import (
+from edgefl_protocol.records.coordinator_records import (
     Index,
     IndexEntry,
     make_index,

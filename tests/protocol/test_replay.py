@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl_protocol import Header, ReplayWindow, judge, replay
+from edgefl_protocol import Header, ReplayWindow, judge
+from edgefl_protocol.envelopes import replay
+from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, MAX_JUMP, NO_HIGHEST, WINDOW
 from edgefl_protocol.errors import ReplayError, SequenceError
-from edgefl_protocol.replay import EMPTY_BITMAP, MAX_JUMP, NO_HIGHEST, WINDOW
 
 LIM = WINDOW  # first distance that is too far below the highest
 END = 2**53  # first number that is refused

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol import SigningKey
+from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.keys import PublicSigningKey
-from edgefl_protocol.root import (
+from edgefl_protocol.records.root import (
     MAX_CHAIN_BYTES,
     MAX_VERSIONS,
     Root,

@@ -8,11 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol import Payload, PayloadError, SigningKey, generate_sealing_key
-from edgefl_protocol._record_form import make_several
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.key_messages import IndexReply, RotateReply, RotateRequest
-from edgefl_protocol.revocation import MAX_REVOKED, REVOKED_VALID_MS, make_revoked, unverified_revoked, verify_revoked
-from edgefl_protocol.rotation import make_rotation, verify_rotation
+from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
+from edgefl_protocol.records.record_form import make_several
+from edgefl_protocol.records.revocation import (
+    MAX_REVOKED,
+    REVOKED_VALID_MS,
+    make_revoked,
+    unverified_revoked,
+    verify_revoked,
+)
+from edgefl_protocol.records.rotation import make_rotation, verify_rotation
 
 NOW = 1_790_000_000_000
 OLD, NEW, OTHER = (SigningKey(bytes([number]) * 32) for number in (1, 2, 3))

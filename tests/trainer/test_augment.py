@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgefl_protocol.crops import crop_boxes
+from edgefl_protocol.rules.crops import crop_boxes
 from edgefl_trainer import augment
 from edgefl_trainer.augment import (
     blur_kernel,

@@ -15,7 +15,8 @@ import torch
 from tests.trainer.conftest import MAE, edgefl_train, records, run, write_index
 
 from edgefl_protocol.errors import BundleError, EdgeflError, SignatureError, StorageError
-from edgefl_trainer import cli, extra
+from edgefl_trainer import cli
+from edgefl_trainer.commands import extra
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.errors import SpecError
 from edgefl_trainer.engine.settings import hyper_types

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from edgefl_protocol.crops import RATIO, crop_boxes
+from edgefl_protocol.rules.crops import RATIO, crop_boxes
 from edgefl_trainer.seeded import seeded
 
 Recipe = Literal["moco-v2", "simclr", "rotation"]

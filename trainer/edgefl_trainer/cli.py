@@ -13,10 +13,10 @@ from typing import Any
 import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.finetune import finetune
+from edgefl_trainer.commands.join import join
 from edgefl_trainer.errors import USAGE_CODES, FederationRefused
-from edgefl_trainer.extra import needs_trainer
-from edgefl_trainer.finetune_command import finetune
-from edgefl_trainer.join_command import join
 
 FAILED, USAGE, REFUSED = 1, 2, 3
 SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module imports
@@ -165,9 +165,9 @@ def methods(as_json: bool) -> None:
 @needs_trainer
 def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
     """Run METHOD over the sites of the data and leave model, metrics and summary in DIR."""
+    from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.run import run as run_federation
     from edgefl_trainer.engine.settings import resolve
-    from edgefl_trainer.engine.text import summary_text
 
     assignments, config = options.pop("assignments"), options.pop("config")
     del options["engine"]  # there is one
@@ -216,8 +216,8 @@ def partition(
     data: tuple[str, ...], seed: int, classes: str | None, out: Path, as_json: bool, dirichlet_by: Any, **numbers: Any
 ) -> None:
     """Deal the images of the data to sites, once, for runs that are to be compared; print the class table."""
+    from edgefl_trainer.commands.partition import partition_json, partition_text, summary_line, write_partition
     from edgefl_trainer.data.plan import Plan
-    from edgefl_trainer.partition_command import partition_json, partition_text, summary_line, write_partition
 
     wanted = None if classes is None else [name.strip() for name in classes.split(",")]
     made, picture = write_partition(data, Plan(by=dirichlet_by, **numbers), seed, wanted, out)
@@ -239,9 +239,9 @@ def partition(
 @needs_trainer
 def evaluate(run_dir: Path, data: tuple[str, ...], ood: tuple[str, ...], device: str, as_json: bool) -> None:
     """Judge the models of RUN on all `test` rows of the data, or on its `val` rows where it has no test rows."""
+    from edgefl_trainer.commands.results_text import site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.engine.text import site_lines
 
     summary = judge_run(open_run(run_dir), data, device, ood)
     click.echo(f"reported on {summary['reported_rows']} rows", err=True)
@@ -258,9 +258,9 @@ def evaluate(run_dir: Path, data: tuple[str, ...], ood: tuple[str, ...], device:
 @needs_trainer
 def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -> None:
     """Score IMAGES with a site's model of RUN: the reference for what a device says."""
+    from edgefl_trainer.commands.results_text import score_line
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.engine.prediction import predict_files
-    from edgefl_trainer.engine.text import score_line
 
     failed = 0
     for score in predict_files(open_run(run_dir), site, images):
@@ -315,7 +315,7 @@ def table(
 
     A RUN is a run directory, or a folder with finished runs below it.
     """
-    from edgefl_trainer.experiment_command import print_comparison, print_table
+    from edgefl_trainer.commands.experiment import print_comparison, print_table
 
     ddof = 1 if spread == "sample" else 0
     if file is None:
@@ -369,7 +369,7 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
 
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """
-    from edgefl_trainer.experiment_command import print_commands, run_and_print
+    from edgefl_trainer.commands.experiment import print_commands, run_and_print
 
     failed = 0
     if dry_run:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.files import read_checked, write_checked
+from edgefl_client.scoring.checked_file import read_checked, write_checked
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 

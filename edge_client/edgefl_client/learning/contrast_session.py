@@ -17,9 +17,9 @@ from edgefl_client.learning.feature_queue import Features
 from edgefl_client.learning.views import Views
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.contrast_training import ENCODED, ENCODER, FIRST, NEGATIVES, NEXT, SECOND, VIEW, FedCLFPlan
+from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, FIRST, NEGATIVES, NEXT, SECOND, VIEW, FedCLFPlan
+from edgefl_protocol.bundle.training_plan import GRAPH
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.training import GRAPH
 
 State = Mapping[str, NDArray[Any]]
 

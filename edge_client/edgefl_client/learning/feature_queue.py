@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_protocol.contrast_training import FEATURES
+from edgefl_protocol.bundle.contrast_plan import FEATURES
 from edgefl_protocol.payload import Payload
 
 SENT, RECEIVED = "features", "remote"  # arrays of a reply and of a broadcast

@@ -19,23 +19,23 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.contribution import Candidate, reply_payload, select_maps
 from edgefl_client.learning.checkpoint import Point, digest_of, same_form
+from edgefl_client.learning.dealt_rows import Dealt, skewed_prior
 from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import BATCH, judge
+from edgefl_client.learning.label_table import Candidate, reply_payload, select_maps
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.peers import peer_targets
-from edgefl_client.learning.personal import PersonalState
-from edgefl_client.learning.rounds import Arrays, Circumstances, Keeper, phase_and_round
-from edgefl_client.learning.rows import Dealt, skewed_prior
+from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, phase_and_round
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
+from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.training_plan import TrainingPlan, fresh_state
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
-from edgefl_protocol.training import TrainingPlan, fresh_state
 
 NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
 

@@ -6,7 +6,7 @@ files are unlinked; what a disk keeps of them is the disk's matter.
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import only_one
-from edgefl_client.learning.personal import PERSONAL
+from edgefl_client.scoring.personal import PERSONAL
 from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import StorageError
 

@@ -15,12 +15,12 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.learning.rows import Rows
-from edgefl_client.learning.verdict import Verdict
+from edgefl_client.learning.dealt_rows import Rows
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line
+from edgefl_client.scoring.verdict import Verdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.referral import Measures, ReferralRules, predicted_class, refer_reasons
+from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
 
 BATCH = 8
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edgefl_client.learning.errors import Paused
+from edgefl_client.learning.stopping import TOLD_TO_STOP
 from edgefl_client.memory import peak_memory_mib
-from edgefl_client.stopping import TOLD_TO_STOP
 
 POWER = Path("/sys/class/power_supply")
 

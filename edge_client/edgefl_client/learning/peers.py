@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.learning.errors import LearningError
+from edgefl_protocol.bundle.training_plan import COUNTS, MEANS, TrainingPlan
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.training import COUNTS, MEANS, TrainingPlan
 
 MEAN5 = 5.0  # kd_peers = mean5: five times the mean over peers
 

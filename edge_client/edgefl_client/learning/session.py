@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.training_plan import FIGURES, GRAPH, MEANS, NEXT, RATE, Plan, TrainingPlan, constants
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.training import FIGURES, GRAPH, MEANS, NEXT, RATE, Plan, TrainingPlan, constants
 
 State = dict[str, NDArray[Any]]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.crops import crop_boxes
+from edgefl_protocol.rules.crops import crop_boxes
 
 Pictures = NDArray[np.uint8]  # (B, S, S, 3)
 Views = NDArray[np.float32]  # (B, 3, px, px), in [0, 1]

@@ -10,34 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgefl_client.exchange import Answer, Member, Outbox, Request, ca_file, enrol, read_ca, trust_certificate
 from sqlalchemy import select
 
-from edgefl_client.exchange import (
-    Answer,
-    Member,
-    Outbox,
-    Request,
-    ca_file,
-    delivering,
-    enrol,
-    read_ca,
-    trust_certificate,
-)
-from edgefl_client.exchange.https import HttpsTransport
-from edgefl_coordinator import routes
-from edgefl_coordinator.aggregation import step
-from edgefl_coordinator.coordinator import open_coordinator, wall_clock_ms
-from edgefl_coordinator.jobs import JobResult, read_job, write_result
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.service import serve
+from edgefl_coordinator.commands.setup import make_home
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home
+from edgefl_coordinator.store.coordinator import open_coordinator, wall_clock_ms
+from edgefl_coordinator.web import routes
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.service import serve
+from edgefl_exchange import delivery
+from edgefl_exchange.https import HttpsTransport
 from edgefl_protocol import Payload
-from edgefl_protocol.blob import BlobReference, new_blob_id, new_file_key, seal_chunks
-from edgefl_protocol.blob_messages import BlobPut, BlobPutReply
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.invite import decode_invite
-from edgefl_protocol.messages import ReplyRequest
+from edgefl_protocol.envelopes.blob import BlobReference, new_blob_id, new_file_key, seal_chunks
+from edgefl_protocol.messages.blob_messages import BlobPut, BlobPutReply
+from edgefl_protocol.messages.requests import ReplyRequest
+from edgefl_protocol.records.invite import decode_invite
 
 CNN = {
     "name": "timm:resnet18", "architecture": "resnet18", "image_px": 72, "width": 512, "mean": [0.5, 0.5, 0.5],
@@ -72,7 +63,7 @@ def averaging_worker(folder: Path, timeout_s: float) -> None:
 @pytest.fixture
 def small_envelopes(monkeypatch) -> None:
     monkeypatch.setattr(routes, "MAX_INLINE_BYTES", SMALL)
-    monkeypatch.setattr(delivering, "MAX_INLINE_BYTES", SMALL)
+    monkeypatch.setattr(delivery, "MAX_INLINE_BYTES", SMALL)
 
 
 @pytest.fixture
@@ -228,7 +219,7 @@ def served(collected, folder, tools, monkeypatch) -> Iterator[Any]:
         port.append(number)
         ready.set()
 
-    monkeypatch.setattr("edgefl_coordinator.service._Server", remembering(stop))
+    monkeypatch.setattr("edgefl_coordinator.web.service._Server", remembering(stop))
     thread = threading.Thread(target=serve, args=(coordinator, opened, averaging_worker), daemon=True)
     thread.start()
     assert ready.wait(60)
@@ -240,7 +231,7 @@ def served(collected, folder, tools, monkeypatch) -> Iterator[Any]:
 
 def remembering(made: list[Any]) -> Any:
     """Keep the server that is made, to stop it."""
-    from edgefl_coordinator.service import _Server
+    from edgefl_coordinator.web.service import _Server
 
     def make(*arguments: Any) -> Any:
         made.append(_Server(*arguments))

@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_client.exchange import Outbox
-from edgefl_coordinator.coordinator import wall_clock_ms
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import replies, uploads
+from edgefl_coordinator.store.coordinator import wall_clock_ms
+from edgefl_coordinator.store.tables import replies, uploads
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange import Outbox
 
 KILLS = 8
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 MEMBER = """
 import sys
 from pathlib import Path
-from edgefl_client.exchange import Member, Outbox, blobs, ca_file, delivering
-from edgefl_client.exchange.https import HttpsTransport
+from edgefl_client.exchange import Member, Outbox, ca_file
+from edgefl_exchange import blobs
+from edgefl_exchange import delivery
+from edgefl_exchange.https import HttpsTransport
 
 blobs.MAX_PIECE_BYTES, delivering.MAX_INLINE_BYTES = 2**15, 2**20
 folder = Path(sys.argv[1])

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator import blobs, publishing, replying, uploads
-from edgefl_coordinator.aggregation import step, sweep_uploads
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import audit, offers, replies
-from edgefl_coordinator.schema import uploads as upload_table
-from edgefl_coordinator.store import Store
+from edgefl_coordinator.members import uploads
+from edgefl_coordinator.rounds.aggregation import step, sweep_uploads
+from edgefl_coordinator.store import publishing
+from edgefl_coordinator.store.store import Store
+from edgefl_coordinator.store.tables import audit, offers, replies
+from edgefl_coordinator.store.tables import uploads as upload_table
+from edgefl_coordinator.web import blob_route, reply_route
+from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
-from edgefl_protocol.blob import BlobReference, open_blob, sealed_size
-from edgefl_protocol.blob_messages import MAX_PIECE_BYTES, BlobGet, BlobGetReply, BlobPut
-from edgefl_protocol.messages import BroadcastRequest, BundleRequest, Refusal, ReplyRequest
+from edgefl_protocol.envelopes.blob import BlobReference, open_blob, sealed_size
+from edgefl_protocol.messages.blob_messages import MAX_PIECE_BYTES, BlobGet, BlobGetReply, BlobPut
+from edgefl_protocol.messages.requests import BroadcastRequest, BundleRequest, Refusal, ReplyRequest
 
 TABLES = (upload_table, replies)
 
@@ -303,10 +305,10 @@ KILLS = [
     (uploads, "begin",          "put",   0),
     (Store,   "write_at",       "put",   0),
     (uploads, "count",          "put",   0),
-    (replying, "check_reply",   "reply", None),
-    (replying.progress, "accept_reply", "reply", None),
+    (reply_route, "check_reply",   "reply", None),
+    (reply_route.progress, "accept_reply", "reply", None),
     (Store,   "drop_blobs",     "reply", "done"),
-    (blobs,   "insert",         "fetch", 0),
+    (blob_route,   "insert",         "fetch", 0),
 ]
 # fmt: on
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from tests.edge_client.exchange.test_network_faults import FAULTS, LONG, SHORT, Proxy
 
-from edgefl_client.exchange import Answer, Member, Outbox, Request
-from edgefl_client.exchange.https import HttpsTransport
-from edgefl_coordinator.coordinator import wall_clock_ms
-from edgefl_coordinator.operations import OPERATIONS
-from edgefl_coordinator.schema import replies
+from edgefl_coordinator.store.coordinator import wall_clock_ms
+from edgefl_coordinator.store.tables import replies
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange import Answer, Member, Outbox, Request
+from edgefl_exchange.https import HttpsTransport
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
@@ -47,7 +47,7 @@ def member(served, lab, tmp_path) -> Iterator[tuple[Any, Proxy, Switch, Member, 
 def test_twelve_faults_on_the_blob_route(member, lab, monkeypatch) -> None:
     """Check 63, the blob route: reset, drop, delay, half-close, truncate, throttle, corrupt at a piece up and a piece
     down: the transfer ends well, the reply counts once and the broadcast is whole."""
-    monkeypatch.setattr("edgefl_client.exchange.delivering.MAX_INLINE_BYTES", 2**20)
+    monkeypatch.setattr("edgefl_exchange.delivery.MAX_INLINE_BYTES", 2**20)
     coordinator, proxy, switch, one, folder = member
     expected = lab.weights(0)["backbone.conv"].tobytes()
     with Outbox(folder / "outbox.sqlite3", lab.KEY) as outbox:

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_client.exchange import Answer, Request, Unavailable
-from edgefl_client.exchange import blobs as transfer
-from edgefl_client.exchange.blobs import FIRST_PIECE_BYTES, MAX_SETBACKS, Pace
-from edgefl_client.exchange.errors import OutboxError
-from edgefl_coordinator import publishing
-from edgefl_coordinator.aggregation import step
-from edgefl_coordinator.schema import offers, replies, uploads
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.store import publishing
+from edgefl_coordinator.store.tables import offers, replies, uploads
+from edgefl_exchange import Answer, Request, Unavailable
+from edgefl_exchange import blobs as transfer
+from edgefl_exchange.blobs import FIRST_PIECE_BYTES, MAX_SETBACKS, Pace
+from edgefl_exchange.errors import OutboxError
 from edgefl_protocol import Payload
-from edgefl_protocol.blob_messages import MAX_PIECE_BYTES
 from edgefl_protocol.errors import BlobError, StorageError
+from edgefl_protocol.messages.blob_messages import MAX_PIECE_BYTES
 
 Send = Callable[[Request], Answer]
 
@@ -207,7 +207,7 @@ def test_a_coordinator_that_sends_another_blob(federation, sites, lab) -> None:
 
 
 def test_a_broadcast_beyond_what_is_taken(sites, monkeypatch) -> None:
-    monkeypatch.setattr("edgefl_client.exchange.member.MAX_BLOB_BYTES", 1000)
+    monkeypatch.setattr("edgefl_exchange.member.MAX_BLOB_BYTES", 1000)
     with pytest.raises(BlobError) as caught:
         sites[0].open().broadcast(1)
     assert caught.value.code == "too_large"

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_client import federate
 from edgefl_client.cli import main
-from edgefl_client.exchange import Answer, Member, Membership, Request, enrol
-from edgefl_client.exchange.errors import Unavailable
+from edgefl_client.sharing import enrolled_device
+from edgefl_exchange import Answer, Member, Membership, Request, enrol
+from edgefl_exchange.errors import Unavailable
 from edgefl_protocol import (
     EnvelopeError,
     Expected,
@@ -32,9 +32,8 @@ from edgefl_protocol import (
     seal,
 )
 from edgefl_protocol.errors import ReplayError, SequenceError
-from edgefl_protocol.invite import Invite, encode_invite
-from edgefl_protocol.key_messages import IndexReply, RotateReply, RotateRequest
-from edgefl_protocol.messages import (
+from edgefl_protocol.messages.key_messages import IndexReply, RotateReply, RotateRequest
+from edgefl_protocol.messages.requests import (
     ROUTES,
     BundleReply,
     EnrolProofReply,
@@ -45,10 +44,11 @@ from edgefl_protocol.messages import (
     ReplyRequest,
     TaskReply,
 )
-from edgefl_protocol.records import IndexEntry, make_index, make_key_record, make_time
-from edgefl_protocol.revocation import make_revoked
-from edgefl_protocol.root import join_chain
-from edgefl_protocol.rotation import OVERLAP_MS, verify_rotation
+from edgefl_protocol.records.coordinator_records import IndexEntry, make_index, make_key_record, make_time
+from edgefl_protocol.records.invite import Invite, encode_invite
+from edgefl_protocol.records.revocation import make_revoked
+from edgefl_protocol.records.root import join_chain
+from edgefl_protocol.records.rotation import OVERLAP_MS, verify_rotation
 
 NOW_MS = 1_790_000_000_000
 HOUR_MS = 3_600_000
@@ -315,8 +315,8 @@ def live(net):
 def run(capsys, monkeypatch, tmp_path, live):
     home = tmp_path / "home"
     monkeypatch.setenv("EDGEFL_HOME", str(home))
-    monkeypatch.setattr(federate, "HttpsTransport", lambda *_: live)
-    monkeypatch.setattr("edgefl_client.exchange.member.time.sleep", lambda _: None)
+    monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda *_: live)
+    monkeypatch.setattr("edgefl_exchange.member.time.sleep", lambda _: None)
 
     def call(*arguments):
         capsys.readouterr()

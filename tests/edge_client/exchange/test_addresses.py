@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgefl_client.exchange import TlsRefused
-from edgefl_client.exchange.https import HttpsTransport
+from edgefl_exchange import TlsRefused
+from edgefl_exchange.https import HttpsTransport
 
 
 @pytest.mark.parametrize("address", ["ftp://a", "https://", "https://user:pw@a", "https://a?b=c", "a", "https://a#b"])

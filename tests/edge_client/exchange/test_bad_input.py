@@ -13,14 +13,14 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from edgefl_client import federate
-from edgefl_client.exchange import Answer, Unavailable
-from edgefl_client.exchange.room import check_broadcast, largest_broadcast, memory_bytes
+from edgefl_client.sharing import enrolled_device
+from edgefl_exchange import Answer, Unavailable
+from edgefl_exchange.broadcast_limits import check_broadcast, largest_broadcast, memory_bytes
 from edgefl_protocol import durable
-from edgefl_protocol.blob import BlobReference, sealed_size
-from edgefl_protocol.invite import encode_invite
-from edgefl_protocol.keys import SigningKey
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.envelopes.blob import BlobReference, sealed_size
+from edgefl_protocol.envelopes.keys import SigningKey
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.records.invite import encode_invite
 
 HOUR_MS = 3_600_000
 
@@ -57,7 +57,7 @@ def test_bundles_that_are_not_taken(run, device, live, lab, kind, tmp_path, monk
     before = in_use(run)
     changed = {**options, **({"signer": SigningKey(bytes(32))} if "signer" in options else {})}
     with monkeypatch.context() as future:  # a signer who has that client
-        future.setattr("edgefl_protocol.manifest.CLIENT_VERSION", "99.0.0")
+        future.setattr("edgefl_protocol.bundle.manifest.CLIENT_VERSION", "99.0.0")
         data = lab.bundle_bytes(**changed)
     live.bundles = {("main", "all", options["version"]): data}
     sentence = one_sentence(run("pull"), 3)
@@ -77,7 +77,7 @@ def test_a_clock_that_is_off(run, device, live, monkeypatch, hours, command):
     run("pull")
     assert run("contribute", "--labels", device / "labels.csv")[0] == 0
     wrong = live.now_ms + hours * HOUR_MS
-    monkeypatch.setattr(federate.Device, "__init__", _with_clock(federate.Device.__init__, lambda: wrong))
+    monkeypatch.setattr(enrolled_device.Device, "__init__", _with_clock(enrolled_device.Device.__init__, lambda: wrong))
     if abs(hours) < 48:
         code, _, err = run(command)
         assert code == 0, err
@@ -92,7 +92,7 @@ def test_a_clock_that_is_off(run, device, live, monkeypatch, hours, command):
 def test_a_newcomer_whose_clock_is_off(run, live, invite, monkeypatch, hours):
     """docs/security.md, check 20: an invite of 24 hours is judged by signed time, not by a clock 47 hours ahead."""
     wrong = live.now_ms + hours * HOUR_MS
-    monkeypatch.setattr(federate.Device, "__init__", _with_clock(federate.Device.__init__, lambda: wrong))
+    monkeypatch.setattr(enrolled_device.Device, "__init__", _with_clock(enrolled_device.Device.__init__, lambda: wrong))
     if abs(hours) < 48:
         code, _, err = run("enrol", invite)
         assert code == 0 and len(live.members) == 1, err
@@ -130,7 +130,7 @@ def test_a_full_disk(run, live, invite, device, lab, monkeypatch, command):
     with monkeypatch.context() as patch:
         patch.setattr(durable.os, "fsync", full)
         if command == "contribute":  # its row is SQLite's to write
-            patch.setattr("edgefl_client.exchange.outbox.sqlite3.connect", _full_database)
+            patch.setattr("edgefl_exchange.outbox.sqlite3.connect", _full_database)
         sentence = one_sentence(run(*words), 1)
     assert "disk is full" in sentence
     assert in_use(run) == before
@@ -247,7 +247,7 @@ def test_a_broadcast_larger_than_its_task_needs(run, device, live, monkeypatch):
         (most + 2**16, 2**40, f"a round of this task needs {most} at most"),
         (most - 2**16, 2**21, "half of its memory"),
     ):
-        monkeypatch.setattr("edgefl_client.exchange.member.memory_bytes", lambda memory=memory: memory)
+        monkeypatch.setattr("edgefl_exchange.member.memory_bytes", lambda memory=memory: memory)
         live.broadcasts[live.round] = offered(size)
         assert run("contribute", "--labels", device / "labels.csv")[0] == 0
         asked = len(live.requests)

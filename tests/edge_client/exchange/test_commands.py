@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl_client import models
-from edgefl_client.exchange import Unavailable
-from edgefl_client.exchange.errors import ExchangeError, TlsRefused
-from edgefl_client.exchange.identity import Identity
 from edgefl_client.home import Home
-from edgefl_client.learning.owned import Table, remember_table, remembered_table
+from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
+from edgefl_client.trust import models
+from edgefl_exchange import Unavailable
+from edgefl_exchange.errors import ExchangeError, TlsRefused
+from edgefl_exchange.identity import Identity
 from edgefl_protocol import Payload
-from edgefl_protocol.invite import encode_invite
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages.requests import Refusal
+from edgefl_protocol.records.invite import encode_invite
 
 
 def test_the_whole_way(run, device, live, lab, capsys):
@@ -284,7 +284,7 @@ def test_pull_killed_between_its_two_writes_keeps_the_old(run, device, live, lab
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("edgefl_client.models.write_json", killed)
+        patch.setattr("edgefl_client.trust.models.write_json", killed)
         assert run("pull")[0] == 1
     assert json.loads(run("score", device / "0.png", "--json")[1])["model"]["version"] == 1
     assert json.loads(run("pull", "--json")[1])["version"] == 2

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgefl_client.commands.train import _membership
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.policy import Policy, save_policy
-from edgefl_client.train_command import _membership
+from edgefl_client.sharing.policy import Policy, save_policy
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 
 
 def test_contribute_before_the_task_is_known(run, live, invite, lab, tmp_path):

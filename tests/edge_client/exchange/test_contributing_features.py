@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph, step_graph
 
-from edgefl_client.encoding import batches
 from edgefl_client.home import Home
 from edgefl_client.learning.fedclf import cut
-from edgefl_client.learning.owned import Table, remember_table
-from edgefl_client.policy import travels_of
+from edgefl_client.learning.own_pictures import Table, remember_table
+from edgefl_client.sharing.feature_encoding import batches
+from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol import Payload
-from edgefl_protocol.archive import read_archive
 from edgefl_protocol.bundle import BundleFields, build_bundle
-from edgefl_protocol.contrast_training import ENCODER, FedCLFPlan
-from edgefl_protocol.imaging import decode
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.bundle.archive import read_archive
+from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.training_plan import GRAPH, RECORD
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import digest
-from edgefl_protocol.training import GRAPH, RECORD
+from edgefl_protocol.pictures.imaging import decode
 
 WEIGHT = np.random.default_rng(4).normal(size=(128, 3)).astype(np.float32)
 NETWORK = {

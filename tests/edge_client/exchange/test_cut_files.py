@@ -6,17 +6,17 @@ import time
 import numpy as np
 import pytest
 
-from edgefl_client import models
-from edgefl_client.exchange import Outbox, load_membership, load_task
-from edgefl_client.exchange.identity import BLOCK, Identity, SequenceNumbers
-from edgefl_client.exchange.tls import tls_context
 from edgefl_client.home import Home
-from edgefl_client.learning.files import read_checked, write_checked
-from edgefl_client.learning.personal import kept_personal
-from edgefl_client.policy import load_policy
-from edgefl_client.spending import read_spent
-from edgefl_client.trust import list_trusted
-from edgefl_client.vouching import load_revoked, load_root
+from edgefl_client.scoring.checked_file import read_checked, write_checked
+from edgefl_client.scoring.personal import kept_personal
+from edgefl_client.sharing.policy import load_policy
+from edgefl_client.sharing.spending import read_spent
+from edgefl_client.trust import models
+from edgefl_client.trust.trusted_keys import list_trusted
+from edgefl_exchange import Outbox, load_membership, load_task
+from edgefl_exchange.identity import BLOCK, Identity, SequenceNumbers
+from edgefl_exchange.tls import tls_context
+from edgefl_exchange.trust_records import load_revoked, load_root
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError

@@ -2,8 +2,8 @@
 
 import pytest
 
-from edgefl_client.exchange import Outbox, Unavailable
-from edgefl_protocol.messages import Refusal
+from edgefl_exchange import Outbox, Unavailable
+from edgefl_protocol.messages.requests import Refusal
 
 KEY = bytes(32)
 

@@ -14,13 +14,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgefl_client import probing
-from edgefl_client.doctor import Diagnosis, diagnosis_text
-from edgefl_client.drawn import drawn_picture
-from edgefl_client.exchange import Unavailable
-from edgefl_client.exchange.errors import TlsRefused
-from edgefl_client.findings import Finding
-from edgefl_protocol.quality import measure_quality
+from edgefl_client.doctor import second_process
+from edgefl_client.doctor.checks import Diagnosis, diagnosis_text
+from edgefl_client.doctor.drawn_picture import drawn_picture
+from edgefl_client.doctor.findings import Finding
+from edgefl_exchange import Unavailable
+from edgefl_exchange.errors import TlsRefused
+from edgefl_protocol.pictures.quality import measure_quality
 
 DAY_MS = 86_400_000
 
@@ -28,7 +28,7 @@ DAY_MS = 86_400_000
 @pytest.fixture
 def unprobed(monkeypatch):
     """Without the second process: other tests look at that."""
-    monkeypatch.setattr("edgefl_client.doctor.probe", lambda *_, **__: iter(()))
+    monkeypatch.setattr("edgefl_client.doctor.checks.probe", lambda *_, **__: iter(()))
 
 
 def diagnosed(run, *options):
@@ -92,8 +92,8 @@ def test_the_drawn_picture_passes_the_gate():
 )
 def test_a_runtime_that_dies_is_a_finding(run, monkeypatch, how, words):
     """The second process may crash, hang or lack a library: one line, fail, and the other checks still answer."""
-    monkeypatch.setattr(probing, "_START", how)
-    monkeypatch.setattr(probing, "MOST_SECONDS", 2)
+    monkeypatch.setattr(second_process, "_START", how)
+    monkeypatch.setattr(second_process, "MOST_SECONDS", 2)
     code, found = diagnosed(run)
     assert code == 1 and found["runtime"]["state"] == "fail"
     assert words in found["runtime"]["found"] and "pip install" in found["runtime"]["advice"]
@@ -104,7 +104,7 @@ def test_a_runtime_that_dies_after_its_last_answer_is_a_finding(run, monkeypatch
     """A library may end the process while it is unloaded: told as such, whatever was answered before."""
     said = [{"step": step, "error": {"code": "no_model", "message": "none"}} for step in ("runtime", "model")]
     answers = "".join(json.dumps(one) + "\n" for one in said).encode()
-    monkeypatch.setattr(probing, "_START", f"import os; os.write(1, {answers!r}); os.abort()")
+    monkeypatch.setattr(second_process, "_START", f"import os; os.write(1, {answers!r}); os.abort()")
     code, out, _ = run("doctor", "--offline", "--no-measure", "--json")
     last = [one for one in json.loads(out)["findings"] if one["check"] == "runtime"][-1]
     assert code == 1 and last["state"] == "fail" and "SIGABRT" in last["found"]
@@ -291,6 +291,8 @@ def test_looking_changes_nothing(run, device):
 
 def test_a_runtime_that_kills_its_process_does_not_kill_the_doctor():
     """onnxruntime is loaded in the second process alone; what the doctor loads itself is needed by every command."""
-    code = "import sys, edgefl_client.doctor, edgefl_client.learning.personal; print('onnxruntime' in sys.modules)"
+    code = (
+        "import sys, edgefl_client.doctor.checks, edgefl_client.scoring.personal; print('onnxruntime' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

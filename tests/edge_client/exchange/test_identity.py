@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from edgefl_client.exchange import ExchangeError, Identity, create_identity
-from edgefl_client.exchange.errors import OutboxError
-from edgefl_client.exchange.identity import BLOCK, remove_identity
-from edgefl_client.exchange.outbox import Outbox
+from edgefl_exchange import ExchangeError, Identity, create_identity
+from edgefl_exchange.errors import OutboxError
+from edgefl_exchange.identity import BLOCK, remove_identity
+from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
 
@@ -35,7 +35,7 @@ def test_numbers_never_repeat_over_reopening(keys):
 CRASH = """
 import os, sys
 from pathlib import Path
-from edgefl_client.exchange import Identity
+from edgefl_exchange import Identity
 identity = Identity(Path(sys.argv[1]))
 for _ in range(int(sys.argv[2])):
     print(identity.next_sequence(), flush=True)

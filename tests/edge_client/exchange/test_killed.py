@@ -17,7 +17,7 @@ import json, os, random, select, signal, sys
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
-from edgefl_client.exchange import Member, Outbox, enrol
+from edgefl_exchange import Member, Outbox, enrol
 from edgefl_protocol import Payload
 from tests.edge_client.exchange.conftest import NOW_MS, FakeCoordinator, reply_of
 

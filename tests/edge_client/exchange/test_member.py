@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from edgefl_client.exchange import (
+from edgefl_client.commands.failures import exit_code
+from edgefl_exchange import (
     Answer,
     EnrolmentError,
     ExchangeError,
@@ -18,11 +19,10 @@ from edgefl_client.exchange import (
     load_membership,
     load_task,
 )
-from edgefl_client.exchange.identity import BLOCK
-from edgefl_client.failures import exit_code
+from edgefl_exchange.identity import BLOCK
 from edgefl_protocol import Payload, fingerprint, generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import RecordError, StorageError
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages.requests import Refusal
 
 KEY = bytes(32)
 

@@ -15,12 +15,12 @@ import time
 import pytest
 from tests.edge_client.exchange.test_https import certificate
 
-from edgefl_client.exchange import Member, Request, enrol
-from edgefl_client.exchange.caller import Caller
-from edgefl_client.exchange.errors import Unavailable
-from edgefl_client.exchange.https import Deadlines, HttpsTransport
+from edgefl_exchange import Member, Request, enrol
+from edgefl_exchange.caller import Caller
+from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.https import Deadlines, HttpsTransport
 from edgefl_protocol import Payload
-from edgefl_protocol.messages import BroadcastRequest, BundleRequest, EmptyRequest, ReplyRequest
+from edgefl_protocol.messages.requests import BroadcastRequest, BundleRequest, EmptyRequest, ReplyRequest
 
 # Connections that the proxy cut are closed by the garbage collector, here and not in a later test.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from edgefl_client.exchange import Unavailable
+from edgefl_exchange import Unavailable
 
 DAY_MS = 86_400_000
 
@@ -38,7 +38,7 @@ def unplugged(live, monkeypatch):
 @pytest.fixture
 def offline(calendar, run, live, lab, labelled):
     """A device with a bundle that lasts 31 days, from the first of them."""
-    from edgefl_protocol.invite import encode_invite
+    from edgefl_protocol.records.invite import encode_invite
 
     assert run("enrol", encode_invite(live.invite(), live.now_ms))[0] == 0
     live.approve()

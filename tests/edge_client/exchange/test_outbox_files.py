@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_client.exchange import Bounds, Outbox, OutboxError
-from edgefl_client.exchange.outbox import FILE_ABOVE_BYTES
-from edgefl_protocol.blob import open_blob
+from edgefl_exchange import Bounds, Outbox, OutboxError
+from edgefl_exchange.outbox import FILE_ABOVE_BYTES
 from edgefl_protocol.durable import read_pieces
+from edgefl_protocol.envelopes.blob import open_blob
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
 

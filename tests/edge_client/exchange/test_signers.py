@@ -7,12 +7,12 @@ import json
 
 import pytest
 
-from edgefl_client import models
 from edgefl_client.home import Home
+from edgefl_client.trust import models
 from edgefl_protocol import SigningKey
-from edgefl_protocol.invite import encode_invite
-from edgefl_protocol.revocation import make_revoked
-from edgefl_protocol.root import Root, make_root
+from edgefl_protocol.records.invite import encode_invite
+from edgefl_protocol.records.revocation import make_revoked
+from edgefl_protocol.records.root import Root, make_root
 
 ROOT = SigningKey(b"r" * 32)
 THIEF = SigningKey(b"t" * 32)
@@ -89,8 +89,8 @@ def test_threshold_of_signers_not_reached(run, rooted, live, lab, publish_root):
     publish_root(lab.SIGNER, OTHER, signer_threshold=2)
     code, _, err = run("pull")
     assert code == 3 and "asks for 2" in err
-    from edgefl_protocol.archive import read_archive, write_archive
-    from edgefl_protocol.manifest import SIGNING_LABEL, Signature, parse_signatures, write_signatures
+    from edgefl_protocol.bundle.archive import read_archive, write_archive
+    from edgefl_protocol.bundle.manifest import SIGNING_LABEL, Signature, parse_signatures, write_signatures
 
     members = read_archive(live.bundles["main", "all", 1])
     one = parse_signatures(members["signatures.json"])[0]
@@ -195,7 +195,7 @@ def test_new_snapshot_hash_mismatch(run, device, live, lab, monkeypatch):
     genuine = live._bundle
 
     def swapped(skid, opened, payload):
-        from edgefl_protocol.messages import BundleReply
+        from edgefl_protocol.messages.requests import BundleReply
 
         genuine(skid, opened, payload)
         return BundleReply(bundle=other).to_payload()

@@ -20,18 +20,18 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl_client.exchange import enrol
-from edgefl_client.federate import Device
+from edgefl_exchange import enrol
+from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.home import Home
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.owned import Table, remember_table
-from edgefl_client.models import install
-from edgefl_client.policy import Policy, save_policy
-from edgefl_client.syncing import run_sync
-from edgefl_client.trust import add_trusted
+from edgefl_client.learning.own_pictures import Table, remember_table
+from edgefl_client.trust.models import install
+from edgefl_client.sharing.policy import Policy, save_policy
+from edgefl_client.sharing.sync import run_sync
+from edgefl_client.trust.trusted_keys import add_trusted
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
-from edgefl_protocol.keys import PublicSigningKey
+from edgefl_protocol.envelopes.keys import PublicSigningKey
 from tests.edge_client.exchange.conftest import NOW_MS, FakeCoordinator
 
 root, kills, rounds, bundle, signer, table = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:7]

@@ -10,16 +10,16 @@ import pytest
 from tests.edge_client.learning.contrast_lab import contrast_bundle, contrast_plan
 
 from edgefl_client.home import Home
-from edgefl_client.learning.agreed import DEFAULTS, agreed
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import Limits
-from edgefl_client.learning.live import LiveRound, learn_live
+from edgefl_client.learning.live_round import LiveRound, learn_live
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.owned import Table
+from edgefl_client.learning.own_pictures import Table
+from edgefl_client.learning.round_plan import DEFAULTS, agreed
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.contrast_training import FedCLFPlan
-from edgefl_protocol.training import PromptForm, TrainingPlan
+from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
+from edgefl_protocol.bundle.training_plan import PromptForm, TrainingPlan
 
 SAME = {"projection": "linear", "view_px": 16}  # what stands in the graph of the lab's bundle
 OPTIONS = TrainOptions(threads=1, limits=Limits(battery=lambda: None))

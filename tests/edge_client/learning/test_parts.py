@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgefl_client.learning.dealt_rows import Rows, hold_back, skewed_prior
 from edgefl_client.learning.draws import dihedral, epoch_order, generator
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import balanced_accuracy, judge
 from edgefl_client.learning.limits import Battery, Limits, read_battery
 from edgefl_client.learning.peers import peer_targets
-from edgefl_client.learning.rows import Rows, hold_back, skewed_prior
-from edgefl_client.learning.verdict import Verdict
 from edgefl_client.runtime import load_graph
+from edgefl_client.scoring.verdict import Verdict
 from edgefl_protocol.payload import Payload
 
 CLASSES = ("a", "b", "c")

@@ -11,16 +11,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from edgefl_client.commands.learning_text import learned_text
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Point, load_standing, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.limits import Battery, Limits
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.personal import load_personal
-from edgefl_client.learning.rounds import PointFile
-from edgefl_client.learning.running import POINT, STANDING, run_train
-from edgefl_client.learning_lines import learned_text
-from edgefl_client.scorer import Scorer
+from edgefl_client.learning.round_alone import POINT, STANDING, run_train
+from edgefl_client.learning.round_learner import PointFile
+from edgefl_client.scoring.personal import load_personal
+from edgefl_client.scoring.scorer import Scorer
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import digest
 
@@ -295,7 +295,7 @@ def test_kill_at_any_moment_ends_with_the_same_bits(school, labels, tmp_path, la
         "from pathlib import Path\n"
         "from edgefl_client.home import Home\n"
         "from edgefl_client.learning.options import TrainOptions\n"
-        "from edgefl_client.learning.running import run_train\n"
+        "from edgefl_client.learning.round_alone import run_train\n"
         "from edgefl_protocol.bundle import load_bundle\n"
         f"signer = bytes.fromhex({lab.SIGNER.public.hex()!r})\n"
         f"bundle = load_bundle(Path({str(file)!r}).read_bytes(), [signer], {lab.NOW_MS})\n"

@@ -15,9 +15,9 @@ from edgefl_client.learning.checkpoint import only_one
 from edgefl_client.learning.errors import Paused
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.personal import load_personal
-from edgefl_client.learning.running import run_train
-from edgefl_client.stopping import TOLD_TO_STOP, pausing
+from edgefl_client.learning.round_alone import run_train
+from edgefl_client.learning.stopping import TOLD_TO_STOP, pausing
+from edgefl_client.scoring.personal import load_personal
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ from click.testing import CliRunner
 from PIL import Image
 
 from edgefl_client.cli import cli
-from edgefl_client.federate import Device
+from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.personal import load_personal
-from edgefl_client.learning.running import run_train
-from edgefl_client.models import install
-from edgefl_client.status import run_status, status_text
+from edgefl_client.learning.round_alone import run_train
+from edgefl_client.scoring.personal import load_personal
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.trust.models import install
 from edgefl_protocol.bundle import Bundle, load_bundle
 
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from edgefl_client.exchange import Answer, Member, Request, enrol
-from edgefl_coordinator.coordinator import Coordinator, open_coordinator
-from edgefl_coordinator.handling import handle
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import Home
-from edgefl_coordinator.setup import make_home
+from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
+from edgefl_coordinator.web.handling import handle
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange import Answer, Member, Request, enrol
 from edgefl_protocol import SigningKey
-from edgefl_protocol.invite import decode_invite
-from edgefl_protocol.key_files import signing_key_from_pem
-from edgefl_protocol.messages import ROUTES
-from edgefl_protocol.records import make_time
-from edgefl_protocol.root import Root, make_root
+from edgefl_protocol.envelopes.key_files import signing_key_from_pem
+from edgefl_protocol.messages.requests import ROUTES
+from edgefl_protocol.records.coordinator_records import make_time
+from edgefl_protocol.records.invite import decode_invite
+from edgefl_protocol.records.root import Root, make_root
 
 NOW_MS = 1_790_000_000_000
 DAY_MS = 24 * 3600 * 1000

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from edgefl_client.exchange import Answer, load_membership
-from edgefl_client.exchange.errors import Unavailable
-from edgefl_client.vouching import load_revoked, load_root
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange import Answer, load_membership
+from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.trust_records import load_revoked, load_root
+from edgefl_protocol.envelopes.key_files import signing_key_from_pem
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.key_files import signing_key_from_pem
-from edgefl_protocol.records import make_key_record, verify_key_record
+from edgefl_protocol.records.coordinator_records import make_key_record, verify_key_record
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -70,7 +70,7 @@ def test_killed_between_the_root_set_and_the_new_keys(world, monkeypatch) -> Non
     world.publish_root(1, coordinators=(following.public_key,))
     OPERATIONS["rotate"](world.coordinator, {"signing": True})
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("edgefl_client.exchange.coordinator.verify_key_record", interrupt_after_first())
+        patch.setattr("edgefl_exchange.coordinator_keys.verify_key_record", interrupt_after_first())
         with world.member() as member:
             member.task()
     assert load_root(world.device).version == 1
@@ -105,7 +105,7 @@ def test_a_page_in_place_of_the_root_set(world, body) -> None:
 
 def test_a_list_of_revoked_keys_that_is_too_old(world, monkeypatch) -> None:
     """docs/security.md check 24: a list older than 24 h: no new bundle, and the sentence says why; older never wins."""
-    from edgefl_coordinator import routes
+    from edgefl_coordinator.web import routes
 
     make = routes.make_revoked
 

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_client.exchange import Answer, Outbox, Refused, Request, load_membership
-from edgefl_client.exchange.errors import Unavailable
-from edgefl_client.exchange.identity import Identity
-from edgefl_client.exchange.key_change import finish_change
-from edgefl_client.exchange.upkeep import ROTATE_AFTER_MS
-from edgefl_coordinator import key_care
-from edgefl_coordinator.key_ring import KEPT_MS, RENEW_AFTER_MS
-from edgefl_coordinator.operations import OPERATIONS
+from edgefl_coordinator.members import key_care
+from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS
+from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_exchange import Answer, Outbox, Refused, Request, load_membership
+from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.identity import Identity
+from edgefl_exchange.key_change import finish_change
+from edgefl_exchange.upkeep import ROTATE_AFTER_MS
 from edgefl_protocol import Payload
-from edgefl_protocol.rotation import OVERLAP_MS
+from edgefl_protocol.records.rotation import OVERLAP_MS
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -81,7 +81,7 @@ STEPS = ["next-signing", "next-sealing", "request", "answer", "outbox.key", "cha
 
 def kill_at(step: str, world: Any, patch: Any) -> None:
     """Make the process stop at one step of a change of keys, as kill -9 does: nothing after it happens."""
-    from edgefl_client.exchange import key_change
+    from edgefl_exchange import key_change
 
     class Killed(BaseException):
         pass
@@ -183,7 +183,7 @@ def test_keys_are_changed_by_themselves_after_thirty_days(world) -> None:
 ROTATING = """
 import os, sys
 from pathlib import Path
-from edgefl_client.exchange.identity import Identity
+from edgefl_exchange.identity import Identity
 print("ready", flush=True)
 with Identity(Path(sys.argv[1])) as identity:
     while True:

@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgefl_protocol.archive import read_archive, write_archive
 from edgefl_protocol.bundle import Bundle, BundleFields, load_bundle
-from edgefl_protocol.errors import BundleError
-from edgefl_protocol.keys import SigningKey
-from edgefl_protocol.manifest import (
+from edgefl_protocol.bundle.archive import read_archive, write_archive
+from edgefl_protocol.bundle.manifest import (
     SIGNING_LABEL,
     Manifest,
     Member,
@@ -19,6 +17,8 @@ from edgefl_protocol.manifest import (
     parse_manifest,
     write_signatures,
 )
+from edgefl_protocol.envelopes.keys import SigningKey
+from edgefl_protocol.errors import BundleError
 
 VECTOR = Path(__file__).parents[2] / "vectors" / "bundles" / "format1.edgefl"
 OTHER = SigningKey(bytes(range(1, 33)))

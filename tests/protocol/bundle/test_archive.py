@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.protocol.bundle.conftest import code_of
 
-from edgefl_protocol.archive import open_archive, read_archive, write_archive
+from edgefl_protocol.bundle.archive import open_archive, read_archive, write_archive
 from edgefl_protocol.errors import BundleError
 
 

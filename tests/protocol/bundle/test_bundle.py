@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from tests.protocol.bundle.conftest import OTHER, code_of
 
-from edgefl_protocol.archive import read_archive, write_archive
 from edgefl_protocol.bundle import build_bundle, load_bundle, unverified_manifest
-from edgefl_protocol.manifest import CLIENT_VERSION, Signature, parse_manifest, write_signatures
-from edgefl_protocol.model_card import Card, Labels
+from edgefl_protocol.bundle.archive import read_archive, write_archive
+from edgefl_protocol.bundle.manifest import CLIENT_VERSION, Signature, parse_manifest, write_signatures
+from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.tensors import read_tensors, write_tensors
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from edgefl_protocol.bundle.onnx_rules import OPERATORS, check_operators
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.onnx_rules import OPERATORS, check_operators
 
 onnx = pytest.importorskip("onnx", reason="onnx not installed: needs edgefl[export]")
 FLOAT, UINT8 = 1, 2

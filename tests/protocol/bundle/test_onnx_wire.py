@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from edgefl_protocol.bundle.onnx_wire import SCHEMA, TensorType, read_graph
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.onnx_wire import SCHEMA, TensorType, read_graph
 
 onnx = pytest.importorskip("onnx", reason="onnx not installed: needs edgefl[export]")
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl_trainer.data import DataError, default_cache_dir, files, load_federation
+from edgefl_trainer.data import DataError, default_cache_dir, load_federation
 from edgefl_trainer.data.cache import cached_pictures
-from edgefl_trainer.data.manifest import read_manifest
+from edgefl_trainer.data.sources import files
+from edgefl_trainer.data.sources.manifest import read_manifest
 
 from .conftest import png, ward_records
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from edgefl_trainer.data import DataError, load_federation
-from edgefl_trainer.data.cifar100 import read_cifar100
+from edgefl_trainer.data.sources.cifar100 import read_cifar100
 
 FINE = [f"thing_{i:02d}" for i in range(100)]
 COARSE = [f"kind_{i:02d}" for i in range(20)]

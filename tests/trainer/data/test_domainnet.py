@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from edgefl_trainer.data import DataError, load_federation
-from edgefl_trainer.data.domainnet import read_domainnet
+from edgefl_trainer.data.sources.domainnet import read_domainnet
 
 # docs/methods.md 8.3
 TEN = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")

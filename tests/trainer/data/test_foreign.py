@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl_trainer.data import DataError, foreign
-from edgefl_trainer.data.foreign import DRAWN, read_foreign
-from edgefl_trainer.data.textures import KINDS, draw_texture
+from edgefl_trainer.data import DataError
+from edgefl_trainer.data.sources import foreign
+from edgefl_trainer.data.sources.foreign import DRAWN, read_foreign
+from edgefl_trainer.data.sources.textures import KINDS, draw_texture
 
 from .conftest import png
 

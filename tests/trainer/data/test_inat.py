@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgefl_trainer.data import DataError, load_federation
-from edgefl_trainer.data.inat import OPTIONS, read_inat
 from edgefl_trainer.data.rows import Row
+from edgefl_trainer.data.sources.inat import OPTIONS, read_inat
 
 from .conftest import png
 

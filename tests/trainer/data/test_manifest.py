@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from edgefl_trainer.data import DataError, load_federation
-from edgefl_trainer.data.manifest import read_manifest
+from edgefl_trainer.data.sources.manifest import read_manifest
 
 # data/README.md: centre → (train, val); 2,084 images of no centre.
 REAL_COUNTS = {

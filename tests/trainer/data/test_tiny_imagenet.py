@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from edgefl_trainer.data import DataError, load_federation
-from edgefl_trainer.data.tiny_imagenet import read_tiny_imagenet
+from edgefl_trainer.data.sources.tiny_imagenet import read_tiny_imagenet
 
 WNIDS = ("n02124075", "n01443537", "n04067472")
 VAL = {"val_0.JPEG": "n04067472", "val_1.JPEG": "n01443537", "val_2.JPEG": "n02124075"}

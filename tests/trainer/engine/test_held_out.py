@@ -12,7 +12,7 @@ from tests.trainer.conftest import TINY, Outcome, make_ward
 
 from edgefl_trainer.engine.federation import read_metrics
 from edgefl_trainer.engine.models import open_run, predict
-from edgefl_trainer.learning.usual import everything_usual
+from edgefl_trainer.learning.unusual_features import everything_usual
 
 METHODS = ("fedavg", "fedevprompt")  # one that has a model for a held-out site, one that has none
 

@@ -7,7 +7,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train
 from tests.trainer.engine.test_run import summary
 
-from edgefl_trainer.data.foreign import read_foreign
+from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.engine.models import open_run, predict
 
 FIGURES = {

@@ -9,8 +9,8 @@ from edgefl_trainer.evaluate.baselines import (
     pooled_baseline,
     site_baselines,
 )
-from edgefl_trainer.evaluate.linear import fit_predict
-from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, choose_readout, linear_probe, probe_sites
+from edgefl_trainer.learning.linear import fit_predict
+from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, choose_readout, linear_probe, probe_sites
 
 
 def two_clouds(seed, rows=200, distance=3.0, width=8, share=0.5):

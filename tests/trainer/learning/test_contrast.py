@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy, normalize
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import contrast, self_supervised
-from edgefl_trainer.learning.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, Remote
-from edgefl_trainer.learning.self_supervised import SgdRecipe, cut
+from edgefl_trainer.learning.unlabelled import contrast, self_supervised
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, Remote
+from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe, cut
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 

@@ -13,8 +13,8 @@ from scipy.stats import norm
 
 from edgefl_protocol import Payload
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import feature_bank
-from edgefl_trainer.learning.feature_bank import FeatureNoise, accepted, incoming, others_features, outgoing
+from edgefl_trainer.learning.unlabelled import feature_bank
+from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise, accepted, incoming, others_features, outgoing
 
 
 def bank(count: int, seed: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from tests.trainer.methods.conftest import play
 
 from edgefl_trainer.contract import Examples, Site, Task
 from edgefl_trainer.engine.settings import build, hyper_types
-from edgefl_trainer.learning import self_supervised
-from edgefl_trainer.learning.self_supervised import SgdRecipe
+from edgefl_trainer.learning.unlabelled import self_supervised
+from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import mahalanobis
 
-from edgefl_trainer.learning.usual import everything_usual, usual_features
+from edgefl_trainer.learning.unusual_features import everything_usual, usual_features
 from edgefl_trainer.models.head import dirichlet_summary, discounted, unusualness
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.errors import FederationRefused, SettingError
 from edgefl_trainer.live.work import SiteOptions, prepare

@@ -11,7 +11,7 @@ from tests.trainer.methods.conftest import Exchange, members, play
 
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import contrast
+from edgefl_trainer.learning.unlabelled import contrast
 from edgefl_trainer.methods import METHODS
 
 

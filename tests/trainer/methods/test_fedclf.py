@@ -13,7 +13,7 @@ from edgefl_trainer.contract import Examples, Site, State
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import contrast, self_supervised
+from edgefl_trainer.learning.unlabelled import contrast, self_supervised
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone, load_weights
 

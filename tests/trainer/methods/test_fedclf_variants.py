@@ -13,7 +13,7 @@ from tests.trainer.methods.conftest import Exchange, members, play
 from torch.nn.functional import normalize
 
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning import contrast
+from edgefl_trainer.learning.unlabelled import contrast
 from edgefl_trainer.methods import METHODS
 
 K, BATCH = 20, 4

@@ -15,7 +15,7 @@ from edgefl_trainer.engine.models import predict
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.evidential import EvidentialRecipe
-from edgefl_trainer.learning.terms import Step
+from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.fedproto import ToPrototype
 

@@ -13,7 +13,7 @@ from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.evidential import EvidentialRecipe, initial_tensors
-from edgefl_trainer.learning.terms import Step
+from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.methods.fedprox import Proximal

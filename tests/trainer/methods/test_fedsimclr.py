@@ -8,7 +8,7 @@ from tests.trainer.methods.conftest import Exchange, play
 
 from edgefl_trainer.contract import Task
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning import self_supervised
+from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.losses import paired_loss
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone

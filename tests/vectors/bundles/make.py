@@ -12,8 +12,8 @@ from onnx import TensorProto, checker, helper, numpy_helper
 
 from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import BundleFields, Card, Labels, build_bundle
-from edgefl_protocol.imaging import Preprocess
-from edgefl_protocol.keys import SigningKey
+from edgefl_protocol.envelopes.keys import SigningKey
+from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.tensors import write_tensors
 
 SIZE, CLASSES = 8, 3

@@ -11,7 +11,7 @@ import struct
 import sys
 
 from edgefl_protocol import Payload, SealingKey, SigningKey, envelope_sha256, seal, unverified_header
-from edgefl_protocol.header import encode_header
+from edgefl_protocol.envelopes.header import encode_header
 from edgefl_protocol.pae import pae
 
 NOW = 1_790_000_000_000

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
-from edgefl_protocol.imaging import Fit
+from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.rows import Pixels, Table
 

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.imaging import Fit
+from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_limit, choose_tune, spread
 from edgefl_trainer.data.errors import DataError

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.imaging import Fit
+from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.errors import DataError
 
 Pixels = NDArray[np.uint8]  # (px, px, 3) image or (px, px) mask, 0..255

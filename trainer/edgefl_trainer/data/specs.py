@@ -9,18 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgefl_trainer.data.cifar100 import read_cifar100
 from edgefl_trainer.data.dealing import Shares
-from edgefl_trainer.data.domainnet import read_domainnet
 from edgefl_trainer.data.errors import DataError, SpecError
-from edgefl_trainer.data.folder import read_folder
-from edgefl_trainer.data.inat import OPTIONS as INAT_OPTIONS
-from edgefl_trainer.data.inat import read_inat
-from edgefl_trainer.data.isic2019 import read_isic2019
 from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
-from edgefl_trainer.data.manifest import read_manifest
 from edgefl_trainer.data.rows import Table
-from edgefl_trainer.data.tiny_imagenet import read_tiny_imagenet
+from edgefl_trainer.data.sources.cifar100 import read_cifar100
+from edgefl_trainer.data.sources.domainnet import read_domainnet
+from edgefl_trainer.data.sources.folder import read_folder
+from edgefl_trainer.data.sources.inat import OPTIONS as INAT_OPTIONS
+from edgefl_trainer.data.sources.inat import read_inat
+from edgefl_trainer.data.sources.isic2019 import read_isic2019
+from edgefl_trainer.data.sources.manifest import read_manifest
+from edgefl_trainer.data.sources.tiny_imagenet import read_tiny_imagenet
 
 _SUFFIX = re.compile(r"@(site|split|rows)=([^@]*)$")
 _ROWS = re.compile(r"([1-9][0-9]?)/([1-9][0-9]?)/([1-9][0-9]?)")  # per cent of train, tune and test

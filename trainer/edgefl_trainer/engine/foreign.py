@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgefl_trainer.data.foreign import read_foreign
+from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.imaging import Preprocess
-from edgefl_protocol.referral import Measures, predicted_class
+from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.referral import Measures, predicted_class
 from edgefl_trainer.contract import Prediction, Predictor
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
@@ -145,7 +145,7 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
 
     Args:
         predictor: module and tensors.
-        images: (B, px, px, 3), prepared by `edgefl_protocol.imaging`.
+        images: (B, px, px, 3), prepared by `edgefl_protocol.pictures.imaging`.
         device: where to compute; the CPU by default.
 
     Returns:

@@ -10,10 +10,10 @@ import numpy as np
 from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.imaging import MAX_FILE_BYTES, decode, prepare
-from edgefl_protocol.quality import measure_quality
-from edgefl_protocol.referral import ReferralRules
-from edgefl_protocol.score import ModelInfo, make_score
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, decode, prepare
+from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.referral import ReferralRules
+from edgefl_protocol.pictures.score import ModelInfo, make_score
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun, predict
 

@@ -15,8 +15,8 @@ import torch
 from edgefl_trainer.contract import Examples, LearnsApart, LearnsBackbone, Method, Phase, Site, State, Task
 from edgefl_trainer.engine.federation import Probed, stamped
 from edgefl_trainer.engine.own_networks import mean_network
-from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.models.backbones import frozen_network
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import readouts_of

@@ -43,7 +43,7 @@ from edgefl_trainer.evaluate.calibration import (
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.report import thin_sites
-from edgefl_trainer.learning.usual import with_usual
+from edgefl_trainer.learning.unusual_features import with_usual
 from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone
 from edgefl_trainer.models.cnn import Backbone
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation
 from edgefl_trainer.evaluate.baselines import colour_statistics
-from edgefl_trainer.evaluate.probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.learning.features import frozen_features
+from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.models.cnn import Backbone
 
 Features = NDArray[np.floating[Any]]

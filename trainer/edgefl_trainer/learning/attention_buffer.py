@@ -24,8 +24,8 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Predictor, Site
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.passes import training_scores
-from edgefl_trainer.learning.terms import Step
+from edgefl_trainer.learning.loss_terms import Step
+from edgefl_trainer.learning.training_scores import training_scores
 from edgefl_trainer.losses import distillation_targets, rollout_distillation
 from edgefl_trainer.models.spec import require_vit
 from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram

@@ -21,8 +21,8 @@ from edgefl_trainer.augment import dihedral
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.terms import Step, Term
-from edgefl_trainer.learning.usual import everything_usual
+from edgefl_trainer.learning.loss_terms import Step, Term
+from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions

@@ -11,7 +11,7 @@ from edgefl_trainer.contract import Arrays, Site, State
 from edgefl_trainer.learning import evidential, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.features import own_features, readout_named
-from edgefl_trainer.learning.terms import Step, Term
+from edgefl_trainer.learning.loss_terms import Step, Term
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.rollout import PrefixMode
 

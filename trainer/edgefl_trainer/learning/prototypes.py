@@ -21,7 +21,7 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Site
-from edgefl_trainer.learning.passes import BATCH
+from edgefl_trainer.learning.training_scores import BATCH
 from edgefl_trainer.models.inserts import Insert, Inserter
 from edgefl_trainer.models.vit import FrozenViT, ViTOutput
 

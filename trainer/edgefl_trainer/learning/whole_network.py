@@ -20,7 +20,7 @@ from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.self_supervised import ahead
+from edgefl_trainer.learning.unlabelled.self_supervised import ahead
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
 from edgefl_trainer.seeded import seeded
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import LearnsApart, LearnsBackbone, State
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics
 from edgefl_trainer.engine.handout import received_encoder

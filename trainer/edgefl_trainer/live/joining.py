@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgefl_client.exchange import Delivery, Membership, NotEnrolled, Refused, Unavailable, load_membership
+from edgefl_exchange import Delivery, Membership, NotEnrolled, Refused, Unavailable, load_membership
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.engine.display import Pace
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in

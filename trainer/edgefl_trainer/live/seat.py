@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl_client.exchange import (
+from edgefl_exchange import (
     Delivery,
     EnrolmentError,
     ExchangeError,
@@ -30,11 +30,11 @@ from edgefl_client.exchange import (
     read_ca,
     trust_certificate,
 )
-from edgefl_client.exchange.coordinator import wall_clock_ms
-from edgefl_client.exchange.https import HttpsTransport
+from edgefl_exchange.coordinator_keys import wall_clock_ms
+from edgefl_exchange.https import HttpsTransport
 from edgefl_protocol.errors import InviteError, StorageError
-from edgefl_protocol.invite import Invite, decode_invite
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.records.invite import Invite, decode_invite
 from edgefl_trainer.errors import FederationRefused, RunError
 
 MEMBER = "member"

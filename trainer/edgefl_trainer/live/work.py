@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNetwork
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.run import load_data

@@ -24,10 +24,10 @@ from typing import ClassVar, Literal
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import contrast, feature_bank, self_supervised
-from edgefl_trainer.learning.contrast import ContrastRecipe
-from edgefl_trainer.learning.feature_bank import FeatureNoise
-from edgefl_trainer.learning.self_supervised import Learner
+from edgefl_trainer.learning.unlabelled import contrast, feature_bank, self_supervised
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
+from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner
 
 
 @dataclass(frozen=True, kw_only=True)

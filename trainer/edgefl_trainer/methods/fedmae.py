@@ -27,7 +27,7 @@ from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.self_supervised import BACKBONE, ahead, encoder_of
+from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, ahead, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 from edgefl_trainer.models.spec import require_vit

@@ -18,8 +18,8 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.steps import as_tensors
-from edgefl_trainer.learning.terms import Step
 from edgefl_trainer.methods.fedavg import FedAvg
 
 

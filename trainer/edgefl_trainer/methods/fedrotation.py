@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 from edgefl_protocol import Payload
 from edgefl_trainer.augment import quarter_turns
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged_network, self_supervised
-from edgefl_trainer.learning.self_supervised import Learner, Pixels, SgdRecipe
+from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged_network, self_supervised
-from edgefl_trainer.learning.contrast import FEATURES, unit
-from edgefl_trainer.learning.self_supervised import Learner, Pixels, SgdRecipe
+from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
+from edgefl_trainer.learning.unlabelled.contrast import FEATURES, unit
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe
 from edgefl_trainer.losses import paired_loss
 
 

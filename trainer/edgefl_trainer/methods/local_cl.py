@@ -16,8 +16,8 @@ from typing import ClassVar
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import contrast, self_supervised
-from edgefl_trainer.learning.contrast import ContrastRecipe
+from edgefl_trainer.learning.unlabelled import contrast, self_supervised
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import self_supervised
-from edgefl_trainer.learning.self_supervised import BACKBONE
+from edgefl_trainer.learning.unlabelled import self_supervised
+from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE
 from edgefl_trainer.models.backbones import build_network, weights_of
 
 

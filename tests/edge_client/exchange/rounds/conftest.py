@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_client.exchange import enrol
-from edgefl_client.federate import Device
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.owned import Table, remember_table
-from edgefl_client.models import install
-from edgefl_client.policy import Policy, save_policy
-from edgefl_client.syncing import Synced, run_sync
-from edgefl_client.trust import add_trusted
+from edgefl_client.learning.own_pictures import Table, remember_table
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.policy import Policy, save_policy
+from edgefl_client.sharing.sync import Synced, run_sync
+from edgefl_client.trust.models import install
+from edgefl_client.trust.trusted_keys import add_trusted
+from edgefl_exchange import enrol
 from edgefl_protocol import Payload, ReplayWindow
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.payload import digest

@@ -6,7 +6,7 @@ import logging
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from edgefl_client.learning.owned import Table, remember_table
+from edgefl_client.learning.own_pictures import Table, remember_table
 from edgefl_protocol import Payload
 
 MARK = "CANARY4711CANARY"

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from tests.edge_client.exchange.rounds.conftest import OPTIONS, PAUSE, STEPS, Learner
 
-from edgefl_client.exchange import Unavailable
-from edgefl_client.federate import Device, run_enrol
+from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.learning.checkpoint import load_standing
-from edgefl_client.learning.live import counted_round, drop_reply
-from edgefl_client.status import run_status, status_text
-from edgefl_client.syncing import run_sync
-from edgefl_client.waiting import drop_waiting, list_waiting, show_waiting
+from edgefl_client.learning.live_round import counted_round, drop_reply
+from edgefl_client.sharing.enrolled_device import Device, run_enrol
+from edgefl_client.sharing.sync import run_sync
+from edgefl_client.sharing.waiting_items import drop_waiting, list_waiting, show_waiting
+from edgefl_exchange import Unavailable
 from edgefl_protocol import Payload
-from edgefl_protocol.invite import encode_invite
-from edgefl_protocol.messages import Refusal
+from edgefl_protocol.messages.requests import Refusal
+from edgefl_protocol.records.invite import encode_invite
 
 
 def test_a_round_is_learned_and_answered_in_one_sync(device: Learner) -> None:

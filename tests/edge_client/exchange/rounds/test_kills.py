@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.edge_client.exchange.rounds.conftest import OPTIONS, STEPS, Learner
 
-from edgefl_client.learning.personal import load_personal
+from edgefl_client.scoring.personal import load_personal
 
 
 class Killed(BaseException):

@@ -17,11 +17,11 @@ from edgefl_client.cli import cli
 from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.limits import Battery, Limits
-from edgefl_client.learning.owned import Table, remember_table, remembered_table
-from edgefl_client.policy import Limits as PolicyLimits
-from edgefl_client.policy import Policy, save_policy
+from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
+from edgefl_client.sharing.policy import Limits as PolicyLimits
+from edgefl_client.sharing.policy import Policy, save_policy
 from edgefl_protocol import Payload
-from edgefl_protocol.messages import TaskReply
+from edgefl_protocol.messages.requests import TaskReply
 
 
 def test_nothing_is_learned_that_may_not_leave(device: Learner) -> None:
@@ -158,7 +158,7 @@ def test_settings_that_this_bundle_cannot_follow_are_one_sentence(
 def test_the_command_says_so_in_one_line(device: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/device.md: exit code 1, one sentence on standard error, and the report names the code."""
     telling(device, kd_metric="nearest")
-    monkeypatch.setattr("edgefl_client.sync_command.device_of", lambda *_: device.holder)
+    monkeypatch.setattr("edgefl_client.commands.sync.device_of", lambda *_: device.holder)
     try:
         done = CliRunner().invoke(cli, ["sync", "--home", str(device.home.root), "--json"])
     finally:

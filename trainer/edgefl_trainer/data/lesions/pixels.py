@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl_protocol.imaging import Fit, resize
+from edgefl_protocol.pictures.imaging import Fit, resize
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.plan import LesionSettings, plan_rows
 from edgefl_trainer.data.lesions.site import SiteStyle, site_styles

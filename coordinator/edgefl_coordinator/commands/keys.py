@@ -1,0 +1,241 @@
+"""`edgefl-coordinator revoke`, `rotate` and `root`: keys that end, keys that change, and who vouches for them.
+
+`root make`, `sign` and `show` need neither a coordinator nor its extra: they run where the root keys are, offline.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgefl_coordinator.commands.options import (
+    HOME,
+    JSON,
+    PASSPHRASE,
+    counted,
+    guarded,
+    guarded_offline,
+    moment,
+    operate,
+    passphrase,
+)
+
+if TYPE_CHECKING:
+    from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
+    from edgefl_protocol.records.root import Root
+
+_DAY_MS = 24 * 3600 * 1000
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), required=True,
+                    help="File to write.")  # fmt: skip
+
+
+@click.command()
+@click.argument("name", required=False)
+@click.option(
+    "--signer", metavar="PUB", type=_FILE, help="Revoke this signer of bundles (signing.pub) in place of a member."
+)
+@HOME
+@PASSPHRASE
+@JSON
+@guarded
+def revoke(name: str | None, signer: Path | None, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Shut the member NAME out for good, or revoke a signer of bundles.
+
+    A member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
+    list of revoked keys with the index of bundles; a list older than 24 hours lets no new bundle in.
+    """
+    if (name is None) == (signer is None):
+        raise click.UsageError("name a member, or a signer of bundles with --signer PUB")
+    if signer is not None:
+        from edgefl_coordinator.public_keys import read_public_key
+
+        key = read_public_key(signer)
+        facts = operate(home, passphrase_file, "revoke_signer", {"key_id": key.key_id, "name": signer.name})
+        click.echo(json.dumps(facts) if as_json else f"signer {key.key_id} is revoked")
+        return
+    facts = operate(home, passphrase_file, "revoke", {"name": name})
+    click.echo(json.dumps(facts) if as_json else f"{name} is revoked")
+
+
+@click.command()
+@click.option("--signing", is_flag=True, help="Change the signing key, in place of the sealing key; see below.")
+@HOME
+@PASSPHRASE
+@JSON
+@guarded
+def rotate(signing: bool, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Renew the coordinator's sealing key now; `serve` does it every week by itself.
+
+    The key before opens messages for two days more, then it is deleted. With --signing: the first time makes the next
+    signing key and names the file of its public half; once a published root set lists that, the second time changes to
+    it, and to a new sealing key with none before. Members follow by the root set.
+    """
+    facts = operate(home, passphrase_file, "rotate", {"signing": signing})
+    if as_json:
+        click.echo(json.dumps(facts))
+    elif not signing:
+        click.echo(f"sealing key {facts['number']} is in use")
+    elif facts["state"] == "prepared":
+        click.echo(f"the next signing key is made: {facts['file']}")
+        click.echo("sign a root set that lists it (root make --coordinator), publish it, run this again", err=True)
+    else:
+        click.echo(f"signing key {facts['key_id']} is in use")
+
+
+@click.group()
+def root() -> None:
+    """The federation's root set: who its coordinator is and who signs its bundles, signed offline.
+
+    \b
+    On the machine that holds the root keys (no coordinator is needed there):
+      edgefl-coordinator root make -o root-1 --federation NAME --root-key root.pub \\
+          --coordinator signing.pub --signer bundles.pub --sign root.key
+    Where the coordinator is:
+      edgefl-coordinator root publish root-1 --home DIR
+    """
+
+
+@root.command()
+@_OUT
+@click.option("--after", metavar="FILE", type=_FILE, help="The set before: its number plus one, and what is not given.")
+@click.option("--federation", metavar="NAME", help="Federation; needed for the first set.")
+@click.option("--root-key", "root_keys", metavar="PUB", type=_FILE, multiple=True, help="A root key; repeatable.")
+@click.option("--threshold", metavar="K", type=click.IntRange(1, 16), help="Root keys that must sign.  [default: 1]")
+@click.option("--coordinator", "coordinators", metavar="PUB", type=_FILE, multiple=True,
+              help="A signing key of the coordinator that counts (keys/signing.pub); repeatable.")  # fmt: skip
+@click.option("--signer", "signers", metavar="PUB", type=_FILE, multiple=True,
+              help="A signer of this federation's bundles (signing.pub); repeatable.")  # fmt: skip
+@click.option("--no-signers", is_flag=True, help="List no signer, where the set before listed some.")
+@click.option("--signer-threshold", metavar="K", type=click.IntRange(1, 64),
+              help="Trusted keys that must have signed a bundle.  [default: 1]")  # fmt: skip
+@click.option("--days", metavar="DAYS", type=click.IntRange(1, 3650), default=365, show_default=True,
+              help="How long the set is valid.")  # fmt: skip
+@click.option("--sign", "keys", metavar="KEY", type=_FILE, multiple=True, required=True,
+              help="Private root key to sign with; repeatable.")  # fmt: skip
+@PASSPHRASE
+@guarded_offline
+def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **options: Any) -> None:
+    """Make and sign a root set. Lists that are given replace those of the set before."""
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_protocol.records.root import make_root
+
+    wanted = _wanted(options)
+    record = make_root(wanted, [_private(path, passphrase_file) for path in keys])
+    write_atomic(out, record + b"\n")
+    click.echo(f"root set {wanted.version} of {wanted.federation}, valid until {moment(wanted.expires_ms)}: {out}")
+    _say_signed(record)
+
+
+@root.command()
+@click.argument("file", metavar="FILE", type=_FILE)
+@click.option("--key", metavar="KEY", type=_FILE, required=True, help="Private root key to sign with.")
+@_OUT
+@PASSPHRASE
+@guarded_offline
+def sign(file: Path, key: Path, out: Path, passphrase_file: Path | None) -> None:
+    """Add one signature to a root set that another person made."""
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_protocol.records.root import sign_root
+
+    record = sign_root(_record(file), _private(key, passphrase_file))
+    write_atomic(out, record + b"\n")
+    _say_signed(record)
+
+
+@root.command()
+@click.argument("file", metavar="FILE", type=_FILE)
+@JSON
+@guarded_offline
+def show(file: Path, as_json: bool) -> None:
+    """Show what a root set says; its signatures are checked where it is published and by every device."""
+    from edgefl_protocol.records.root import unverified_root
+
+    record = _record(file)
+    body = unverified_root(record).to_body()
+    if as_json:
+        click.echo(json.dumps(body))
+        return
+    for name, value in body.items():
+        text = ", ".join(value) if isinstance(value, list) else moment(value) if name.endswith("_ms") else value
+        click.echo(f"{name}: {text}")
+    _say_signed(record)
+
+
+@root.command()
+@click.argument("file", metavar="FILE", type=_FILE)
+@HOME
+@PASSPHRASE
+@JSON
+@guarded
+def publish(file: Path, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
+    """Give a root set to all members; refused unless enough root keys signed it and it follows the one before."""
+    facts = operate(home, passphrase_file, "publish_root", {"path": str(file.resolve())})
+    text = f"published root set {facts['version']}: {counted(facts['signers'], 'signer')} of bundles"
+    click.echo(json.dumps(facts) if as_json else f"{text}, valid until {moment(facts['expires_ms'])}")
+
+
+def _wanted(options: dict[str, Any]) -> "Root":
+    """Return the set that the options of `make` stand for."""
+    from edgefl_protocol.records.root import Root, unverified_root
+
+    before = None if options["after"] is None else unverified_root(_record(options["after"]))
+    if before is None and not (options["federation"] and options["root_keys"] and options["coordinators"]):
+        raise click.UsageError("the first set needs --federation, --root-key and --coordinator")
+    if before is not None and options["federation"] not in (None, before.federation):
+        raise click.UsageError(f"--federation is {options['federation']}, the set before is of {before.federation}")
+    now_ms = time.time_ns() // 1_000_000
+
+    def keys(name: str) -> "tuple[PublicSigningKey, ...]":
+        given = _public(options[name])
+        return given if given or before is None else tuple(getattr(before, name))
+
+    def number(name: str) -> int:
+        return int(options[name] or (1 if before is None else getattr(before, name)))
+
+    return Root(
+        federation=options["federation"] if before is None else before.federation,
+        version=1 if before is None else before.version + 1,
+        issued_ms=now_ms,
+        expires_ms=now_ms + options["days"] * _DAY_MS,
+        root_keys=keys("root_keys"),
+        threshold=number("threshold"),
+        coordinators=keys("coordinators"),
+        signers=() if options["no_signers"] else keys("signers"),
+        signer_threshold=1 if options["no_signers"] else number("signer_threshold"),
+    )
+
+
+def _public(paths: tuple[Path, ...]) -> "tuple[PublicSigningKey, ...]":
+    from edgefl_coordinator.public_keys import read_public_key
+
+    return tuple(read_public_key(path) for path in paths)
+
+
+def _private(path: Path, passphrase_file: Path | None) -> "SigningKey":
+    from edgefl_protocol.durable import read_private
+    from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem
+
+    data = read_private(path, MAX_KEY_FILE_BYTES)
+    encrypted = b"BEGIN ENCRYPTED" in data
+    return signing_key_from_pem(data, passphrase(passphrase_file) if encrypted else None)
+
+
+def _record(path: Path) -> bytes:
+    from edgefl_protocol.durable import read_bounded
+    from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES
+
+    return read_bounded(path, MAX_RECORD_BYTES + 2).strip()
+
+
+def _say_signed(record: bytes) -> None:
+    """Tell on standard error how many of the set's own root keys have signed it."""
+    from edgefl_protocol.records.root import signed_by, unverified_root
+
+    found = unverified_root(record)
+    signed = signed_by(record, found)
+    missing = max(0, found.threshold - signed)
+    text = "enough for its own threshold" if missing == 0 else f"{counted(missing, 'more is', 'more are')} needed"
+    click.echo(f"{counted(signed, 'root key has', 'root keys have')} signed it, {text}", err=True)

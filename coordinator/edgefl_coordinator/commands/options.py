@@ -1,0 +1,103 @@
+"""What the commands of `edgefl-coordinator` share: options, the exit status of a failure, the way to an operation.
+
+Heavy modules load inside the functions, so that `--help` works in the base install.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import click
+
+from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
+
+_NEEDS = ("sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
+
+Parameters = ParamSpec("Parameters")
+
+HOME = click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="EDGEFL_COORDINATOR_HOME",
+    default=Path("coordinator-home"),
+    show_default=True,
+    show_envvar=True,
+    help="Folder that `init` made.",
+)
+PASSPHRASE = click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="File, readable by you alone, with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; "
+    "else the keys are not encrypted.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+
+
+def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Turn known failures of a command that needs the coordinator's extra into one sentence and the exit status."""
+
+    @wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        if any(importlib.util.find_spec(name) is None for name in _NEEDS):
+            click.echo(
+                "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
+            )
+            sys.exit(2)
+        from edgefl_coordinator.errors import PolicyError
+
+        _ending(command, (PolicyError, BundleError, RecordError), *args, **kwargs)
+
+    return run
+
+
+def guarded_offline(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """The same for a command that works in the base install, such as on an offline machine."""
+
+    @wraps(command)
+    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        _ending(command, (RecordError,), *args, **kwargs)
+
+    return run
+
+
+def _ending(
+    command: Callable[Parameters, None],
+    refusing: tuple[type[EdgeflError], ...],
+    /,
+    *args: Parameters.args,
+    **kwargs: Parameters.kwargs,
+) -> None:
+    try:
+        command(*args, **kwargs)
+    except EdgeflError as error:
+        click.echo(f"edgefl-coordinator: {error}", err=True)
+        sys.exit(3 if isinstance(error, refusing) else 1)
+
+
+def operate(home: Path, passphrase_file: Path | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Run an operation, by the running server if there is one."""
+    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.web.admin import run_operation
+
+    return run_operation(Home(home.resolve()), name, arguments, passphrase(passphrase_file))
+
+
+def passphrase(path: Path | None) -> bytes | None:
+    """Return the passphrase from its file, else from the environment, else None."""
+    from edgefl_protocol.durable import read_passphrase
+
+    return read_passphrase(path)
+
+
+def counted(number: int, one: str, several: str | None = None) -> str:
+    """Say a number with its noun."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
+def moment(unix_ms: int) -> str:
+    """Say a time."""
+    return datetime.fromtimestamp(unix_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,0 +1,219 @@
+"""`init`: a new coordinator's folder with keys, a development certificate and its settings.
+
+Guarantees: nothing existing is overwritten; `config.toml` is written last, so a folder with it is complete. Private
+files have mode 0600 in folders of mode 0700. The federation's root key is made here for convenience and belongs on
+another, offline medium. Source: docs/security.md, enrolment and keys at rest.
+"""
+
+import dataclasses
+import datetime
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import tomli_w
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.public_keys import written_key
+from edgefl_coordinator.rounds.jobs import make_job
+from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
+from edgefl_coordinator.store.coordinator import SECRET_BYTES, wall_clock_ms
+from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
+from edgefl_coordinator.web.tls import make_development_certificate
+from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
+from edgefl_protocol.envelopes.key_files import signing_key_to_pem
+from edgefl_protocol.envelopes.keys import generate_signing_key
+
+DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
+
+
+def make_home(
+    home: Home, table: Mapping[str, Any], passphrase: bytes | None = None, now_ms: int | None = None
+) -> Settings:
+    """Make a coordinator's folder.
+
+    Args:
+        home: the folder; it may exist, without a config.toml.
+        table: the settings as parsed TOML.
+        passphrase: encrypts the private keys; None leaves them to the file mode.
+        now_ms: Unix milliseconds, from which the sealing key ages; None asks this machine's clock.
+
+    Raises:
+        OperatorError: the folder holds a coordinator already, or a setting is out of bounds.
+        StorageError: a file cannot be written.
+    """
+    if home.config.exists():
+        raise OperatorError(f"{home.root} holds a coordinator already; choose another folder")
+    root = generate_signing_key()
+    settings = check_table({**table, "root_key_id": root.key_id})
+    for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    signing, ring = generate_signing_key(), new_ring(settings.suite, wall_clock_ms() if now_ms is None else now_ms)
+    host = urlsplit(settings.public_url).hostname or "localhost"
+    names = [name for name in (host, settings.host) if name not in ("0.0.0.0", "::")]  # noqa: S104 - never a name
+    certificate = make_development_certificate(names, datetime.datetime.now(datetime.UTC))
+    private = {
+        home.signing: signing_key_to_pem(signing, passphrase),
+        home.sealing_ring: ring_to_bytes(ring, passphrase),
+        home.keys / "root.key": signing_key_to_pem(root, passphrase),
+        home.keys / "secret.bin": secrets.token_bytes(SECRET_BYTES),
+        home.tls / "server.key": certificate.key,
+    }
+    public = {
+        home.tls / "server.pem": certificate.chain,
+        home.tls / "ca.pem": certificate.ca,
+        home.signing_public: written_key(signing.public_key),
+        home.keys / "root.pub": written_key(root.public_key),
+    }
+    for path, data in private.items():
+        write_atomic(path, data, mode=0o600)
+    for path, data in public.items():
+        write_atomic(path, data)
+    write_atomic(home.config, tomli_w.dumps(settings_to_table(settings)).encode(), mode=0o600)
+    return settings
+
+
+def check_table(table: Mapping[str, Any]) -> Settings:
+    """Return the settings of a parsed TOML table.
+
+    Raises:
+        OperatorError: a setting is unknown, missing or out of bounds.
+    """
+    try:
+        return settings_from_table(table)
+    except (ValueError, TypeError) as error:
+        raise OperatorError(str(error)) from error
+
+
+def try_first_job(settings: Settings) -> int:
+    """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
+
+    Returns:
+        Bytes of the server's first state.
+
+    Raises:
+        OperatorError: the method does not exist or does not take these settings.
+        EdgeflError: the method refuses the task or backbone.
+    """
+    from edgefl_coordinator.rounds.worker import run_job
+
+    return len(run_job(make_job(settings, "start", 0)).state)
+
+
+def reply_cap(state_bytes: int) -> int:
+    """Return `limits.reply_bytes` for a federation: what the server begins with twice over (a network and its momentum
+    encoder), and beside it the default, which holds the largest bank of features (65,536 of 128 float16), fits.
+
+    Args:
+        state_bytes: of the server's first state.
+    """
+    mebibytes = -(-2 * state_bytes // 2**20)
+    return min(LimitSettings().reply_bytes + mebibytes * 2**20, MAX_BLOB_BYTES)
+
+
+def task_of_method(
+    method: str, backbone: str, *, preset: str | None, assignments: Sequence[str], image_px: int | None, seed: int
+) -> tuple[dict[str, Any], int]:
+    """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
+
+    Args:
+        method: a name of the method table.
+        backbone: as `edgefl-train --backbone` takes it.
+        preset: whose settings, rounds and epochs are taken; None for the method's own defaults.
+        assignments: texts KEY=VALUE.
+        image_px: side of the images in pixels; None for the backbone's own.
+        seed: of an untrained backbone.
+
+    Raises:
+        OperatorError: there is no such method, setting or value, or it goes on from weights that do not travel.
+        EdgeflError: there is no such backbone.
+    """
+    from edgefl_trainer.engine.settings import method_class, preset_of
+    from edgefl_trainer.errors import SettingError
+
+    try:
+        method_class(method)
+    except SettingError as error:
+        raise OperatorError(str(error)) from error
+    usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]
+    table = _method_table(method, usual.get("hyper", {}), assignments)
+    table |= {"epochs": usual.get("epochs", 1), "backbone": _backbone_table(method, backbone, image_px, seed)}
+    return table, usual.get("rounds", DEFAULT_ROUNDS)
+
+
+def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """Return the [task] table of a finished training run, and its training rounds. Imports the trainer.
+
+    Args:
+        run: its directory.
+        assignments: texts KEY=VALUE, instead of the run's.
+
+    Raises:
+        OperatorError: a setting or value that the run's method does not have, or weights that do not travel.
+        EdgeflError: it is not the directory of a finished run.
+    """
+    from edgefl_trainer.engine.models import open_run
+
+    finished = open_run(run)
+    settings = finished.settings
+    head = {"name": settings.task, "classes": list(finished.classes), "seed": settings.seed, "epochs": settings.epochs}
+    table = {**head, **_method_table(settings.method, settings.hyper, assignments)}
+    if _learns_network(settings.method):  # it begins as the run did, with a fresh one
+        px = finished.backbone.spec.image_px
+        return {
+            **table,
+            "backbone": _backbone_table(settings.method, settings.backbone, px, settings.seed),
+        }, settings.rounds
+    backbone = _plain_spec(finished.backbone.spec) | {"name": settings.backbone}
+    return {**table, "backbone": backbone}, settings.rounds
+
+
+def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """Return method, settings and what travels with them."""
+    from edgefl_trainer.engine.settings import assignment, build, method_class
+    from edgefl_trainer.errors import SettingError
+
+    try:
+        kind = method_class(method)
+        made = build(kind, {**hyper, **dict(assignment(kind, text) for text in assignments)})
+    except SettingError as error:
+        raise OperatorError(str(error)) from error
+    told = {"travels": list(made.travels), "shares_maps": made.travels == ("maps",)}
+    return {"method": method, "settings": _settings_of(made), **told}
+
+
+def _settings_of(method: Any) -> dict[str, Any]:
+    """Return every hyper-parameter of a method and its recipes: a later version may have other defaults, and a
+    federation that has begun must not change with it.
+    """
+    found: dict[str, Any] = {}
+    for entry in dataclasses.fields(method):
+        value = getattr(method, entry.name)
+        found |= _settings_of(value) if dataclasses.is_dataclass(value) else {entry.name: value}
+    return found
+
+
+def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> dict[str, Any]:
+    from edgefl_trainer.models.backbones import is_trained, load_backbone
+
+    if _learns_network(method) and is_trained(name):
+        raise OperatorError(
+            f"{method} learns a network, which a live federation begins fresh: name an architecture, such as "
+            "--backbone cnn:resnet18 or vit:192x12/12"
+        )
+    return _plain_spec(load_backbone(name, image_px=image_px, seed=seed).spec)
+
+
+def _learns_network(method: str) -> bool:
+    from edgefl_trainer.contract import LearnsBackbone
+    from edgefl_trainer.methods import METHODS
+
+    return issubclass(METHODS[method], LearnsBackbone)
+
+
+def _plain_spec(spec: Any) -> dict[str, Any]:
+    facts = dataclasses.asdict(spec)
+    return {**facts, "mean": list(spec.mean), "std": list(spec.std)}

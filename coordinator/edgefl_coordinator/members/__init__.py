@@ -1,0 +1,1 @@
+"""Who belongs to a federation: enrolment, keys over time, the blobs a member sends."""

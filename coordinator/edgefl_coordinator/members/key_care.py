@@ -1,0 +1,126 @@
+"""The coordinator's own keys over time: its sealing key weekly, its signing key when the root set says so.
+
+Guarantees: keys are on the disk before they are used, and each change leaves one audit row, also where the process was
+killed between the two. A new signing key counts only once a published root set lists it: members then take it in place
+of the one their invite pinned. Source: docs/security.md 2.6.4 and 2.6.6, check 23.
+"""
+
+import logging
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.public_keys import written_key
+from edgefl_coordinator.store import audit, revocations
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.key_ring import save_ring
+from edgefl_protocol.durable import read_private, sync_folder, write_atomic
+from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
+from edgefl_protocol.envelopes.keys import SigningKey, generate_sealing_key, generate_signing_key
+from edgefl_protocol.errors import StorageError
+
+Facts = dict[str, str | int]
+
+_SEALING, _SIGNING = "sealing_key", "signing_key"  # events of the audit log
+log = logging.getLogger("edgefl_coordinator")
+
+
+def tend_keys(coordinator: Coordinator) -> bool:
+    """Renew the sealing key where a week is over, and forget keys whose time is over.
+
+    Returns:
+        Whether something changed.
+
+    Raises:
+        StorageError: the disk; the keys before go on counting.
+    """
+    keys, now_ms = coordinator.keys, coordinator.clock()
+    with keys.changing:
+        if keys.ring.is_due(now_ms):
+            _renew(coordinator, keep_old=True)
+            return True
+        pruned = keys.ring.without_past(now_ms)
+        if pruned == keys.ring:
+            return False
+        save_ring(coordinator.store.home, pruned, keys.passphrase)
+        keys.ring = pruned
+    return True
+
+
+def note_keys(coordinator: Coordinator) -> None:
+    """Write the audit rows of changes that a crash left without one."""
+    keys, now_ms = coordinator.keys, coordinator.clock()
+    used: dict[str, Facts] = {
+        _SEALING: {"number": keys.ring.number, "key_id": keys.ring.current.key_id},
+        _SIGNING: {"key_id": keys.signing.key_id},
+    }
+    with coordinator.store.transaction() as connection:
+        for event, detail in used.items():
+            last = audit.newest_of(connection, {event})
+            if last is None or last[3] != detail:
+                audit.append(connection, now_ms, event, coordinator.settings.federation, detail)
+
+
+def renew_sealing(coordinator: Coordinator) -> Facts:
+    """Renew the sealing key now; the one before opens messages for two days more.
+
+    Raises:
+        StorageError: the disk; the keys before go on counting.
+    """
+    with coordinator.keys.changing:
+        _renew(coordinator, keep_old=True)
+    return {"number": coordinator.keys.ring.number, "key_id": coordinator.keys.sealing.key_id}
+
+
+def change_signing(coordinator: Coordinator) -> Facts:
+    """Change the signing key, in two steps: make the next one; then, once the root set lists it, use it.
+
+    With the change the sealing keys are new as well, and none of before opens anything: who stole one key may have
+    stolen all.
+
+    Returns:
+        state ("prepared" or "changed"), public key, key id and file of the public key.
+
+    Raises:
+        OperatorError: the next key is made, but no published root set lists it yet.
+        StorageError: the disk; the keys before go on counting.
+    """
+    keys, home = coordinator.keys, coordinator.store.home
+    with keys.changing:
+        if not home.next_signing.exists():
+            fresh = generate_signing_key()
+            write_atomic(home.next_public, written_key(fresh.public_key))
+            write_atomic(home.next_signing, signing_key_to_pem(fresh, keys.passphrase), mode=0o600)
+            return _told("prepared", fresh, str(home.next_public))
+        fresh = signing_key_from_pem(read_private(home.next_signing, MAX_KEY_FILE_BYTES), keys.passphrase)
+        with coordinator.store.transaction() as connection:
+            root = revocations.newest(connection)
+        if root is None or root.coordinator(fresh.key_id) is None:
+            raise OperatorError(
+                f"no published root set lists the next key yet: sign one that does (--coordinator {home.next_public}) "
+                "and publish it, then run this again"
+            )
+        _renew(coordinator, keep_old=False)
+        write_atomic(home.signing_public, written_key(fresh.public_key))
+        try:
+            home.next_signing.replace(home.signing)  # the step that counts; killed before it, run the command again
+            sync_folder(home.keys)
+            home.next_public.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot change the key in {home.keys}: {error.strerror}", "storage") from error
+        keys.signing = fresh
+        note_keys(coordinator)
+    return _told("changed", fresh, str(home.signing_public))
+
+
+def _renew(coordinator: Coordinator, *, keep_old: bool) -> None:
+    keys = coordinator.keys
+    fresh = generate_sealing_key(coordinator.settings.suite)
+    ring = keys.ring.renewed(fresh, coordinator.clock(), keep_old=keep_old)
+    save_ring(coordinator.store.home, ring, keys.passphrase)
+    keys.ring = ring
+    (coordinator.store.home.keys / "sealing.key").unlink(missing_ok=True)  # of a home made before there was a ring
+    note_keys(coordinator)
+    log.info("sealing key %d is in use", ring.number)
+
+
+def _told(state: str, key: SigningKey, file: str) -> Facts:
+    return {"state": state, "public": key.public.hex(), "key_id": key.key_id, "file": file}

@@ -1,0 +1,245 @@
+"""Who belongs to the federation: invites, enrolment, approval, revocation.
+
+Guarantees: one invite makes at most one enrolment; a key enters once; a member takes part only after an operator
+compared the fingerprint of both its keys. The store keeps the SHA-256 of an invite's token, never the token.
+A member that changes its keys stays the same member: its first key id names it for good (`Member.skid`), so it replies
+once a round whichever key it uses. The key before goes on counting for 7 days (`member_keys`).
+States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final.
+Source: docs/security.md, enrolment and rotation (checks 21, 22, 23, 24).
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, insert, or_, select, update
+
+from edgefl_coordinator.errors import OperatorError, PolicyError, RefusedError
+from edgefl_coordinator.store import audit, revocations
+from edgefl_coordinator.store.tables import invites, member_keys, members
+from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
+from edgefl_protocol.messages.requests import EnrolRequest
+from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member as stored; `skid` is its first key id, `signing` its current key."""
+
+    skid: str
+    name: str
+    role: str
+    state: str
+    signing: PublicSigningKey
+    sealing: PublicSealingKey
+    enrolled_ms: int
+    approved_ms: int | None
+
+    def fingerprint(self, federation: str) -> str:
+        """What the operator compares: 20 Crockford base32 characters."""
+        return fingerprint(federation, self.signing.public, self.sealing.public)
+
+
+def add_invite(
+    connection: Connection, now_ms: int, *, name: str, role: str, token_sha256: str, expires_ms: int
+) -> None:
+    """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
+
+    Raises:
+        OperatorError: an approved member has this name.
+    """
+    holder = connection.execute(
+        select(members.c.skid, members.c.state).where(members.c.name == name, members.c.state != "revoked")
+    ).first()
+    if holder and holder.state == "approved":
+        raise OperatorError(f"{name} is an approved member; choose another name, or revoke it first")
+    if holder:
+        _set_state(connection, holder.skid, "revoked", revoked_ms=now_ms)
+        audit.append(connection, now_ms, "enrolment_superseded", name)
+    older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
+    connection.execute(older.values(expires_ms=now_ms))
+    connection.execute(
+        insert(invites).values(
+            token_sha256=token_sha256, name=name, role=role, created_ms=now_ms, expires_ms=expires_ms
+        )
+    )
+    audit.append(connection, now_ms, "invite", name, {"role": role, "expires_ms": expires_ms})
+
+
+def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> Member:
+    """Use up an invite and store the newcomer's keys; the same newcomer may ask again.
+
+    Raises:
+        RefusedError: unknown, used or expired invite, or a key that is already known.
+    """
+    token_sha256 = hashlib.sha256(request.token).hexdigest()
+    invite = connection.execute(select(invites).where(invites.c.token_sha256 == token_sha256)).first()
+    if invite is None or invite.name != request.name or invite.role != request.role:
+        raise RefusedError("unknown_invite", "no such invite for this name and role; ask the operator for a new one")
+    signing = PublicSigningKey(request.signing_public)
+    known = by_skid(connection, signing.key_id)
+    if invite.used_by is not None:
+        if known is not None and invite.used_by == known.skid and known.sealing == sealing and known.state != "revoked":
+            return known
+        raise RefusedError("used_invite", "this invite was used before; ask the operator for a new one")
+    if now_ms >= invite.expires_ms:
+        raise RefusedError("expired_invite", "this invite has expired; ask the operator for a new one")
+    if connection.scalar(select(members.c.skid).where(members.c.name == request.name, members.c.state != "revoked")):
+        raise RefusedError("used_invite", "a member of this name is enrolled; ask the operator for a new invite")
+    taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
+    if known is not None or taken is not None:
+        raise RefusedError("known_key", "this key is already enrolled; make new keys")
+    connection.execute(
+        insert(members).values(
+            skid=signing.key_id,
+            name=request.name,
+            role=request.role,
+            state="unproved",
+            signing_public=signing.public,
+            sealing_suite=sealing.suite,
+            sealing_public=sealing.public,
+            enrolled_ms=now_ms,
+        )
+    )
+    connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
+    audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
+    return Member(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
+
+
+def prove(connection: Connection, now_ms: int, member: Member) -> str:
+    """Record that the member opened what was sealed to its key; return its state, "pending" or "approved"."""
+    if member.state != "unproved":
+        return member.state
+    _set_state(connection, member.skid, "pending")
+    audit.append(connection, now_ms, "proved", member.name, {"skid": member.skid})
+    return "pending"
+
+
+def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> Member:
+    """Let a pending member in, if the typed fingerprint is the one of its keys.
+
+    Raises:
+        OperatorError: nobody of that name waits.
+        PolicyError: the fingerprint differs; nobody was let in.
+    """
+    member = _by_name(connection, name)
+    if member.state not in ("pending", "approved"):
+        raise OperatorError(f"{name} has not proved its keys yet; let it run `edgefl enrol` to the end")
+    if not same_fingerprint(typed, member.fingerprint(federation)):
+        audit.append(connection, now_ms, "fingerprint_mismatch", name)
+        raise PolicyError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
+    if member.state == "approved":
+        return member
+    _set_state(connection, member.skid, "approved", approved_ms=now_ms)
+    audit.append(connection, now_ms, "approved", name, {"skid": member.skid})
+    return member
+
+
+def revoke(connection: Connection, now_ms: int, name: str) -> Member:
+    """Shut a member out for good, from the next request on.
+
+    Raises:
+        OperatorError: no such member.
+    """
+    member = _by_name(connection, name)
+    _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
+    audit.append(connection, now_ms, "revoked", name, {"skid": member.skid})
+    later = connection.scalars(select(member_keys.c.skid).where(member_keys.c.member == member.skid)).all()
+    revocations.add(connection, now_ms, "member", name, sorted({member.skid, *later}))
+    return member
+
+
+def by_skid(connection: Connection, skid: str) -> Member | None:
+    """Return the member that has or had this signing key, or None."""
+    later = select(member_keys.c.member).where(member_keys.c.skid == skid)
+    row = connection.execute(select(members).where(or_(members.c.skid == skid, members.c.skid.in_(later)))).first()
+    return _member(row) if row else None
+
+
+def sender(connection: Connection, skid: str, at_ms: int) -> tuple[Member, PublicSigningKey] | None:
+    """Return the member whose key this was at a time, with that key; None where it counted for nobody."""
+    member = by_skid(connection, skid)
+    if member is None:
+        return None
+    row = connection.execute(select(member_keys).where(member_keys.c.skid == skid)).first()
+    if row is None:  # this member has never changed its keys
+        return member, member.signing
+    if row.until_ms is not None and at_ms > row.until_ms:
+        return None
+    return member, PublicSigningKey(row.signing_public)
+
+
+def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotation, record: bytes) -> int:
+    """Take a member's new keys; asking again with the same ones changes nothing.
+
+    Args:
+        connection: the transaction.
+        now_ms: Unix milliseconds.
+        member: who asks.
+        rotation: the verified change.
+        record: as received, kept as proof.
+
+    Returns:
+        Unix milliseconds until which the old signing key goes on counting.
+
+    Raises:
+        RefusedError: `replaced_key`, the old key is not the member's current one; `known_key`, a new key is in use.
+    """
+    if (rotation.new, rotation.sealing) == (member.signing, member.sealing):
+        old = select(member_keys.c.until_ms).where(member_keys.c.skid == rotation.old.key_id)
+        return int(connection.scalar(old) or 0)
+    if rotation.old != member.signing:
+        raise RefusedError("replaced_key", "this key was replaced by another one; use that, or ask the operator")
+    taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == rotation.sealing.public))
+    if by_skid(connection, rotation.new.key_id) is not None or taken not in (None, member.skid):
+        raise RefusedError("known_key", "this key is in use already; make new keys")
+    until_ms = now_ms + OVERLAP_MS
+    old_row = {"skid": rotation.old.key_id, "member": member.skid, "signing_public": rotation.old.public}
+    connection.execute(
+        insert(member_keys).prefix_with("OR IGNORE").values(**old_row, added_ms=member.enrolled_ms, until_ms=None)
+    )
+    ended = update(member_keys).where(member_keys.c.skid == rotation.old.key_id)
+    connection.execute(ended.values(until_ms=until_ms))
+    new_row = {"skid": rotation.new.key_id, "member": member.skid, "signing_public": rotation.new.public}
+    connection.execute(insert(member_keys).values(**new_row, added_ms=now_ms, record=record))
+    sealing = {"sealing_suite": rotation.sealing.suite, "sealing_public": rotation.sealing.public}
+    here = update(members).where(members.c.skid == member.skid)
+    connection.execute(here.values(signing_public=rotation.new.public, **sealing))
+    detail = {"old": rotation.old.key_id, "new": rotation.new.key_id, "old_until_ms": until_ms}
+    audit.append(connection, now_ms, "keys_rotated", member.name, detail)
+    return until_ms
+
+
+def listed(connection: Connection) -> list[Member]:
+    """Return all members but the revoked, in name order."""
+    rows = connection.execute(select(members).where(members.c.state != "revoked").order_by(members.c.name))
+    return [_member(row) for row in rows]
+
+
+def approved(connection: Connection) -> list[Member]:
+    """Return the approved members in name order."""
+    return [member for member in listed(connection) if member.state == "approved"]
+
+
+def _by_name(connection: Connection, name: str) -> Member:
+    row = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
+    if row is None:
+        raise OperatorError(f"no member is named {name}; `edgefl-coordinator status` lists them")
+    return _member(row)
+
+
+def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
+    connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
+
+
+def _member(row: Row[Any]) -> Member:
+    return Member(
+        skid=row.skid,
+        name=row.name,
+        role=row.role,
+        state=row.state,
+        signing=PublicSigningKey(row.signing_public),
+        sealing=PublicSealingKey(row.sealing_suite, row.sealing_public),
+        enrolled_ms=row.enrolled_ms,
+        approved_ms=row.approved_ms,
+    )

@@ -1,0 +1,1 @@
+"""Rounds: their states, which replies count, and the aggregation worker."""

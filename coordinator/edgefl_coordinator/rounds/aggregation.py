@@ -1,0 +1,209 @@
+"""The server's side of aggregation: what is due, the worker process, and committing its result once.
+
+Guarantees: at most one job runs; a job's result changes the store in one transaction, by compare-and-set, so a job that
+is done twice (after a crash) changes it once and to the same bytes. A reply that cannot be aggregated is refused by
+name and the round goes on with the others, or opens again where too few are left; the same replies are not tried twice.
+A job that the machine fails (memory, disk, time) is told in the audit log and tried again; the replies stay. Source:
+docs/security.md, reliability (aggregation exactly once) and check 46.
+"""
+
+import errno
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.members import members, uploads
+from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
+from edgefl_coordinator.rounds.reply_forms import peers_in
+from edgefl_coordinator.rounds.states import starts_by_itself
+from edgefl_coordinator.rounds.task_status import SERVER_SHA256
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.store.store import Blob
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import EdgeflError, StorageError
+
+RunWorker = Callable[[Path, float], None]
+
+
+@dataclass(frozen=True)
+class Due:
+    """A job that has to be done, and the members its broadcasts are for (name → key id)."""
+
+    job: Job
+    receivers: dict[str, str]
+
+
+def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
+    """Close the round if it is time, then do the job that is due, if any.
+
+    Whatever the disk, the start of a process or a damaged result raises becomes one of the errors below, so the caller
+    needs no other to keep going.
+
+    Args:
+        coordinator: settings, store, keys, clock.
+        run_worker: runs the job in a folder; a `worker_process.WorkerProcess` in production.
+
+    Returns:
+        Whether a job was done.
+
+    Raises:
+        OperatorError: the job failed; the store is as before but for an audit row.
+        StorageError: the disk is full or fails.
+    """
+    try:
+        return _step(coordinator, run_worker)
+    except (OSError, KeyError, ValueError) as error:
+        raise _known(error) from error
+
+
+def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
+    due = next_job(coordinator)
+    if due is None:
+        return False
+    store = coordinator.store
+    folder = store.home.jobs / f"{due.job.kind}-{due.job.number}-{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(mode=0o700)
+        write_job(folder, due.job)
+        run_worker(folder, coordinator.settings.limits.worker_s)
+        result = read_result(folder)
+        commit(coordinator, due, result)
+    except (EdgeflError, OSError, KeyError, ValueError) as error:
+        known = error if isinstance(error, EdgeflError) else _known(error)
+        with store.transaction() as connection:
+            detail = {"kind": due.job.kind, "error": str(known)[:300]}
+            audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
+        if known is error:
+            raise
+        raise known from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def _known(error: OSError | KeyError | ValueError) -> EdgeflError:
+    """Say in one sentence what the machine or a damaged file did to a job."""
+    if isinstance(error, OSError):
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        cause = "the disk is full; free space" if full else error.strerror or "input/output error"
+        return StorageError(f"the round's job cannot run: {cause}", "disk_full" if full else "storage")
+    return OperatorError(f"the aggregation worker left a damaged result ({type(error).__name__}: {str(error)[:200]})")
+
+
+def next_job(coordinator: Coordinator) -> Due | None:
+    """Return the job that is due now, or None."""
+    sweep_uploads(coordinator)
+    settings, now_ms = coordinator.settings, coordinator.clock()
+    policy = settings.rounds.policy
+    with coordinator.store.transaction() as connection:
+        current = progress.advance(connection, policy, now_ms)
+        latest = progress.latest_state(connection)
+        everybody = members.approved(connection)
+        if latest is None:
+            automatic = settings.rounds.start == "automatic"
+            wanted = bool(progress.fact(connection, "start_wanted")) and len(everybody) > 0
+            if wanted or starts_by_itself(len(everybody), policy, automatic=automatic):
+                return _due(coordinator, "start", 0, everybody)
+            return None
+        number, state = latest
+        if current is not None and current.state == "aggregating":
+            replies = progress.replies_of(connection, current.number)
+            return _due(coordinator, "aggregate", current.number, everybody, state, replies)
+        waiting = progress.without_broadcast(connection, number + 1)
+        return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
+
+
+def sweep_uploads(coordinator: Coordinator) -> None:
+    """Delete the blobs that members have stopped sending."""
+    with coordinator.store.transaction() as connection:
+        gone = uploads.expire(connection, coordinator.clock(), coordinator.settings.limits.blob_age_s)
+    coordinator.store.drop_blobs(gone)
+
+
+def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
+    """Store a job's result, once.
+
+    Raises:
+        StorageError: nothing was stored.
+    """
+    store, job = coordinator.store, due.job
+    if result.problem:
+        with store.transaction() as connection:
+            deadline_s, now_ms = coordinator.settings.rounds.deadline_s, coordinator.clock()
+            past = progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
+        store.drop_blobs(past)
+        return
+    made: dict[str, progress.Broadcast] = {}
+    kept: list[Blob] = []
+    committed, past = False, list[str]()
+    try:
+        for name, file in result.broadcasts.items():
+            others = _others_in(coordinator, file)
+            kept.append(store.adopt(file))
+            made[due.receivers[name]] = progress.Broadcast(kept[-1], others)
+        if result.state is not None and job.kind != "broadcast":
+            kept.append(store.adopt(result.state))
+        with store.transaction() as connection:
+            if job.kind == "broadcast":
+                progress.add_broadcasts(connection, job.number, made)
+            elif progress.commit_state(connection, coordinator.clock(), job.number, kept[-1]):
+                past = _open_following(connection, coordinator, job, result, made)
+            else:
+                return
+        committed = True
+    finally:
+        if not committed:
+            store.drop_blobs([blob.name for blob in kept])
+    store.drop_blobs(past)
+
+
+def _open_following(
+    connection: Connection, coordinator: Coordinator, job: Job, result: JobFiles, made: dict[str, progress.Broadcast]
+) -> list[str]:
+    """Open what follows a state that was just committed; return the blobs to delete after the commit."""
+    now_ms, following = coordinator.clock(), job.number + 1
+    past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
+    progress.set_fact(connection, "phases", list(result.phases))
+    if following <= len(result.phases):
+        deadline_s = coordinator.settings.rounds.deadline_s
+        progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
+    else:
+        progress.set_fact(connection, SERVER_SHA256, result.state_sha256)
+    progress.add_broadcasts(connection, following, made)
+    return past + progress.forget_past(connection, following)
+
+
+def _others_in(coordinator: Coordinator, file: Path) -> int | None:
+    """Count the sites in a broadcast of rollout maps; None for other methods, whose broadcasts are not read."""
+    if not coordinator.settings.task.shares_maps:
+        return None
+    return peers_in(Payload.from_bytes(read_bounded(file, MAX_RESULT_BYTES), MAX_RESULT_BYTES).arrays)
+
+
+def _due(
+    coordinator: Coordinator,
+    kind: JobKind,
+    number: int,
+    receivers: list[members.Member],
+    state: str | None = None,
+    replies: dict[str, str] | None = None,
+) -> Due:
+    blobs = coordinator.store.home.blobs
+    job = make_job(
+        coordinator.settings,
+        kind,
+        number,
+        sites=tuple(member.name for member in receivers),
+        state=str(blobs / state) if state else None,
+        replies={name: str(blobs / blob) for name, blob in (replies or {}).items()},
+        order_key=coordinator.derive("peer-order").hex(),
+    )
+    return Due(job, {member.name: member.skid for member in receivers})

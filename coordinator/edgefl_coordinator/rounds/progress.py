@@ -1,0 +1,393 @@
+"""Rounds in the store: what `rounds` decides, carried out in the caller's transaction.
+
+Guarantees: a reply is stored at most once a member and round, only while the round is open; closing, committing a
+result and opening the next round are compare-and-set, so doing one twice changes nothing; a broadcast is released only
+to a member for whom it holds the contributions of enough others; a reply that aggregation refused is gone, and its
+sender does not reply again in that round. Source: docs/security.md, reliability and exchange policy (checks 46, 51,
+64).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
+
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members import members
+from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
+from edgefl_coordinator.rounds.states import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
+from edgefl_coordinator.settings import RoundSettings
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.store import Blob
+from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
+from edgefl_coordinator.store.tables import members as member_table
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A reply to be stored: its blob is already durable."""
+
+    blob: Blob
+    idem: str
+    names: tuple[str, ...]  # of its arrays
+    site_sha256: str
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """A broadcast to be stored: its blob is already durable.
+
+    Attributes:
+        blob: its bytes.
+        others: sites other than the receiver whose contributions lie in it one by one; None where it holds an average.
+    """
+
+    blob: Blob
+    others: int | None
+
+
+def current_round(connection: Connection) -> Round | None:
+    """Return the latest round, or None before the first."""
+    row = connection.execute(select(rounds).order_by(rounds.c.number.desc()).limit(1)).first()
+    if row is None:
+        return None
+    count = counted(connection, row.number)
+    return Round(number=row.number, state=row.state, deadline_ms=row.deadline_ms, replies=count, tried=row.tried)
+
+
+def counted(connection: Connection, number: int, *, beside: bool = False) -> int:
+    """Count the replies of a round that are averaged, or the contributions beside the average."""
+    which = (replies.c.number == number) & (replies.c.beside == int(beside))
+    return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
+
+
+def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round | None:
+    """Close or extend the current round if it is time, and return it as it then stands."""
+    found = current_round(connection)
+    if found is None:
+        return None
+    action = decide(found, policy, now_ms)
+    here = rounds.update().where(rounds.c.number == found.number, rounds.c.state == "open")
+    if isinstance(action, Close):
+        connection.execute(here.values(state="aggregating", closed_ms=now_ms, close_reason=action.reason))
+        detail = {"reason": action.reason, "replies": found.replies}
+        audit.append(connection, now_ms, "round_closed", str(found.number), detail)
+    elif isinstance(action, Extend):
+        connection.execute(here.values(deadline_ms=action.deadline_ms))
+        detail = {"deadline_ms": action.deadline_ms, "replies": found.replies}
+        audit.append(connection, now_ms, "round_extended", str(found.number), detail)
+    else:
+        return found
+    return current_round(connection)
+
+
+def accept_reply(
+    connection: Connection,
+    policy: RoundPolicy,
+    now_ms: int,
+    member: Member,
+    number: int,
+    reply: Accepted,
+    travels: Sequence[str] = (),
+) -> None:
+    """Store a reply in the open round; the round closes at once when that completes its target.
+
+    Args:
+        connection: the transaction.
+        policy: of the federation's rounds.
+        now_ms: Unix milliseconds.
+        member: who sent it.
+        number: the round.
+        reply: what was sent.
+        travels: what replies of the method hold.
+
+    Raises:
+        RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
+            earlier reply of this member in this round.
+    """
+    check_reply_due(connection, policy, now_ms, member, number)
+    beside = is_beside(reply.names, beside_the_average(travels, phase_of(connection, number)))
+    connection.execute(
+        insert(replies).values(
+            number=number,
+            skid=member.skid,
+            idem=reply.idem,
+            blob=reply.blob.name,
+            sha256=reply.blob.sha256,
+            bytes=reply.blob.size,
+            arrays=len(reply.names),
+            site_sha256=reply.site_sha256,
+            accepted_ms=now_ms,
+            beside=int(beside),
+        )
+    )
+    detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
+    audit.append(connection, now_ms, "reply_accepted", member.name, detail)
+    advance(connection, policy, now_ms)
+
+
+def check_reply_due(connection: Connection, policy: RoundPolicy, now_ms: int, member: Member, number: int) -> None:
+    """Refuse a reply that the round does not take of this member.
+
+    Raises:
+        RefusedError: as `accept_reply`.
+    """
+    verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
+    if verdict == "no_round":
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
+    if verdict == "round_closed":
+        raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
+    if has_replied(connection, member.skid, number):
+        raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
+    why = connection.scalar(_refusal_of(member.skid, number))
+    if why is not None:
+        raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
+
+
+def has_replied(connection: Connection, skid: str, number: int) -> bool:
+    """Tell whether this member's reply of this round is stored."""
+    found = select(replies.c.skid).where(replies.c.number == number, replies.c.skid == skid)
+    return connection.scalar(found) is not None
+
+
+def drop_open_reply(connection: Connection, skid: str) -> list[str]:
+    """Drop a revoked member's reply of the round that is still open; return the blobs to delete after the commit."""
+    open_rounds = select(rounds.c.number).where(rounds.c.state == "open")
+    dropped = _drop(connection, (replies.c.skid == skid) & replies.c.number.in_(open_rounds))
+    if dropped:
+        try_again(connection)
+    return dropped
+
+
+def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> list[str]:
+    """Drop the replies that aggregation refused, name → reason, and remember why.
+
+    Returns:
+        Names of the blobs to delete after the commit.
+    """
+    dropped: list[str] = []
+    found = (
+        select(member_table.c.name, replies.c.skid)
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .where(replies.c.number == number, member_table.c.name.in_(refused))
+    )
+    for row in connection.execute(found).all():
+        reason = refused[row.name]
+        dropped += _drop(connection, (replies.c.number == number) & (replies.c.skid == row.skid))
+        kept = {"number": number, "skid": row.skid, "reason": reason, "refused_ms": now_ms}
+        connection.execute(insert(refused_replies).values(kept))
+        audit.append(connection, now_ms, "reply_refused", row.name, {"round": number, "reason": reason})
+    return dropped
+
+
+def refused_since(connection: Connection, number: int) -> list[dict[str, str | int]]:
+    """Return round, name and reason of the replies that aggregation refused from round `number` on."""
+    found = (
+        select(refused_replies.c.number, member_table.c.name, refused_replies.c.reason)
+        .join(member_table, member_table.c.skid == refused_replies.c.skid)
+        .where(refused_replies.c.number >= number)
+        .order_by(refused_replies.c.number, member_table.c.name)
+    )
+    return [{"round": row.number, "name": row.name, "reason": row.reason} for row in connection.execute(found)]
+
+
+def reopen_round(
+    connection: Connection, now_ms: int, number: int, refused: Mapping[str, str], problem: str, deadline_s: int
+) -> list[str]:
+    """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
+
+    It keeps the replies that were not refused, of members who still belong.
+
+    Args:
+        connection: the transaction.
+        now_ms: Unix milliseconds.
+        number: the round.
+        refused: name → why its reply does not count.
+        problem: why there is no result.
+        deadline_s: seconds until the new deadline.
+
+    Returns:
+        Names of the blobs to delete after the commit.
+    """
+    gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
+    here = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
+    deadline_ms = now_ms + deadline_s * 1000
+    if connection.execute(here.values(state="open", deadline_ms=deadline_ms, problem=problem)).rowcount != 1:
+        return []
+    dropped = refuse_replies(connection, now_ms, number, refused)
+    dropped += _drop(connection, (replies.c.number == number) & replies.c.skid.in_(gone))
+    left = counted(connection, number)
+    connection.execute(update(rounds).where(rounds.c.number == number).values(tried=left))
+    detail = {"problem": problem, "replies": left, "deadline_ms": deadline_ms}
+    audit.append(connection, now_ms, "round_reopened", str(number), detail)
+    return dropped
+
+
+def try_again(connection: Connection) -> None:
+    """Let the open round close with the replies it has, although they could not be aggregated before."""
+    connection.execute(update(rounds).where(rounds.c.state == "open").values(tried=0))
+
+
+def problem_of(connection: Connection, number: int) -> str | None:
+    """Return why an open round was opened again, or None."""
+    return connection.scalar(select(rounds.c.problem).where(rounds.c.number == number, rounds.c.state == "open"))
+
+
+def _drop(connection: Connection, which: ColumnElement[bool]) -> list[str]:
+    """Delete replies; return the names of their blobs."""
+    blobs = [name for name in connection.scalars(select(replies.c.blob).where(which)) if name is not None]
+    connection.execute(delete(replies).where(which))
+    return blobs
+
+
+def _refusal_of(skid: str, number: int) -> Select[tuple[str]]:
+    return select(refused_replies.c.reason).where(refused_replies.c.number == number, refused_replies.c.skid == skid)
+
+
+def replies_of(connection: Connection, number: int) -> dict[str, str]:
+    """Return member name → blob of every reply of a round."""
+    found = (
+        select(member_table.c.name, replies.c.blob)
+        .join(member_table, member_table.c.skid == replies.c.skid)  # with the revoked: a name stays one holder
+        .where(replies.c.number == number, replies.c.blob.is_not(None))
+    )
+    return {row.name: row.blob for row in connection.execute(found)}
+
+
+def site_digests(connection: Connection) -> dict[str, str]:
+    """Return key id → digest of the site's state, of each member's newest reply."""
+    found = select(replies.c.skid, replies.c.site_sha256).order_by(replies.c.number)
+    return {row.skid: row.site_sha256 for row in connection.execute(found)}
+
+
+def held_arrays(connection: Connection) -> int:
+    """Count the arrays of everybody's newest reply, members shut out among them: where maps travel, the state holds
+    them all."""
+    found = (
+        select(member_table.c.name, replies.c.arrays)
+        .join(member_table, member_table.c.skid == replies.c.skid)
+        .order_by(replies.c.number)
+    )
+    return sum({row.name: row.arrays for row in connection.execute(found)}.values())
+
+
+def release_broadcast(connection: Connection, settings: RoundSettings, member: Member, number: int) -> str:
+    """Return the blob of a member's broadcast.
+
+    Raises:
+        RefusedError: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it is
+            being prepared.
+    """
+    found = current_round(connection)
+    last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
+    if number > last:
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
+    if number < last:
+        raise RefusedError("round_closed", f"the broadcast of round {number} is past; ask for the task again")
+    row = connection.execute(
+        select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
+    ).first()
+    if row is None:
+        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
+    if not cohort_allows(row.others, number, settings.min_cohort):
+        raise RefusedError(
+            "small_cohort",
+            f"the broadcast holds contributions of {row.others} other sites, and none goes out that holds fewer than "
+            f"{settings.min_cohort}",
+        )
+    return str(row.blob)
+
+
+def contributors(connection: Connection, *, before: int) -> set[str]:
+    """Return the names in the newest average before a round: who sent something in the last round that got anything."""
+    sent = (rounds.c.state == "done") & (replies.c.number < before) & (replies.c.arrays > 0) & (replies.c.beside == 0)
+    both = replies.join(rounds, rounds.c.number == replies.c.number)
+    newest = connection.scalar(select(func.max(replies.c.number)).select_from(both).where(sent))
+    found = (
+        select(member_table.c.name)
+        .join(replies, replies.c.skid == member_table.c.skid)
+        .where(replies.c.number == newest, replies.c.arrays > 0, replies.c.beside == 0)
+    )
+    return set(connection.scalars(found))
+
+
+def commit_state(connection: Connection, now_ms: int, number: int, state: Blob) -> bool:
+    """Commit the server's state after round `number` (0: the start) exactly once.
+
+    Returns:
+        False where it was committed before; then nothing changed.
+    """
+    if connection.scalar(select(states.c.number).where(states.c.number == number)) is not None:
+        return False
+    if number > 0:
+        closing = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
+        if connection.execute(closing.values(state="done")).rowcount != 1:
+            return False
+    connection.execute(insert(states).values(number=number, blob=state.name, sha256=state.sha256))
+    audit.append(connection, now_ms, "state", str(number), {"sha256": state.sha256})
+    return True
+
+
+def open_round(connection: Connection, now_ms: int, number: int, phase: str, deadline_s: int) -> None:
+    """Open a round; its broadcasts are added in the same transaction."""
+    deadline_ms = now_ms + deadline_s * 1000
+    row = {"number": number, "phase": phase, "state": "open", "opened_ms": now_ms, "deadline_ms": deadline_ms}
+    connection.execute(insert(rounds).values(row))
+    audit.append(connection, now_ms, "round_opened", str(number), {"phase": phase, "deadline_ms": deadline_ms})
+
+
+def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broadcast]) -> None:
+    """Add broadcasts of an open round, key id → broadcast."""
+    averaged = contributors(connection, before=number)
+    for skid, broadcast in sorted(made.items()):
+        member = members.by_skid(connection, skid)
+        others = len(averaged - {member.name if member else ""}) if broadcast.others is None else broadcast.others
+        row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
+        connection.execute(insert(broadcasts).values(**row, others=others))
+
+
+def without_broadcast(connection: Connection, number: int) -> list[Member]:
+    """Return the approved members for whom round `number` has no broadcast yet."""
+    served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
+    return [member for member in members.approved(connection) if member.skid not in served]
+
+
+def latest_state(connection: Connection) -> tuple[int, str] | None:
+    """Return the number and blob of the newest server state, or None before the start."""
+    row = connection.execute(select(states).order_by(states.c.number.desc()).limit(1)).first()
+    return (row.number, row.blob) if row else None
+
+
+def forget_past(connection: Connection, current: int) -> list[str]:
+    """Strike out the blobs that nothing needs once round `current` is open (or the final broadcast is out).
+
+    Needed are the newest state and the broadcasts of `current`. First answers lie in rows of their own.
+
+    Returns:
+        Names of the blobs to delete once the transaction is committed; a crash before leaves orphans for the sweep.
+    """
+    struck: list[str] = []
+    for table, bound in ((replies, current), (broadcasts, current), (states, current - 1)):
+        past = (table.c.number < bound) & table.c.blob.is_not(None)
+        struck.extend(connection.scalars(select(table.c.blob).where(past)))
+        connection.execute(update(table).where(past).values(blob=None))
+    connection.execute(delete(offers).where(offers.c.blob.in_(struck)))
+    return struck
+
+
+def set_fact(connection: Connection, key: str, value: object) -> None:
+    """Remember a plain value; an existing one is kept."""
+    connection.execute(insert(facts).prefix_with("OR IGNORE").values(key=key, value=json.dumps(value)))
+
+
+def fact(connection: Connection, key: str) -> object:
+    """Return a remembered value, or None."""
+    text = connection.scalar(select(facts.c.value).where(facts.c.key == key))
+    return None if text is None else json.loads(text)
+
+
+def phase_of(connection: Connection, number: int) -> str:
+    """Return the phase of a round: "warm", "train" or "final"; "" if there is no such round."""
+    return connection.scalar(select(rounds.c.phase).where(rounds.c.number == number)) or ""

@@ -1,0 +1,91 @@
+"""What a member is told about the task and the current round."""
+
+from pathlib import PurePath
+
+from sqlalchemy import Connection
+
+from edgefl_coordinator.members import members
+from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_protocol import Payload, digest, state_digest
+from edgefl_protocol.messages.requests import TaskReply
+
+SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
+
+
+def task_reply(coordinator: Coordinator, connection: Connection, member: Member, now_ms: int) -> Payload:
+    """Return the task as this member sees it now."""
+    settings = coordinator.settings
+    task, rounds = settings.task, settings.rounds
+    current = progress.advance(connection, rounds.policy, now_ms)
+    number = current.number if current else 0
+    exchanges = phases(connection)
+    return TaskReply(
+        method=task.method.rsplit(":", 1)[-1],
+        task=task.name,
+        line=task.line,
+        classes=task.classes,
+        rounds=len(exchanges) or rounds.count,
+        round=number,
+        phase=progress.phase_of(connection, number),
+        state=round_state(connection),
+        deadline_ms=current.deadline_ms if current and current.state == "open" else 0,
+        tokens=task.tokens if task.shares_maps else 0,
+        maps_per_class=task.maps_per_class if task.shares_maps else 0,
+        quorum_min=rounds.quorum_min,
+        quorum_target=rounds.quorum_target,
+        max_reply_bytes=settings.limits.reply_bytes,
+        replied=progress.has_replied(connection, member.skid, number),
+        settings=task.settings,
+        train_rounds=rounds.count,
+        epochs=task.epochs,
+        seed=task.seed,
+        travels=task.travels,
+        backbone={**task.backbone, "name": _without_folders(str(task.backbone.get("name", "")))},
+        state_sha256=state_sha256(connection) or "",
+    ).to_payload()
+
+
+def _without_folders(name: str) -> str:
+    """A backbone's name without the folders of this machine, such as run:first for run:runs/first."""
+    kind, colon, where = name.partition(":")
+    return f"{kind}:{PurePath(where).name}" if colon and kind in ("run", "file") else name
+
+
+def state_sha256(connection: Connection) -> str | None:
+    """Return the digest of server and approved members after the last round, None before it was aggregated.
+
+    It is that of the local engine: a member's digest is the one in its newest accepted reply (docs/design.md 5).
+    """
+    server = progress.fact(connection, SERVER_SHA256)
+    if not isinstance(server, str):
+        return None
+    told = progress.site_digests(connection)
+    return state_digest(server, {one.name: told.get(one.skid, digest({})) for one in members.approved(connection)})
+
+
+def phases(connection: Connection) -> list[str]:
+    """Return the phase of every exchange in order; empty before the start."""
+    found = progress.fact(connection, "phases")
+    return [str(item) for item in found] if isinstance(found, list) else []
+
+
+def failing_job(connection: Connection) -> dict[str, str | int] | None:
+    """Return kind, round, error and time of the job that failed last, None once one has succeeded since."""
+    found = audit.newest_of(connection, ("job_failed", "state", "round_reopened"))
+    if found is None or found[0] != "job_failed":
+        return None
+    _, subject, at_ms, detail = found
+    return {"kind": str(detail["kind"]), "round": int(subject), "error": str(detail["error"]), "at_ms": at_ms}
+
+
+def round_state(connection: Connection) -> str:
+    """Return "waiting", "open", "closed" or "done"."""
+    current = progress.current_round(connection)
+    if current is None:
+        return "waiting"
+    if current.state == "done" and current.number >= len(phases(connection)):
+        return "done"
+    return "open" if current.state == "open" else "closed"

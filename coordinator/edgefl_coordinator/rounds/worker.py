@@ -1,0 +1,154 @@
+"""The aggregation worker: `python -m edgefl_coordinator.rounds.worker SECONDS` does the jobs it is told.
+
+The only module of the coordinator that imports the trainer; it runs in a process of its own, sees files only, and opens
+neither the store nor a socket. It imports once and forks for each job (`job_loop`).
+
+Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name
+order with sums in float64. Peer indices of rollout maps are dealt anew for every round and receiver, from a key that
+members do not know, so that an index names nobody over time. Source: docs/methods.md, aggregation; docs/security.md,
+exchange policy.
+"""
+
+import dataclasses
+import hashlib
+import importlib
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds.job_loop import do_jobs
+from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Encoded, Job, JobResult, read_job, write_result
+from edgefl_coordinator.rounds.judging import beside_the_average, judge
+from edgefl_protocol import EdgeflError, Payload
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.pae import pae
+from edgefl_trainer.contract import Method, Phase, State, Task
+from edgefl_trainer.engine.handout import final_phase, handed_out
+from edgefl_trainer.engine.settings import build
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.spec import spec_from_facts
+
+_PEER_MAP = re.compile(r"maps\.(\d+)\.(\d+)")
+
+
+def run_job(job: Job) -> JobResult:
+    """Do one job.
+
+    Raises:
+        OperatorError: the method does not exist or does not take these settings.
+        StorageError: a file of the job is missing.
+        PayloadError: a file of the job breaks its form.
+    """
+    method, task = _method(job), _task(job)
+    phases = method.phases(task.rounds)
+    kinds = tuple(phase.kind for phase in phases)
+    if job.kind == "start":
+        state = method.start(task, sorted(job.sites))
+        return JobResult(_state_bytes(state), kinds, _broadcasts(method, task, state, 1, job))
+    if job.state is None:
+        raise OperatorError(f"a job of kind {job.kind} needs a state")
+    stored = _payload(job.state)
+    state = State(dict(stored.arrays), dict(stored.scalars))
+    if job.kind == "broadcast":
+        return JobResult(b"", kinds, _broadcasts(method, task, state, job.number, job))
+    return _aggregate(method, task, state, job, kinds)
+
+
+def _aggregate(method: Method, task: Task, state: State, job: Job, kinds: tuple[str, ...]) -> JobResult:
+    """Aggregate the sound replies of a round; the others are named with what is wrong."""
+    phase = method.phases(task.rounds)[job.number - 1]
+    replies = {name: _payload(path) for name, path in sorted(job.replies.items())}
+
+    def take(chosen: Mapping[str, Payload]) -> JobResult:
+        following = method.aggregate(state, phase, chosen)
+        return JobResult(_state_bytes(following), kinds, _broadcasts(method, task, following, job.number + 1, job))
+
+    verdict = judge(
+        replies,
+        method.broadcast(state, phase, sorted(replies)),
+        take,
+        quorum=job.quorum,
+        beside=beside_the_average(method.travels, phase.kind),
+    )
+    made = verdict.result or JobResult(b"", kinds, {})
+    return dataclasses.replace(made, refused=verdict.refused, problem=verdict.problem)
+
+
+def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job) -> Mapping[str, bytes]:
+    """Make the broadcasts of exchange `number`; after the last exchange they are what the method hands out."""
+    if not job.sites:
+        return {}
+    state = State(Payload(state.arrays).arrays, state.values)  # read-only: all broadcasts share one copy
+    phases, sites = method.phases(task.rounds), sorted(job.sites)
+    over = number > len(phases)
+    phase = final_phase(task) if over else phases[number - 1]
+    made = handed_out(method, task, state, sites) if over else method.broadcast(state, phase, sites)
+    return Encoded({name: _stamped(made[name], phase, task, number, name, job) for name in sites})
+
+
+def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:
+    """Add the scalars that every site reads, and deal the peer indices anew."""
+    scalars = {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": task.rounds}
+    seed = hashlib.sha256(pae(bytes.fromhex(job.order_key), receiver.encode(), str(number).encode())).digest()
+    return Payload(deal_peers(payload.arrays, np.random.default_rng(list(seed))), scalars)
+
+
+def deal_peers(arrays: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Rename `maps.<peer>.<k>` under a random permutation of the peer indices that occur.
+
+    Args:
+        arrays: a broadcast's arrays; others keep their names.
+        rng: draws the permutation.
+    """
+    found = {name: match for name in arrays if (match := _PEER_MAP.fullmatch(name))}
+    peers = sorted({int(match.group(1)) for match in found.values()})
+    dealt = dict(zip(peers, rng.permutation(len(peers)).tolist(), strict=True))
+    renamed = {name: f"maps.{dealt[int(match.group(1))]}.{match.group(2)}" for name, match in found.items()}
+    return {renamed.get(name, name): array for name, array in arrays.items()}
+
+
+def _state_bytes(state: State) -> bytes:
+    return Payload(state.arrays, state.values).to_bytes()
+
+
+def _payload(path: str) -> Payload:
+    return Payload.from_bytes(read_bounded(path, MAX_RESULT_BYTES), MAX_RESULT_BYTES)
+
+
+def _method(job: Job) -> Method:
+    module, _, name = job.method.rpartition(":")
+    kind = getattr(importlib.import_module(module), name, None) if module else METHODS.get(job.method)
+    if kind is None:
+        raise OperatorError(f"there is no method {job.method}; `edgefl-train methods` lists them")
+    try:
+        method: Method = build(kind, job.settings)
+    except (TypeError, ValueError) as error:
+        raise OperatorError(f"method {job.method} does not take these settings: {error}") from error
+    return method
+
+
+def _task(job: Job) -> Task:
+    try:
+        spec = spec_from_facts(job.task["backbone"])
+    except TypeError as error:
+        raise OperatorError(f"[task.backbone] of config.toml does not describe a backbone: {error}") from error
+    plain = {key: value for key, value in job.task.items() if key != "backbone"}
+    return Task(**{**plain, "classes": tuple(plain["classes"]), "backbone": spec})
+
+
+def main(folder: Path) -> int:
+    """Do the job in `folder`; returns the exit status, with one sentence on stderr where it is 1."""
+    try:
+        write_result(folder, run_job(read_job(folder)))
+    except EdgeflError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(do_jobs(main, float(sys.argv[1])))

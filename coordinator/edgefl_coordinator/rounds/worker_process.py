@@ -1,0 +1,144 @@
+"""The server's hold on its aggregation worker, which stays between jobs because it takes seconds to import the trainer.
+
+Guarantees: each job runs in a process of its own (`job_loop` forks for it), takes no longer than it may, and leaves
+nothing behind for the next; where the worker crashed, was killed or went to rest, the next job begins another.
+Nothing here imports the trainer. Source: docs/security.md, decision 7; docs/decisions/0034.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds.jobs import ERRORS
+
+_REST_AFTER_S = 300.0  # between rounds a coordinator need not hold the memory of a trainer
+WORKER = (sys.executable, "-m", "edgefl_coordinator.rounds.worker", str(_REST_AFTER_S))
+_MAX_ERROR_BYTES = 4096
+
+
+class WorkerProcess:
+    """Runs one job at a time; `stop` ends worker and job from another thread.
+
+    Args:
+        program: starts a `job_loop`.
+    """
+
+    def __init__(self, program: Sequence[str] = WORKER) -> None:
+        self._program = program
+        self._asking, self._mutex = threading.Lock(), threading.Lock()
+        self._running: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None  # a file, for a pipe that nobody reads would stop a worker that says much
+        self._stopped = False
+
+    def __call__(self, folder: Path, timeout_s: float) -> None:
+        """Run the job in `folder` and wait for it.
+
+        Raises:
+            OperatorError: it failed, took too long or was stopped; the sentence holds its last line.
+        """
+        with self._asking:
+            status = self._ask(folder, timeout_s)
+            if status is None:  # the worker had just gone to rest
+                status = self._ask(folder, timeout_s)
+        if status != 0:
+            raise _failed(status, _errors_in(folder / ERRORS))
+
+    def stop(self) -> None:
+        """End the running job and start no other."""
+        with self._mutex:
+            self._stopped = True
+            if self._running is not None:
+                _kill(self._running)
+        with self._asking:  # who waits for an answer sees the end of it
+            self._forget()
+
+    def _ask(self, folder: Path, timeout_s: float) -> int | None:
+        """Hand a job to the worker and return its exit status; None where the worker ended by itself before it."""
+        running = self._begun()
+        assert running.stdin is not None and running.stdout is not None
+        with contextlib.suppress(BrokenPipeError):  # told by the end of its output
+            running.stdin.write(os.fsencode(folder) + b"\n")
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(running.stdout, selectors.EVENT_READ)
+            answered = bool(waiting.select(timeout_s))
+        if not answered:
+            _kill(running)
+            self._forget()
+            raise OperatorError(f"the aggregation worker took more than {timeout_s:g} s and was stopped")
+        answer = running.stdout.readline()
+        if answer:
+            return self._status(answer)
+        said = self._forget()
+        if running.returncode == 0:
+            return None
+        raise _failed(running.returncode, said)
+
+    def _status(self, answer: bytes) -> int:
+        """The exit status that a worker's line tells; after any other line each answer would be the job before's."""
+        try:
+            return int(answer)
+        except ValueError:
+            if self._running is not None:
+                _kill(self._running)
+            self._forget()
+            said = answer.decode(errors="replace").strip()[:100]
+            raise OperatorError(f"the aggregation worker answered {said!r} and was stopped") from None
+
+    def _begun(self) -> "subprocess.Popen[bytes]":
+        """The worker; a new one where there is none that lives."""
+        if self._running is not None and self._running.poll() is not None:
+            self._forget()
+        with self._mutex:
+            if self._stopped:
+                raise OperatorError("the coordinator is stopping; the job is done at the next start")
+            if self._running is None:
+                pipe, self._said = subprocess.PIPE, tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
+                self._running = subprocess.Popen(  # noqa: S603 - our own module
+                    self._program, stdin=pipe, stdout=pipe, stderr=self._said, bufsize=0, start_new_session=True
+                )
+            return self._running
+
+    def _forget(self) -> bytes:
+        """Wait for the end of the worker, close its pipes, end the job it may have left, and return what it said."""
+        with self._mutex:
+            running, self._running = self._running, None
+            told, self._said = self._said, None
+        if running is None or told is None:
+            return b""
+        running.communicate()
+        _kill(running)
+        with told:
+            return _end_of(told)
+
+
+def _kill(running: "subprocess.Popen[bytes]") -> None:
+    """End the worker and the job it forked: the session is theirs alone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or on its way
+        os.killpg(running.pid, signal.SIGKILL)
+
+
+def _failed(status: int | None, said: bytes) -> OperatorError:
+    lines = said.decode(errors="replace").strip().splitlines() or ["no message"]
+    return OperatorError(f"the aggregation worker failed ({status}): {lines[-1][:300]}")
+
+
+def _errors_in(path: Path) -> bytes:
+    """What a job said last; nothing where it said nothing."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        return _end_of(file)
+
+
+def _end_of(file: IO[bytes]) -> bytes:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _MAX_ERROR_BYTES))
+    return file.read()

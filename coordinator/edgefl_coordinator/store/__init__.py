@@ -1,0 +1,1 @@
+"""What the coordinator keeps: tables, blobs, audit log, keys, published bundles."""

@@ -1,0 +1,131 @@
+"""The coordinator as one object: its settings, store, keys and clock.
+
+Guarantees: built once at start; everything else takes it as an argument. Keys are read from files that only their owner
+can read. The clock is a field, so tests set it.
+"""
+
+import hmac
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgefl_coordinator.settings import Home, Settings, load_settings
+from edgefl_coordinator.store import revocations
+from edgefl_coordinator.store.key_ring import SealingRing, load_ring
+from edgefl_coordinator.store.store import Store, open_store
+from edgefl_protocol.durable import read_private
+from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem
+from edgefl_protocol.envelopes.keys import SealingKey, SigningKey
+from edgefl_protocol.errors import KeyMaterialError
+from edgefl_protocol.pae import pae
+from edgefl_protocol.records.coordinator_records import make_key_record
+from edgefl_protocol.records.root import join_chain
+
+INDEX_VALID_MS = 24 * 3600 * 1000
+SECRET_BYTES = 32
+
+
+def wall_clock_ms() -> int:
+    """Return Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass
+class Keys:
+    """The coordinator's own secrets; `key_care` changes them while requests read them.
+
+    Attributes:
+        signing: signs replies, records and the index.
+        ring: the sealing keys; replaced as a whole.
+        secret: 32 bytes from which nonces and peer orders are derived; never leaves this process.
+        passphrase: encrypts keys on the disk, or None.
+        changing: held while a key is changed.
+    """
+
+    signing: SigningKey
+    ring: SealingRing
+    secret: bytes = field(repr=False)
+    passphrase: bytes | None = field(default=None, repr=False)
+    changing: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def sealing(self) -> SealingKey:
+        """What members seal for now."""
+        return self.ring.current
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """Everything a request or a command needs."""
+
+    settings: Settings
+    store: Store
+    keys: Keys
+    clock: Callable[[], int] = wall_clock_ms
+
+    def derive(self, purpose: str, *parts: str) -> bytes:
+        """Return 32 bytes that only this coordinator can compute, the same each time for the same words."""
+        message = pae(purpose.encode(), *(part.encode() for part in parts))
+        return hmac.digest(self.keys.secret, message, "sha256")
+
+    def key_record(self) -> bytes:
+        """Return the signed record of the current keys."""
+        now_ms, ring = self.clock(), self.keys.ring
+        return make_key_record(
+            self.keys.signing,
+            self.settings.federation,
+            ring.current.public_key,
+            ring.number,
+            now_ms,
+            ring.record_until(now_ms),
+        )
+
+    def root_chain(self) -> bytes:
+        """Return the published root sets, one on each line; empty where there are none."""
+        with self.store.transaction() as connection:
+            return join_chain(revocations.chain(connection))
+
+
+def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
+    """Read the keys of a home.
+
+    Raises:
+        StorageError: a file is missing, or others can read it.
+        KeyMaterialError: it holds no such key, or the passphrase does not fit.
+    """
+    secret = read_private(home.keys / "secret.bin", SECRET_BYTES)
+    if len(secret) != SECRET_BYTES:
+        raise KeyMaterialError(f"{home.keys / 'secret.bin'} has {len(secret)} bytes, {SECRET_BYTES} are needed")
+    return Keys(
+        signing=signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase),
+        ring=load_ring(home, passphrase),
+        secret=secret,
+        passphrase=passphrase,
+    )
+
+
+def open_coordinator(
+    home: Home, passphrase: bytes | None = None, clock: Callable[[], int] = wall_clock_ms, wait_s: float = 0.0
+) -> Coordinator:
+    """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
+
+    Args:
+        home: the coordinator's folder.
+        passphrase: of the keys, or None.
+        clock: Unix milliseconds.
+        wait_s: how long to wait for another process that has the store open.
+
+    Raises:
+        OperatorError: settings are wrong, or another process has the store open.
+        StorageError: a file cannot be read.
+        KeyMaterialError: a key file is unusable.
+    """
+    settings = load_settings(home)
+    store = open_store(home, clock(), wait_s)
+    try:
+        # Only now: whoever had the store open may have changed the keys.
+        return Coordinator(settings, store, load_keys(home, passphrase), clock)
+    except BaseException:
+        store.close()
+        raise

@@ -1,0 +1,74 @@
+"""Each envelope once, each work item once: replay windows and stored first answers.
+
+Guarantees: the window of a sender is judged and kept in one transaction that is committed before or with the effect, so
+neither a restart nor a second worker can admit an envelope twice. A repeated `idem` with the same payload gets the
+first answer; with another payload it is refused. Source: docs/security.md, replay window and idempotency (checks 17 to
+19); RFC 6479.
+"""
+
+from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.dialects.sqlite import insert as upsert
+
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.store.tables import idempotency, mids, windows
+from edgefl_protocol.envelopes.header import Header
+from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, NO_HIGHEST, judge
+from edgefl_protocol.errors import ReplayError, SequenceError
+
+
+def _seen(connection: Connection, header: Header) -> bool:
+    """Tell whether this message id was admitted before."""
+    found = select(mids.c.mid).where(mids.c.skid == header.skid, mids.c.mid == header.mid)
+    return connection.scalar(found) is not None
+
+
+def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -> None:
+    """Admit an authenticated envelope once.
+
+    Args:
+        connection: the transaction.
+        header: the authenticated header.
+        now_ms: Unix milliseconds.
+        forget_ms: until when the message id has to be remembered; later its expiry refuses it.
+
+    Raises:
+        RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
+    """
+    connection.execute(delete(mids).where(mids.c.until_ms < now_ms))
+    if _seen(connection, header):
+        raise RefusedError("replayed", "this message was accepted before")
+    row = connection.execute(select(windows).where(windows.c.skid == header.skid)).first()
+    highest, bitmap = (row.highest, row.bitmap) if row else (NO_HIGHEST, EMPTY_BITMAP)
+    try:
+        highest, bitmap = judge(highest, bitmap, header.seq)
+    except ReplayError as error:
+        raise RefusedError("replayed", str(error)) from error
+    except SequenceError as error:
+        raise RefusedError(error.code, str(error), highest=error.highest) from error
+    kept = upsert(windows).values(skid=header.skid, highest=highest, bitmap=bitmap)
+    connection.execute(kept.on_conflict_do_update(index_elements=["skid"], set_={"highest": highest, "bitmap": bitmap}))
+    connection.execute(insert(mids).values(skid=header.skid, mid=header.mid, until_ms=forget_ms))
+
+
+def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: str) -> bytes | None:
+    """Return the stored first answer to this work item, or None if it is new.
+
+    Raises:
+        RefusedError: `idem_conflict`, the key was used with another payload.
+    """
+    found = select(idempotency).where(idempotency.c.skid == skid, idempotency.c.idem == idem)
+    row = connection.execute(found).first()
+    if row is None:
+        return None
+    if row.payload_sha256 != payload_sha256:
+        raise RefusedError("idem_conflict", "this idem was used with another payload; use a new one for new work")
+    return bytes(row.answer)
+
+
+def keep_answer(connection: Connection, now_ms: int, skid: str, idem: str, payload_sha256: str, answer: bytes) -> None:
+    """Store the first answer to a work item, with the effect."""
+    connection.execute(
+        insert(idempotency).values(
+            skid=skid, idem=idem, payload_sha256=payload_sha256, answer=answer, created_ms=now_ms
+        )
+    )

@@ -1,0 +1,105 @@
+"""Keys that count no more, and the root sets that were published: what members fetch to judge bundles.
+
+Guarantees: a revocation is final and its row stays; the list's number rises with each, so a member never takes an
+older list for a newer one. Root sets form TUF's chain: each is signed by the one before and by itself. Source:
+docs/security.md 2.6.5 and 2.6.6, checks 24 and 26.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection, func, insert, select
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.tables import revocations, roots
+from edgefl_protocol.records.revocation import MAX_REVOKED
+from edgefl_protocol.records.root import MAX_CHAIN_BYTES, MAX_VERSIONS, Root, newest_root, unverified_root
+
+MAX_SIGNERS = MAX_REVOKED // 2  # revoked signers always stand in the list; of members the newest that fit
+
+
+def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iterable[str]) -> None:
+    """Revoke keys; one that is revoked already stays as it is.
+
+    Args:
+        connection: the transaction.
+        now_ms: Unix milliseconds.
+        kind: "member" or "signer".
+        name: whose, for the audit log.
+        key_ids: ids of signing keys.
+    """
+    for key_id in key_ids:
+        row = {"key_id": key_id, "kind": kind, "name": name, "revoked_ms": now_ms}
+        if connection.execute(insert(revocations).prefix_with("OR IGNORE").values(row)).rowcount == 1:
+            audit.append(connection, now_ms, "key_revoked", name, {"kind": kind, "key_id": key_id})
+
+
+def revoke_signer(connection: Connection, now_ms: int, key_id: str, name: str) -> None:
+    """Revoke a signer of bundles.
+
+    Raises:
+        OperatorError: the list has no room for another one.
+    """
+    count = connection.scalar(select(func.count()).select_from(revocations).where(revocations.c.kind == "signer")) or 0
+    if count >= MAX_SIGNERS:
+        raise OperatorError(f"{MAX_SIGNERS} signers are revoked, no more fit the list; leave them out of the root set")
+    add(connection, now_ms, "signer", name, [key_id])
+
+
+def listed(connection: Connection) -> tuple[int, list[str]]:
+    """Return the list's number, and the key ids that stand in it."""
+    rows = connection.execute(select(revocations).order_by(revocations.c.revoked_ms.desc(), revocations.c.key_id)).all()
+    signers = [row.key_id for row in rows if row.kind == "signer"]
+    others = [row.key_id for row in rows if row.kind != "signer"]
+    return len(rows) + 1, [*signers, *others[: MAX_REVOKED - len(signers)]]
+
+
+def is_revoked(connection: Connection, key_ids: Sequence[str]) -> bool:
+    """Tell whether all of these keys are revoked."""
+    found = select(func.count()).select_from(revocations).where(revocations.c.key_id.in_(key_ids))
+    return bool(key_ids) and connection.scalar(found) == len(set(key_ids))
+
+
+def chain(connection: Connection) -> list[bytes]:
+    """Return the published root sets in the order of their numbers."""
+    return [bytes(record) for record in connection.scalars(select(roots.c.record).order_by(roots.c.version))]
+
+
+def newest(connection: Connection) -> Root | None:
+    """Return the newest published root set, or None."""
+    record = connection.scalar(select(roots.c.record).order_by(roots.c.version.desc()).limit(1))
+    return None if record is None else unverified_root(bytes(record))
+
+
+def publish_root(connection: Connection, now_ms: int, federation: str, pinned_key_id: str, record: bytes) -> Root:
+    """Publish the next root set; the one that is published already may come again.
+
+    Args:
+        connection: the transaction.
+        now_ms: Unix milliseconds.
+        federation: ours.
+        pinned_key_id: of the root key that invites pin.
+        record: the signed set.
+
+    Raises:
+        RecordError: too few root keys signed it, or it is not the next one.
+        OperatorError: it is not newer, or members could not walk through so many.
+    """
+    published = chain(connection)
+    if published and published[-1] == record:
+        return unverified_root(record)
+    size = sum(len(one) + 1 for one in (*published, record))
+    if len(published) >= MAX_VERSIONS or size > MAX_CHAIN_BYTES:
+        raise OperatorError(
+            f"with this one there would be {len(published) + 1} root sets of {size} bytes; members walk through "
+            f"{MAX_VERSIONS} of {MAX_CHAIN_BYTES} bytes at most, and would stay behind: begin a new federation with a "
+            "new root key and new invites"
+        )
+    found = newest_root([record], federation, pinned_key_id, newest(connection))
+    if found is None:
+        raise OperatorError(f"root set {unverified_root(record).version} is not above the one that is published")
+    root = found[0]
+    connection.execute(insert(roots).values(version=root.version, record=record, published_ms=now_ms))
+    detail = {"version": root.version, "signers": len(root.signers), "expires_ms": root.expires_ms}
+    audit.append(connection, now_ms, "root_published", federation, detail)
+    return root

@@ -1,0 +1,332 @@
+"""The store: one SQLite file with one writer connection, and a folder of blobs.
+
+Guarantees:
+    Only one process has the store open (lock file), through one connection; every transaction is `BEGIN IMMEDIATE` with
+    `synchronous=FULL`, so what was committed survives a power cut.
+    The journal is WAL except where the linked SQLite has the WAL-reset defect (3.7.0 to 3.51.2 but for 3.44.6 and
+    3.50.7): there it is DELETE. `journal_mode` says which.
+    A blob is written and flushed before the transaction that names it, and deleted after the one that strikes it out.
+    What a crash leaves over (temporary files, blobs that no row names) is swept when the store opens.
+    A full disk is a `StorageError` with code `disk_full`; nothing already accepted is touched.
+Source: docs/security.md, decision 7 and reliability; SQLite's "Write-Ahead Logging" page.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import StaticPool
+
+from edgefl_coordinator.errors import IN_USE, OperatorError
+from edgefl_coordinator.settings import Home
+from edgefl_coordinator.store import tables
+from edgefl_protocol import durable
+from edgefl_protocol.errors import StorageError
+
+MAX_STORED_BYTES = 2**31
+_BLOB_COLUMNS = (
+    tables.replies.c.blob,
+    tables.broadcasts.c.blob,
+    tables.states.c.blob,
+    tables.bundles.c.blob,
+    tables.uploads.c.blob,
+)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A blob that lies durably in the blob folder."""
+
+    name: str
+    sha256: str
+    size: int
+
+
+def has_wal_reset_defect(version: tuple[int, int, int]) -> bool:
+    """Tell whether a SQLite version may lose a WAL reset when several connections are used."""
+    fixed_branches = (version[:2] == (3, 44) and version >= (3, 44, 6)) or (
+        version[:2] == (3, 50) and version >= (3, 50, 7)
+    )
+    return (3, 7, 0) <= version < (3, 51, 3) and not fixed_branches
+
+
+class Store:
+    """The open store; close it, or use it as a context manager.
+
+    Attributes:
+        home: its folder.
+        journal_mode: of SQLite.
+        large: held by whoever has the payload of a blob in memory, so that two never are.
+    """
+
+    def __init__(self, home: Home, engine: Engine, lock: int, journal_mode: str) -> None:
+        """Take over an open engine and lock; use `open_store`."""
+        self.home = home
+        self.journal_mode = journal_mode
+        self._engine = engine
+        self._lock_descriptor = lock
+        self._connection = engine.connect()
+        self._mutex = threading.Lock()
+        self.large = threading.Lock()
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file and release the lock."""
+        with self._mutex:
+            self._connection.close()
+            self._engine.dispose()
+            if self._lock_descriptor >= 0:
+                os.close(self._lock_descriptor)
+                self._lock_descriptor = -1
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """One transaction on the only connection: committed at the end, rolled back on any error.
+
+        Raises:
+            StorageError: the disk is full or fails; nothing of this transaction happened.
+        """
+        with self._mutex:
+            try:
+                with self._connection.begin():
+                    yield self._connection
+            except DBAPIError as error:
+                raise _storage_error(error) from error
+
+    def put_blob(self, data: bytes) -> Blob:
+        """Write a blob durably; its name is new each time, so equal content never shares a file.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        sha256 = hashlib.sha256(data).hexdigest()
+        name = _fresh_name(sha256)
+        durable.write_atomic(self.home.blobs / name, data, mode=0o600)
+        return Blob(name, sha256, len(data))
+
+    def adopt(self, path: Path) -> Blob:
+        """Take a file that was flushed into the folder of blobs, without its bytes in memory; it may stay where it was.
+
+        Raises:
+            StorageError: it is missing, the disk is full or the folder cannot be written.
+        """
+        hasher, size = hashlib.sha256(), 0
+        for piece in durable.read_pieces(path, MAX_STORED_BYTES):
+            hasher.update(piece)
+            size += len(piece)
+        blob = Blob(_fresh_name(hasher.hexdigest()), hasher.hexdigest(), size)
+        target = self.home.blobs / blob.name
+        try:
+            target.hardlink_to(path)
+            durable.sync_folder(self.home.blobs)
+        except OSError:  # on another disk, or one that knows no links
+            durable.write_pieces(target, durable.read_pieces(path, MAX_STORED_BYTES), mode=0o600)
+        return blob
+
+    def new_file(self) -> str:
+        """Make an empty file for a blob that comes in pieces, and return its name.
+
+        Raises:
+            StorageError: the disk is full or the folder cannot be written.
+        """
+        name = _fresh_name(secrets.token_hex(16))
+        durable.create_empty(self.home.blobs / name)
+        return name
+
+    def write_at(self, name: str, offset: int, data: bytes) -> None:
+        """Write a piece durably.
+
+        Raises:
+            StorageError: the disk is full, or the file is gone.
+        """
+        durable.write_at(self.home.blobs / name, offset, data)
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """Give a blob in pieces.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        return durable.read_pieces(self.home.blobs / name, MAX_STORED_BYTES)
+
+    def reading(self, name: str) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
+        """Open a blob, to read it by offset and length.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        return durable.read_anywhere(self.home.blobs / name, MAX_STORED_BYTES)
+
+    def blob_bytes(self, name: str) -> int:
+        """Return the length of a blob.
+
+        Raises:
+            StorageError: it is missing.
+        """
+        return durable.file_bytes(self.home.blobs / name)
+
+    def free_bytes(self) -> int:
+        """Return the bytes free on the disk of the blobs."""
+        return shutil.disk_usage(self.home.blobs).free
+
+    def get_blob(self, name: str, max_bytes: int = MAX_STORED_BYTES) -> bytes:
+        """Read a blob.
+
+        Raises:
+            StorageError: it is missing or longer than `max_bytes`.
+        """
+        return durable.read_bounded(self.home.blobs / name, max_bytes)
+
+    def drop_blobs(self, names: Iterable[str]) -> None:
+        """Remove blobs that no row names: their transaction was refused, or has struck them out and is committed.
+
+        A file that cannot be removed now is an orphan for the next sweep.
+        """
+        for name in names:
+            with contextlib.suppress(OSError):
+                (self.home.blobs / name).unlink(missing_ok=True)
+
+    def sweep(self) -> int:
+        """Remove temporary files, blobs without a row and old job folders; return how many."""
+        with self.transaction() as connection:
+            named = {name for column in _BLOB_COLUMNS for name in connection.scalars(select(column))}
+        removed = 0
+        for path in self.home.blobs.iterdir():
+            if path.name not in named:  # a row without a blob names None
+                path.unlink()
+                removed += 1
+        for path in self.home.jobs.iterdir():
+            shutil.rmtree(path)
+            removed += 1
+        for path in self.home.root.glob(".*.tmp"):
+            path.unlink()
+            removed += 1
+        return removed
+
+
+def open_store(home: Home, now_ms: int, wait_s: float = 0.0) -> Store:
+    """Open the store, migrate it and sweep what a crash left.
+
+    Args:
+        home: the coordinator's folder.
+        now_ms: Unix milliseconds, for the record of migrations.
+        wait_s: how long to wait for another process that has it open.
+
+    Raises:
+        OperatorError: another process has it open, or a newer version of this program made it.
+        StorageError: it cannot be read or written.
+    """
+    lock = _take_lock(home, wait_s)
+    try:
+        for folder in (home.blobs, home.jobs):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if not home.database.exists():
+            durable.write_atomic(home.database, b"", mode=0o600)
+        elif home.database.stat().st_size == 0 and any(home.blobs.iterdir()):
+            raise StorageError(f"{home.database} is empty, its blobs are not: restore it from the backup", "damaged")
+        mode = "delete" if has_wal_reset_defect(sqlite3.sqlite_version_info) else "wal"
+        store = Store(home, _engine(home, mode), lock, mode)
+    except DBAPIError as error:
+        os.close(lock)
+        raise _storage_error(error) from error
+    except BaseException:
+        os.close(lock)
+        raise
+    try:
+        _migrate(store, now_ms)
+        store.sweep()
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _fresh_name(prefix: str) -> str:
+    return f"{prefix[:32]}-{secrets.token_hex(8)}"
+
+
+def _take_lock(home: Home, wait_s: float) -> int:
+    until = time.monotonic() + wait_s
+    descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(0.05)
+                continue
+            os.close(descriptor)
+            raise OperatorError(
+                f"another process has {home.root} open; stop it or talk to it while it serves", IN_USE
+            ) from None
+        return descriptor
+
+
+def _engine(home: Home, mode: str) -> Engine:
+    engine = create_engine(
+        f"sqlite:///{home.database}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0}
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: object) -> None:
+        connection.isolation_level = None  # we begin transactions ourselves, the driver must not
+        for pragma in (f"journal_mode={mode}", "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
+            connection.execute(f"PRAGMA {pragma}").close()
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _migrate(store: Store, now_ms: int) -> None:
+    with store.transaction() as connection:
+        connection.execute(
+            text("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_ms INTEGER) STRICT")
+        )
+        done = set(connection.scalars(select(tables.migrations.c.name)))
+    unknown = done - {migration.__name__ for migration in tables.MIGRATIONS}
+    if unknown:
+        raise OperatorError(
+            f"the store has the unknown migration {min(unknown)}: a newer version made it; upgrade edgefl"
+        )
+    for migration in tables.MIGRATIONS:
+        if migration.__name__ not in done:
+            with store.transaction() as connection:
+                migration(connection)
+                connection.execute(insert(tables.migrations).values(name=migration.__name__, applied_ms=now_ms))
+
+
+def _storage_error(error: DBAPIError) -> StorageError:
+    """Map the first failure: on a full disk SQLite ends the transaction itself, and then the savepoint is gone too."""
+    chain: list[BaseException] = [error]
+    while chain[-1].__context__ is not None:
+        chain.append(chain[-1].__context__)
+    first = next(found for found in reversed(chain) if isinstance(found, sqlite3.Error))
+    name = getattr(first, "sqlite_errorname", "")
+    if name == "SQLITE_FULL":
+        return StorageError("the store is full: free space on its disk, then send again", "disk_full")
+    if isinstance(first, sqlite3.IntegrityError):
+        return StorageError(f"the store refused a row ({name}): this is a defect, please report it", "integrity")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return StorageError("the store is damaged: restore store.sqlite from the backup", "damaged")
+    return StorageError(f"the store cannot be read or written ({name or type(first).__name__})", "storage")

@@ -1,0 +1,1 @@
+"""HTTPS in: guard, sealed routes, the serving process and its administration socket."""

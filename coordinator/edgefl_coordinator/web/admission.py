@@ -1,0 +1,151 @@
+"""An authenticated request on its way through the store: admitted once, then read, then carried out.
+
+Guarantees: the replay row of a member's message is committed before a byte of its payload is looked at, so a message
+that was refused for whatever reason, or that stopped the process, is a replay when it comes again. A member whose state
+bars it from the route is refused there too, unread. The effect has a transaction of its own and happens only after
+admission: a crash between the two loses nothing that was acknowledged, and the retry is a new envelope around the same
+work item. Every refusal after the signature leaves one audit row. Source: docs/security.md, order of checks.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from sqlalchemy import Connection
+
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members import members
+from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.store import audit, inbox
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
+from edgefl_protocol.messages.requests import Route
+
+Value = TypeVar("Value")
+Effect = Callable[[Connection, Member], Value]
+
+
+@dataclass(frozen=True)
+class Call:
+    """An authenticated request.
+
+    Attributes:
+        coordinator: whose store.
+        route: the route.
+        opened: the verified envelope.
+        sealing: the key to seal the answer to.
+        now_ms: one reading of the clock for the whole request.
+    """
+
+    coordinator: Coordinator
+    route: Route
+    opened: Opened
+    sealing: PublicSealingKey
+    now_ms: int
+
+
+def admit(call: Call) -> None:
+    """Judge and keep the message's number and id, durably; what comes after may read the payload.
+
+    Raises:
+        RefusedError: replayed, out of the window, or this member may not use the route now.
+        StorageError: nothing was kept.
+    """
+    refused: RefusedError | None = None
+    with call.coordinator.store.transaction() as connection:
+        member = members.by_skid(connection, call.opened.header.skid)
+        try:
+            keep_window(connection, call)
+            check_round(call)
+            _entitled(member, call.route)
+        except RefusedError as error:
+            refused = error
+            _write_refusal(connection, call, member, error)
+    if refused is not None:
+        raise refused
+
+
+def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
+    """Decode the payload of an admitted message.
+
+    Args:
+        call: the message.
+        parse: makes the route's message of a payload, or raises `PayloadError`.
+
+    Raises:
+        RefusedError: `bad_message`, it breaks its format.
+    """
+    try:
+        return parse(Payload.from_bytes(call.opened.payload))
+    except PayloadError as error:
+        refuse(call, RefusedError("bad_message", str(error)[:500]), error)
+
+
+def transact(call: Call, effect: Effect[Value]) -> Value:
+    """Carry out the effect of an admitted message in one transaction.
+
+    Raises:
+        RefusedError: the effect did not happen; an audit row was kept.
+        StorageError: nothing was kept.
+    """
+    with call.coordinator.store.transaction() as connection:
+        member = members.by_skid(connection, call.opened.header.skid)
+        try:
+            with connection.begin_nested():
+                return effect(connection, _entitled(member, call.route))
+        except RefusedError as error:
+            refused = error
+            _write_refusal(connection, call, member, error)
+    raise refused
+
+
+def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) -> NoReturn:
+    """Refuse an admitted message outside a transaction: write the audit row and raise.
+
+    Raises:
+        RefusedError: always.
+    """
+    with call.coordinator.store.transaction() as connection:
+        _write_refusal(connection, call, members.by_skid(connection, call.opened.header.skid), refused)
+    raise refused from cause
+
+
+def keep_window(connection: Connection, call: Call) -> None:
+    """Judge the message's number and id within the caller's transaction, and keep them.
+
+    Raises:
+        RefusedError: `replayed`, `seq_behind` or `seq_jump`; nothing was kept.
+    """
+    header = call.opened.header
+    inbox.admit(connection, header, call.now_ms, header.exp + call.coordinator.settings.limits.skew_ms)
+
+
+def check_round(call: Call) -> None:
+    """Refuse a round on a route that knows none: it would be signed and mean nothing.
+
+    Raises:
+        RefusedError: `bad_message`.
+    """
+    if call.opened.header.rnd != 0 and not call.route.in_round:
+        raise RefusedError("bad_message", f"the header's rnd is 0 on the route {call.route.cty}")
+
+
+def _entitled(member: Member | None, route: Route) -> Member:
+    """Return the member if its state lets it use the route.
+
+    Raises:
+        RefusedError: `pending` or `not_approved`.
+    """
+    if member is None or member.state == "revoked":
+        raise RefusedError("not_approved", "this key was revoked")
+    if not route.roles or member.state == "approved":
+        return member
+    if member.state == "pending":
+        raise RefusedError("pending", "the operator has not approved this enrolment yet; compare the fingerprint")
+    raise RefusedError("not_approved", "this enrolment has not proved its keys; run `edgefl enrol` again")
+
+
+def _write_refusal(connection: Connection, call: Call, member: Member | None, refused: RefusedError) -> None:
+    header = call.opened.header
+    detail = {"route": call.route.cty, "code": refused.code, "round": header.rnd}
+    audit.append(connection, call.now_ms, "refused", member.name if member else header.skid, detail)

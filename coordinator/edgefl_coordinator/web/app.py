@@ -1,0 +1,83 @@
+"""The HTTPS application: thin handlers between the guard and the sealed routes.
+
+Guarantees: handlers hold no rule of their own; crypto and store run in a bounded pool of threads, so one slow disk does
+not stop the event loop. A sealed answer's HTTP status is the signed `sts`. Routes: docs/security.md, routes.
+"""
+
+from typing import Any
+
+import anyio
+import anyio.to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route as HttpRoute
+
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.guard import Application, Guard
+from edgefl_coordinator.web.handling import handle
+from edgefl_protocol.errors import RecordError
+from edgefl_protocol.messages.requests import ROUTES, Route
+from edgefl_protocol.records.coordinator_records import make_time
+
+_WORKERS = 8  # requests in crypto or store at once; the others wait in memory, which the guard bounds
+_SEALED = "application/octet-stream"
+
+
+def make_app(coordinator: Coordinator) -> Application:
+    """Return the guarded ASGI application of a coordinator."""
+    limiter = anyio.CapacityLimiter(_WORKERS)
+
+    def sealed(route: Route) -> HttpRoute:
+        async def endpoint(request: Request) -> Response:
+            body = await request.body()
+            answer = await anyio.to_thread.run_sync(handle, coordinator, route, body, limiter=limiter)
+            media = _SEALED if answer.sealed else "application/json"
+            return Response(answer.body, status_code=answer.status, media_type=media)
+
+        return HttpRoute(route.path, endpoint, methods=["POST"])
+
+    async def healthz(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def signed_time(request: Request) -> Response:
+        try:
+            nonce = _only_nonce(request)
+            record = make_time(coordinator.keys.signing, nonce, coordinator.clock())
+        except RecordError as error:
+            return PlainTextResponse(f"{error}\n", status_code=400)
+        return Response(record, media_type=_SEALED)
+
+    async def plain_keys(_: Request) -> Response:
+        return Response(coordinator.key_record(), media_type=_SEALED)
+
+    async def plain_root(_: Request) -> Response:
+        chain = await anyio.to_thread.run_sync(coordinator.root_chain, limiter=limiter)
+        return Response(chain, status_code=200 if chain else 404, media_type=_SEALED)
+
+    plain: list[Any] = [
+        HttpRoute("/healthz", healthz, methods=["GET"]),
+        HttpRoute("/v1/time", signed_time, methods=["GET"]),
+        HttpRoute("/v1/keys", plain_keys, methods=["GET"]),
+        HttpRoute("/v1/root", plain_root, methods=["GET"]),
+    ]
+    limits = coordinator.settings.limits
+    app = Starlette(routes=[*plain, *(sealed(route) for route in ROUTES.values())])
+    return Guard(
+        app,
+        body_bytes=limits.body_bytes,
+        waiting_bytes=limits.waiting_bytes,
+        per_minute=limits.open_per_minute,
+    )
+
+
+def _only_nonce(request: Request) -> str:
+    """Return the nonce of the query.
+
+    Raises:
+        RecordError: there is no nonce, or something beside it.
+    """
+    items = request.query_params.multi_items()
+    if len(items) != 1 or items[0][0] != "nonce":
+        raise RecordError("ask with exactly one parameter, nonce: 16 to 64 characters of base64url")
+    return items[0][1]

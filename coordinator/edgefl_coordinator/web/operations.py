@@ -1,0 +1,317 @@
+"""What an operator can do, one function an operation: the same whether `serve` runs or not.
+
+Guarantees: each takes plain JSON values and returns them, changes the store in one transaction, and writes an audit
+row. An invite's token is returned once and never stored. Source: docs/security.md, enrolment.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection
+
+from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.members import key_care, members, uploads
+from edgefl_coordinator.public_keys import read_public_key
+from edgefl_coordinator.rounds import progress, task_status
+from edgefl_coordinator.store import audit, publishing, revocations
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.tls import certificate_sha256
+from edgefl_protocol.bundle import load_bundle, unverified_manifest
+from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import BundleError, InviteError, RecordError
+from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
+from edgefl_protocol.records.invite import TOKEN_BYTES, Invite, encode_invite
+from edgefl_protocol.records.root import check_current, unverified_root
+
+Arguments = Mapping[str, Any]
+Facts = dict[str, Any]
+
+_HOUR_MS = 3_600_000
+_MAX_CERTIFICATE_BYTES = 256 * 2**10
+MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
+
+
+def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca}.
+
+    Raises:
+        OperatorError: an approved member has that name, or a value has not its form.
+        StorageError: the certificate cannot be read, or the disk is full.
+    """
+    settings, now_ms = coordinator.settings, coordinator.clock()
+    ca = coordinator.store.home.root / settings.ca if settings.ca else None
+    try:
+        record = Invite(
+            url=settings.public_url,
+            federation=settings.federation,
+            coordinator_key_id=coordinator.keys.signing.key_id,
+            root_key_id=settings.root_key_id or None,
+            tls_sha256=certificate_sha256(read_bounded(ca, _MAX_CERTIFICATE_BYTES)) if ca else None,
+            token=secrets.token_bytes(TOKEN_BYTES),
+            name=str(arguments["name"]),
+            role=str(arguments["role"]),
+            expires_ms=now_ms + int(arguments["hours"] * _HOUR_MS),
+        )
+        text = encode_invite(record, now_ms)
+    except InviteError as error:
+        raise OperatorError(str(error)) from error
+    with coordinator.store.transaction() as connection:
+        members.add_invite(
+            connection,
+            now_ms,
+            name=record.name,
+            role=record.role,
+            token_sha256=record.token_sha256,
+            expires_ms=record.expires_ms,
+        )
+    return {
+        "invite": text,
+        "name": record.name,
+        "role": record.role,
+        "expires_ms": record.expires_ms,
+        "ca": str(ca) if ca else None,
+    }
+
+
+def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Let a pending member in: {name, fingerprint} → the member.
+
+    Raises:
+        OperatorError: nobody of that name waits.
+        PolicyError: the fingerprint differs.
+    """
+    federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
+    mismatch: PolicyError | None = None
+    with coordinator.store.transaction() as connection:
+        try:
+            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
+        except PolicyError as error:  # its audit row is kept
+            mismatch = error
+    if mismatch is not None:
+        raise mismatch
+    return {"name": member.name, "role": member.role, "state": "approved"}
+
+
+def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Shut a member out for good: {name} → {name, state}. Its reply of the open round is dropped.
+
+    Raises:
+        OperatorError: no such member.
+    """
+    with coordinator.store.transaction() as connection:
+        member = members.revoke(connection, coordinator.clock(), str(arguments["name"]))
+        dropped = progress.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
+    coordinator.store.drop_blobs(dropped)
+    return {"name": member.name, "state": "revoked"}
+
+
+def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Revoke a signer of bundles: {key_id, name} → {key_id, version} of the list that members fetch.
+
+    Raises:
+        OperatorError: the list is full.
+    """
+    key_id = str(arguments["key_id"])
+    with coordinator.store.transaction() as connection:
+        revocations.revoke_signer(connection, coordinator.clock(), key_id, str(arguments["name"]))
+        version, _ = revocations.listed(connection)
+    return {"key_id": key_id, "version": version}
+
+
+def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `key_care` tells.
+
+    Raises:
+        OperatorError: no root set lists the next signing key yet.
+        StorageError: the disk is full.
+    """
+    if arguments["signing"]:
+        return dict(key_care.change_signing(coordinator))
+    return dict(key_care.renew_sealing(coordinator))
+
+
+def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Publish a root set: {path} → {version, signers, coordinators, expires_ms}.
+
+    Raises:
+        RecordError: it is not the next one, or too few root keys signed it.
+        PolicyError: it lists neither this coordinator's signing key nor the next one.
+        OperatorError: settings name no root key, or the set is past its time.
+        StorageError: it cannot be read.
+    """
+    settings, keys, home = coordinator.settings, coordinator.keys, coordinator.store.home
+    if not settings.root_key_id:
+        raise OperatorError(f"{home.config} names no root_key_id, so no member would take a root set")
+    record = read_bounded(Path(str(arguments["path"])), MAX_ROOT_BYTES).strip()
+    root = unverified_root(record)
+    check_current(root, coordinator.clock())
+    known = [keys.signing.key_id]
+    if home.next_public.exists():
+        known.append(read_public_key(home.next_public).key_id)
+    if not any(root.coordinator(key_id) for key_id in known):
+        raise PolicyError(f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it")
+    with coordinator.store.transaction() as connection:
+        root = revocations.publish_root(
+            connection, coordinator.clock(), settings.federation, settings.root_key_id, record
+        )
+    counted = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
+    return {"version": root.version, "expires_ms": root.expires_ms, **counted}
+
+
+def start(coordinator: Coordinator, _: Arguments) -> Facts:
+    """Open the first round with whoever is approved: {} → {approved}.
+
+    Raises:
+        OperatorError: nobody is approved, or the rounds have begun.
+    """
+    with coordinator.store.transaction() as connection:
+        approved = members.approved(connection)
+        if not approved:
+            raise OperatorError("no member is approved yet; invite and approve members first")
+        if progress.latest_state(connection) is not None:
+            raise OperatorError("the rounds have begun already; see `edgefl-coordinator status`")
+        progress.set_fact(connection, "start_wanted", True)
+        audit.append(connection, coordinator.clock(), "start", coordinator.settings.federation)
+    return {"approved": len(approved)}
+
+
+def status(coordinator: Coordinator, _: Arguments) -> Facts:
+    """Tell how the federation stands; a stable JSON object."""
+    settings = coordinator.settings
+    with coordinator.store.transaction() as connection:
+        current = progress.current_round(connection)
+        everybody = members.listed(connection)
+        number = current.number if current else 0
+        phases = task_status.phases(connection)
+        bundles = publishing.entries(connection)
+        last = audit.last(connection)
+        replied = {member.skid: progress.has_replied(connection, member.skid, number) for member in everybody}
+        facts: Facts = {
+            "federation": settings.federation,
+            "url": settings.public_url,
+            "method": settings.task.method,
+            "task": settings.task.name,
+            "classes": list(settings.task.classes),
+            "state": task_status.round_state(connection),
+            "round": number,
+            "rounds": len(phases) or settings.rounds.count,
+            "phase": progress.phase_of(connection, number),
+            "replies": current.replies if current else 0,
+            "contributions": progress.counted(connection, number, beside=True),
+            "quorum_min": settings.rounds.quorum_min,
+            "quorum_target": settings.rounds.quorum_target,
+            "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
+            "problem": progress.problem_of(connection, number),
+            "refused": progress.refused_since(connection, number - 1),
+            "failing": task_status.failing_job(connection),
+            "state_sha256": task_status.state_sha256(connection),
+            "keys": _key_facts(coordinator, connection),
+        }
+    return facts | {
+        "min_cohort": settings.rounds.min_cohort,
+        "members": [
+            {
+                "name": member.name,
+                "role": member.role,
+                "state": member.state,
+                "fingerprint": member.fingerprint(settings.federation),
+                "replied": replied[member.skid],
+            }
+            for member in everybody
+        ],
+        "bundles": [{"line": entry.line, "task": entry.task, "version": entry.version} for entry in bundles],
+        "journal_mode": coordinator.store.journal_mode,
+        "last_event": last,
+    }
+
+
+def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
+    """Tell which keys count: this coordinator's, the root set's, and how many are revoked."""
+    ring, root = coordinator.keys.ring, revocations.newest(connection)
+    version, key_ids = revocations.listed(connection)
+    return {
+        "signing": coordinator.keys.signing.key_id,
+        "sealing_number": ring.number,
+        "sealing_made_ms": ring.made_ms,
+        "root_version": root.version if root else None,
+        "root_expires_ms": root.expires_ms if root else None,
+        "revoked": len(key_ids),
+        "revoked_version": version,
+    }
+
+
+def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Publish a bundle file: {path, trust: [hex public keys]} → {line, task, version, sha256, bytes, verified}.
+
+    Raises:
+        OperatorError: another federation's bundle, one too large, or no higher version.
+        BundleError: it is no bundle, or none of the trusted keys signed it.
+        StorageError: it cannot be read or stored.
+    """
+    now_ms = coordinator.clock()
+    data = read_bounded(Path(str(arguments["path"])), MAX_ARCHIVE_BYTES)
+    trust = [bytes.fromhex(item) for item in arguments["trust"]]
+    manifest, claimed = unverified_manifest(data)
+    if trust:
+        manifest = load_bundle(data, trust, now_ms).manifest
+    federation = coordinator.settings.federation
+    if manifest.federation != federation:
+        found = "no federation" if manifest.federation is None else f"federation {manifest.federation}"
+        raise OperatorError(
+            f"the bundle is made for {found}, this is {federation}: export it with --federation {federation}"
+        )
+    bundle_id = "/".join((manifest.federation or "-", manifest.line, manifest.task))
+    blob = coordinator.store.put_blob(data)
+    try:
+        entry = IndexEntry(
+            line=manifest.line, task=manifest.task, version=manifest.version, sha256=blob.sha256, size=blob.size
+        )
+        make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
+        with coordinator.store.transaction() as connection:
+            publishing.publish(
+                connection,
+                now_ms,
+                line=manifest.line,
+                task=manifest.task,
+                version=manifest.version,
+                bundle_id=bundle_id,
+                blob=blob,
+                signers=claimed,
+            )
+    except RecordError as error:
+        coordinator.store.drop_blobs([blob.name])
+        raise OperatorError(f"the index cannot name this bundle: {error}") from error
+    except OperatorError:
+        coordinator.store.drop_blobs([blob.name])
+        raise
+    facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
+    return facts | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}
+
+
+def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:
+    """Recompute the audit log's chain: {} → {rows}.
+
+    Raises:
+        OperatorError: the chain is broken.
+    """
+    with coordinator.store.transaction() as connection:
+        return {"rows": audit.verify(connection)}
+
+
+OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
+    "invite": invite,
+    "approve": approve,
+    "revoke": revoke,
+    "revoke_signer": revoke_signer,
+    "rotate": rotate,
+    "publish_root": publish_root,
+    "start": start,
+    "status": status,
+    "publish": publish,
+    "audit": verify_audit,
+}
+
+REFUSING = (PolicyError, BundleError, RecordError)  # exit 3

@@ -1,0 +1,112 @@
+"""The route `reply`: a work item is checked, stored and acknowledged once, whether it came inline or as a blob.
+
+Guarantees: a duplicate gets the first answer and costs neither a check nor a file; a reply is durable before it is
+acknowledged; a blob goes when its payload is stored, and when it can never be taken. Where the reply only came too
+late, its blob stays for the next round until its age sweeps it, so that nothing is sent twice. Source:
+docs/security.md, replay window and idempotency, 2.2, reliability.
+"""
+
+import contextlib
+import hashlib
+
+from sqlalchemy import Connection
+
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members import uploads
+from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.rounds.reply_forms import check_reply
+from edgefl_coordinator.store import inbox
+from edgefl_coordinator.web.admission import Call, read, refuse, transact
+from edgefl_coordinator.web.blob_route import drop_upload, take_blob
+from edgefl_protocol import Payload, PayloadError
+from edgefl_protocol.envelopes.blob import BlobReference
+from edgefl_protocol.messages.requests import ReplyReply, ReplyRequest
+
+
+def reply_route(call: Call) -> Payload:
+    """Take a member's reply of a round."""
+    request = read(call, ReplyRequest.from_payload)
+    store = call.coordinator.store
+    with store.large if isinstance(request.reply, BlobReference) else contextlib.nullcontext():
+        return _take(call, request)
+
+
+def _take(call: Call, request: ReplyRequest) -> Payload:
+    store, settings, header = call.coordinator.store, call.coordinator.settings, call.opened.header
+    sha256 = hashlib.sha256(call.opened.payload).hexdigest()
+
+    def first(connection: Connection, member: Member) -> Payload | None:
+        stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
+        return None if stored is None else Payload.from_bytes(stored)
+
+    answered = transact(call, first)
+    if answered is not None:
+        return answered
+    reply = _store(call, request)
+    kept: list[bool] = []
+    used: list[str] = []  # the file of its blob
+
+    def effect(connection: Connection, member: Member) -> Payload:
+        twin = first(connection, member)  # sent twice at once
+        if twin is not None:
+            return twin
+        policy, task = settings.rounds.policy, settings.task
+        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply, task.travels)
+        _check_handed_on(connection, task.most_arrays)
+        answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
+        inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
+        if isinstance(request.reply, BlobReference):
+            used.extend(uploads.remove(connection, member.skid, request.reply.blob))
+        kept.append(True)
+        return answer
+
+    committed = False
+    try:
+        answer = transact(call, effect)
+        committed = bool(kept)
+        return answer
+    finally:
+        store.drop_blobs(used if committed else [reply.blob.name])
+
+
+def _check_handed_on(connection: Connection, most: int | None) -> None:
+    """Refuse a reply, which was just stored, where all maps together would be too many to be handed on.
+
+    Args:
+        connection: the transaction.
+        most: arrays that travel together; None for any number.
+
+    Raises:
+        RefusedError: `too_large`.
+    """
+    if most is not None and (held := progress.held_arrays(connection)) > most:
+        raise RefusedError(
+            "too_large",
+            f"with this reply the members' maps take {held} arrays, and {most} travel together: the federation is "
+            "full; tell its operator",
+        )
+
+
+def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
+    """Check a reply and write its file, before the transaction that will name it.
+
+    Raises:
+        RefusedError: the round takes none, a blob is missing or damaged, `bad_contribution` or `too_large`; nothing was
+            stored.
+        StorageError: the disk is full.
+    """
+    settings, limit = call.coordinator.settings, call.coordinator.settings.limits.reply_bytes
+    data = take_blob(call, request.reply) if isinstance(request.reply, BlobReference) else request.reply.to_bytes()
+    try:
+        if len(data) > limit:
+            raise RefusedError("too_large", f"the reply has {len(data)} bytes, at most {limit} are accepted")
+        reply = Payload.from_bytes(data, limit) if isinstance(request.reply, BlobReference) else request.reply
+        site_sha256 = check_reply(reply, settings.task)
+    except (RefusedError, PayloadError) as error:
+        if isinstance(request.reply, BlobReference):
+            drop_upload(call, request.reply)
+        refused = error if isinstance(error, RefusedError) else RefusedError("bad_contribution", str(error)[:500])
+        refuse(call, refused)
+    blob = call.coordinator.store.put_blob(data)
+    return progress.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)

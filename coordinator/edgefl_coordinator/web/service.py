@@ -1,0 +1,172 @@
+"""`serve`: uvicorn with TLS and our receive deadline, the administration socket, and the loop that runs the rounds.
+
+Guarantees: one process, one store; a signal ends it after the answers under way; a killed one continues where the store
+stands. A failed job is tried again after 10 s, then at growing intervals up to 10 minutes. Source: docs/security.md,
+decisions 7 to 9.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.members import key_care
+from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.rounds.aggregation import RunWorker, step
+from edgefl_coordinator.rounds.worker_process import WorkerProcess
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.admin import serve_admin
+from edgefl_coordinator.web.app import make_app
+from edgefl_coordinator.web.deadline import deadline_protocol
+from edgefl_coordinator.web.tls import server_context
+from edgefl_protocol.errors import EdgeflError
+
+log = logging.getLogger("edgefl_coordinator")
+
+_IDLE_S = 0.25  # between two looks at the rounds
+_KEYS_S = 60.0  # between two looks at the keys
+_RETRY_S = 10.0
+_MAX_RETRY_S = 600.0
+_BACKLOG = 512
+
+
+def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: RunWorker | None = None) -> None:
+    """Serve until a signal comes.
+
+    Args:
+        coordinator: opened; the caller closes its store.
+        ready: called with the TCP port once connections are taken.
+        run_worker: runs aggregation jobs; None for a process of its own.
+
+    Raises:
+        OperatorError: the port is taken or the certificate cannot be used.
+    """
+    settings = coordinator.settings
+    listening = _listen(settings.host, settings.port)
+    server = _Server(_config(coordinator), ready, listening.getsockname()[1])
+    with coordinator.store.transaction() as connection:
+        rounds = settings.rounds
+        detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
+        audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
+        progress.try_again(connection)  # whoever starts it anew may have mended what failed
+    key_care.tend_keys(coordinator)
+    key_care.note_keys(coordinator)
+    with contextlib.closing(listening):
+        asyncio.run(_run(coordinator, server, listening, run_worker))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server that says when it takes connections, and ends quietly."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[int], None], port: int) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._port = port
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Let SIGINT and SIGTERM end the server; uvicorn would raise them again before we have cleaned up."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, then report."""
+        await super().startup(sockets)
+        if not self.should_exit:
+            self._ready(self._port)
+
+
+async def _run(
+    coordinator: Coordinator, server: uvicorn.Server, listening: socket.socket, run_worker: RunWorker | None
+) -> None:
+    admin = await serve_admin(coordinator)
+    worker = WorkerProcess()
+    rounds = asyncio.create_task(_run_rounds(coordinator, run_worker or worker))
+    keys = asyncio.create_task(_tend_keys(coordinator))
+    try:
+        await server.serve(sockets=[listening])
+    finally:
+        rounds.cancel()
+        keys.cancel()
+        worker.stop()
+        admin.close()
+        coordinator.store.home.socket.unlink(missing_ok=True)
+        for task in (rounds, keys):
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
+    """Look at the rounds again and again; do what is due."""
+    pause_s = _RETRY_S
+    while True:
+        try:
+            done = await asyncio.to_thread(step, coordinator, run_worker)
+            pause_s = _RETRY_S
+            await asyncio.sleep(0.0 if done else _IDLE_S)
+        except EdgeflError as error:
+            log.error("round work failed, next try in %g s: %s", pause_s, error)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _MAX_RETRY_S)
+
+
+async def _tend_keys(coordinator: Coordinator) -> None:
+    """Renew the sealing key in time, and forget what is past."""
+    while True:
+        await asyncio.sleep(_KEYS_S)
+        try:
+            await asyncio.to_thread(key_care.tend_keys, coordinator)
+        except EdgeflError as error:
+            log.error("the sealing key was not renewed, next try in %g s: %s", _KEYS_S, error)
+
+
+def _config(coordinator: Coordinator) -> uvicorn.Config:
+    settings, home = coordinator.settings, coordinator.store.home
+    limits = settings.limits
+    chain, key = home.root / settings.certificate, home.root / settings.certificate_key
+    try:
+        context = server_context(chain, key)
+    except OSError as error:
+        raise OperatorError(f"the TLS certificate {chain} with key {key} cannot be used: {error}") from error
+    config = uvicorn.Config(
+        make_app(coordinator),
+        http=deadline_protocol(limits.header_deadline_s, limits.body_deadline_s),
+        loop="asyncio",
+        ws="none",
+        lifespan="off",
+        ssl_certfile=str(chain),
+        ssl_keyfile=str(key),
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=limits.connections,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=10,
+        backlog=_BACKLOG,
+    )
+    config.load()
+    config.ssl = context
+    return config
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise OperatorError(f"cannot listen on {host} port {port}: {error.strerror}; choose another port") from error

@@ -1,0 +1,138 @@
+"""`edgefl contribute`: maps of labelled pictures, or features of any, into the outbox; or a view of what would leave.
+
+The work is done by `contributing` and `feature_sharing`; here their results become lines.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgefl_client.commands.options import (
+    device_of,
+    home_option,
+    json_option,
+    model_option,
+    passphrase_option,
+    report,
+    threads_option,
+    trust_option,
+)
+from edgefl_client.commands.score import formats_option
+from edgefl_client.scoring.open_scorer import open_scorer
+
+
+@click.command()
+@click.argument("images", nargs=-1, metavar="[IMAGES]...")
+@click.option(
+    "--labels",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Share attention maps. Table with the columns image (a file, relative to the table) and label (a class of the "
+    "model).",
+)
+@click.option(
+    "--features",
+    is_flag=True,
+    help="Share features of IMAGES (files, folders, patterns), which need no labels.  [default IMAGES: those "
+    "that edgefl train or sync was given]",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would leave this device, to the last number.")
+@click.option(
+    "--sheets",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Draw into this folder what leaves, and beside it, at the same places, the pictures that stay.",
+)
+@model_option
+@trust_option
+@formats_option
+@threads_option
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def contribute(context: click.Context, /, images: tuple[str, ...], features: bool, as_json: bool, **given: Any) -> None:
+    """Put attention maps or features of pictures into the outbox; pictures never leave.
+
+    With --labels: a few attention maps per class, in a federation that learns from them. With --features: 128 numbers a
+    picture, made by the encoder of the round that edgefl sync fetched. A picture that is blurred, badly lit, too small
+    or not of skin gives nothing.
+    """
+    if features == (given["labels"] is not None):
+        raise click.UsageError("give one of --labels CSV (attention maps) and --features (features of IMAGES)")
+    if images and not features:
+        raise click.UsageError("IMAGES go with --features; with --labels the table names the pictures")
+    found = _features(context, images, given) if features else _maps(context, given)
+    what = _what(found)
+    waiting = f"in the outbox: {what}; edgefl sync sends it"
+    report(found, as_json, _would_leave(what, found) if given["dry_run"] else waiting)
+    if found["sheets"] is not None:
+        click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)
+    if found["policy"]["message"] is not None:
+        click.echo(f"As the policy is now, this stays here: {found['policy']['message']}.", err=True)
+
+
+def _maps(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
+    from edgefl_client.scoring.pictures import PictureReader
+    from edgefl_client.sharing.share_maps import run_contribute
+
+    device = device_of(context, given["home_dir"], given["passphrase_file"])
+    scorer, bundle = open_scorer(device.home, given["model"], given["trusted"], given["threads"], None)
+    with PictureReader(given["formats"]) as reader:
+        found = run_contribute(
+            device, given["labels"], reader, scorer, bundle, dry_run=given["dry_run"], sheets=given["sheets"]
+        )
+    _tell_left_out(found["left_out"], "map")
+    return found
+
+
+def _features(context: click.Context, images: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
+    import time
+
+    from edgefl_client.scoring.pictures import PictureReader
+    from edgefl_client.sharing.share_features import Contribution, run_features
+    from edgefl_client.trust import models
+    from edgefl_client.trust import trusted_keys as signers
+
+    device = device_of(context, given["home_dir"], given["passphrase_file"])
+    extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
+    archive = models.read_file(device.home, given["model"])
+    bundle = models.open_model(device.home, archive, extra, time.time_ns() // 1_000_000)
+    asked = Contribution(images=images, threads=given["threads"], dry_run=given["dry_run"], sheets=given["sheets"])
+    with PictureReader(given["formats"]) as reader:
+        found = run_features(device, asked, reader, bundle)
+    _tell_left_out(found["left_out"], "feature")
+    return found
+
+
+def _tell_left_out(left_out: Mapping[str, Any], what: str) -> None:
+    from edgefl_protocol.pictures.referral import REASON_WORDS
+
+    if left_out["images"]:
+        words: Mapping[str, str] = REASON_WORDS
+        why = "; ".join(f"{words.get(reason, reason)}: {number}" for reason, number in left_out["reasons"].items())
+        noun = "picture gives" if left_out["images"] == 1 else "pictures give"
+        click.echo(f"{left_out['images']} {noun} no {what} ({why}).", err=True)
+
+
+def _what(found: Mapping[str, Any]) -> str:
+    if "maps" in found:
+        maps = ", ".join(f"{number} of {name}" for name, number in found["maps"].items())
+        return (
+            f"{found['bytes']} bytes: attention maps ({maps}) and the digest of the model's values; no picture, no name"
+        )
+    return (
+        f"{found['bytes']} bytes: features of {found['features']} pictures, 128 numbers each, in no order that tells, "
+        "and the digest of what this device remembers; no picture, no name"
+    )
+
+
+def _would_leave(what: str, found: dict[str, Any]) -> str:
+    from edgefl_client.sharing.disclosure import described_text
+
+    length = (
+        f"length of a feature: {found['length']['min']:g} to {found['length']['max']:g}\n" if "length" in found else ""
+    )
+    return f"would leave: {what}\n{length}{described_text(found)}"

@@ -1,0 +1,41 @@
+"""How a known failure ends a command: one sentence and an exit code.
+
+1: it failed and may work another time or with other input. 3: it was refused (signature, trust, certificate, policy),
+and trying again changes nothing. Usage errors end with 2 (docs/design.md, section 5). Any other exception is a defect
+and shows its traceback.
+"""
+
+from edgefl_client.sharing.policy import PolicyError
+from edgefl_exchange.enrolment import EnrolmentError
+from edgefl_exchange.errors import NotEnrolled, Refused, TlsRefused
+from edgefl_protocol.errors import (
+    BundleError,
+    EdgeflError,
+    EnvelopeError,
+    InviteError,
+    KeyMaterialError,
+    RecordError,
+)
+
+FAILED, REFUSED = 1, 3
+
+_POLICY = frozenset(
+    {
+        "unknown_invite", "expired_invite", "used_invite", "known_key", "bad_proof", "replaced_key", "pending",
+        "not_approved", "small_cohort", "fingerprint_differs", "low_order_key", "expired",
+    }
+)  # fmt: skip
+_REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
+_MIXED = (Refused, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
+_RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
+
+
+def exit_code(error: EdgeflError) -> int:
+    """Exit code of a command that ends with this error.
+
+    Args:
+        error: the known failure.
+    """
+    if isinstance(error, _REFUSALS):
+        return FAILED if error.code in _RUNTIME_CODES else REFUSED
+    return REFUSED if isinstance(error, _MIXED) and error.code in _POLICY else FAILED

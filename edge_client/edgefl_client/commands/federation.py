@@ -1,0 +1,95 @@
+"""`edgefl enrol`, `pull`, `status`: a device's part in a federation, at the command line.
+
+The work is done by `federate` and `status`; here its results become lines.
+"""
+
+import sys
+from pathlib import Path
+
+import click
+
+from edgefl_client.commands.options import (
+    device_of,
+    home_option,
+    json_option,
+    passphrase_option,
+    report,
+)
+
+
+@click.command()
+@click.argument("invite")
+@click.option(
+    "--ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="PEM certificate of the coordinator or its authority.  [default: the public authorities]",
+)
+@click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
+@click.option(
+    "--suite", type=click.IntRange(1, 2), default=2, show_default=True, help="Sealing: 2 resists quantum computers."
+)
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def enrol(
+    context: click.Context,
+    invite: str,
+    ca: Path | None,
+    proxy: str | None,
+    suite: int,
+    passphrase_file: Path | None,
+    as_json: bool,
+    home_dir: str | None,
+) -> None:
+    """Join a federation with the INVITE its operator gave you; run it again after any failure.
+
+    An INVITE of "-" is read from standard input, so that it stands in no list of processes.
+    """
+    from edgefl_client.sharing import enrolled_device
+    from edgefl_client.sharing.policy import Policy, load_policy, save_policy
+
+    if invite == "-":
+        invite = sys.stdin.read(4096)
+    device = device_of(context, home_dir, passphrase_file)
+    found, home = enrolled_device.run_enrol(device, invite, ca, proxy, suite), device.home
+    text = (
+        f"{found['name']} is {found['state']} in {found['federation']}; "
+        f"tell the operator this fingerprint: {found['fingerprint']}"
+    )
+    report(found, as_json, text)
+    if not home.policy_file.exists():
+        save_policy(home, Policy())
+    if not load_policy(home).allowed:
+        click.echo("Nothing leaves this device until its owner allows it, such as: edgefl policy allow maps", err=True)
+
+
+@click.command()
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
+    """Fetch the federation's current bundle, verify it and use it from now on."""
+    from edgefl_client.sharing import enrolled_device
+
+    found = enrolled_device.run_pull(device_of(context, home_dir, passphrase_file))
+    verb = "now in use" if found["changed"] else "in use already"
+    report(found, as_json, f"{found['line']}/{found['task']} version {found['version']} is {verb}: {found['file']}")
+
+
+@click.command()
+@click.option("--offline", is_flag=True, help="Do not ask the coordinator.")
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def status(
+    context: click.Context, offline: bool, passphrase_file: Path | None, as_json: bool, home_dir: str | None
+) -> None:
+    """Show model, values in use, membership, round and outbox of this device."""
+    from edgefl_client.doctor.status import run_status, status_text
+
+    found = run_status(device_of(context, home_dir, passphrase_file), online=not offline)
+    report(found, as_json, status_text(found))

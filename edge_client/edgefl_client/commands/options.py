@@ -1,0 +1,77 @@
+"""What the commands of `edgefl` share: their options, and how they come by home, device and model.
+
+Only `click` is imported before a command runs.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from edgefl_client.home import Home
+    from edgefl_client.sharing.enrolled_device import Device
+
+_HOME_HELP = "Folder of this device's keys, models and outbox.  [env var: EDGEFL_HOME; default: ~/.edgefl]"
+home_option = click.option("--home", "home_dir", metavar="DIR", help=_HOME_HELP)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+passphrase_option = click.option(
+    "--passphrase-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File, readable by you alone, with the passphrase of this device's keys.  "
+    "[env var: EDGEFL_KEY_PASSPHRASE; default: not encrypted]",
+)
+model_option = click.option(
+    "--model",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.edgefl",
+    help="Bundle to score with.  [default: the one fetched by edgefl pull]",
+)
+trust_option = click.option(
+    "--trust", "trusted", multiple=True, metavar="PUB", help="Public key of a signer, or its file; for this call only."
+)
+threads_option = click.option(
+    "--threads", type=click.IntRange(1, 1024), metavar="N", help="Processor threads.  [default: all that are allowed]"
+)
+
+
+def finite(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
+    """Option callback: refuse a number that is not finite."""
+    if value is not None and not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no finite number.")
+    return value
+
+
+def home_of(context: click.Context, home_dir: str | None) -> "Home":
+    """The home folder that the command, or the group before it, was given."""
+    from edgefl_client.home import find_home
+
+    return find_home(home_dir or context.find_root().obj)
+
+
+def device_of(context: click.Context, home_dir: str | None, passphrase_file: Path | None) -> "Device":
+    """What the commands of a federation need of this device."""
+    from edgefl_client.sharing.enrolled_device import Device
+    from edgefl_protocol.durable import read_passphrase
+
+    return Device(home=home_of(context, home_dir), passphrase=read_passphrase(passphrase_file))
+
+
+weights_option = click.option(
+    "--weights",
+    type=click.Choice(["bundle", "personal"]),
+    help="Values to score with: those the bundle was signed with, or those learned here that passed their gate.  "
+    "[default: personal where there are some]",
+)
+
+
+def report(value: dict[str, Any], as_json: bool, text: str) -> None:
+    """Print one result: JSON, or a sentence for a person."""
+    if as_json:
+        import json
+
+        click.echo(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(text)

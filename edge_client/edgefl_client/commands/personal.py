@@ -1,0 +1,41 @@
+"""`edgefl personal`: the values that this device learned for itself, at the command line."""
+
+import click
+
+from edgefl_client.commands.options import home_of, home_option, json_option, report
+
+
+@click.group()
+def personal() -> None:
+    """The values that this device learned for itself."""
+
+
+@personal.command("show")
+@json_option
+@home_option
+@click.pass_context
+def personal_show(context: click.Context, as_json: bool, home_dir: str | None) -> None:
+    """Show which values are scored with, and what the gate found."""
+    from edgefl_client.doctor.status import personal_facts, weights_text
+
+    found = personal_facts(home_of(context, home_dir))
+    report({"personal": found}, as_json, f"weights: {weights_text(found)}")
+
+
+@personal.command("remove")
+@click.option(
+    "--all", "everything", is_flag=True, help="Also where learning stands, and which pictures it was to learn from."
+)
+@json_option
+@home_option
+@click.pass_context
+def personal_remove(context: click.Context, everything: bool, as_json: bool, home_dir: str | None) -> None:
+    """Go back to the bundle's values for good; what left this device before cannot be called back.
+
+    Learning goes on from where it stands the next time, unless --all forgets that too.
+    """
+    from edgefl_client.learning.forgetting import forget
+
+    removed = forget(home_of(context, home_dir), everything=everything)
+    text = f"removed: {', '.join(removed)}" if removed else "nothing learned here was there to remove"
+    report({"removed": removed}, as_json, f"{text}; scores use the bundle's values")

@@ -1,0 +1,229 @@
+"""`edgefl score`: pictures in, one line a picture out."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgefl_client.commands.options import (
+    finite,
+    home_of,
+    home_option,
+    json_option,
+    model_option,
+    threads_option,
+    trust_option,
+    weights_option,
+)
+from edgefl_client.scoring.open_scorer import open_scorer
+
+if TYPE_CHECKING:
+    from edgefl_client.home import Home
+    from edgefl_client.scoring.score_files import Result
+    from edgefl_client.scoring.scorer import Scorer
+    from edgefl_protocol.bundle import Bundle
+
+SOON_DAYS = 14  # before a model expires, from when on every run says so
+FEW = 3  # pictures up to which no progress bar is drawn
+_KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
+
+heatmap_option = click.option(
+    "--heatmap",
+    "heatmaps",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Draw a heat map of each picture into this folder.",
+)
+refer_option = click.option(
+    "--refer-above",
+    type=click.FloatRange(0.0),
+    callback=finite,
+    metavar="U",
+    help="Refer above this vacuity, 0 to 1 (softmax models: entropy in nats, 0 to ln of the number of classes).  "
+    "[default: the bundle's]",
+)
+formats_option = click.option(
+    "--formats",
+    default="jpeg,png",
+    show_default=True,
+    callback=lambda _context, _option, value: parse_formats(value),
+    metavar="LIST",
+    help="Kinds of files that are read: jpeg, png, tiff, heic and dicom; the last two need their extra.",
+)
+
+
+log_option = click.option(
+    "--log",
+    "log_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.sqlite",
+    help="Append a row for each picture to this database: SHA-256 of the file (never its name), model, numbers, time. "
+    "Pictures then run one at a time.  [default: no log]",
+)
+
+
+def parse_formats(value: str) -> tuple[str, ...]:
+    """Names of formats from a list with commas.
+
+    Raises:
+        click.BadParameter: one is unknown, or there is none.
+    """
+    names = tuple(name.strip().lower() for name in value.split(",") if name.strip())
+    unknown = [name for name in names if name not in _KNOWN]
+    if unknown or not names:
+        raise click.BadParameter(
+            f"{', '.join(unknown) or 'an empty list'} is not known; known are {', '.join(_KNOWN)}."
+        )
+    return names
+
+
+@click.command()
+@click.argument("images", nargs=-1, required=True, metavar="IMAGES...")
+@model_option
+@trust_option
+@json_option
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV on standard output.")
+@heatmap_option
+@refer_option
+@weights_option
+@log_option
+@formats_option
+@click.option(
+    "--batch",
+    type=click.IntRange(1, 64),
+    default=8,
+    show_default=True,
+    metavar="N",
+    help="Pictures in one run; with --heatmap or --log, one.",
+)
+@threads_option
+@home_option
+@click.pass_context
+def score(
+    context: click.Context,
+    images: tuple[str, ...],
+    model: Path | None,
+    trusted: tuple[str, ...],
+    as_json: bool,
+    as_csv: bool,
+    heatmaps: Path | None,
+    refer_above: float | None,
+    weights: str | None,
+    log_file: Path | None,
+    formats: tuple[str, ...],
+    batch: int,
+    threads: int | None,
+    home_dir: str | None,
+) -> None:
+    """Score pictures: files, folders with all that is in them, patterns, or - for one on standard input.
+
+    `--json` prints one object a picture, in order.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other")
+    home = home_of(context, home_dir)
+    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
+    from edgefl_client.commands import score_text
+    from edgefl_client.scoring import score_files
+    from edgefl_client.scoring.pictures import PictureReader
+
+    troubles, failures = list[str](), list[score_files.Failure]()
+    with PictureReader(formats) as reader, open_log(log_file, home, scorer, bundle) as log:
+        files = score_files.expand(images, reader.suffixes)
+        unread = score_files.left_out(images, reader)
+        if not files:
+            none = f"the folders given hold no file that ends in {', '.join(reader.suffixes)}"
+            raise click.UsageError(none if unread is None else f"{none}. {unread}")
+        prepare(bundle, heatmaps, scorer, unread)
+        table = score_text.CsvLines(bundle.labels.classes)
+        if as_csv:
+            click.echo(table.head())
+        task = score_files.Task(
+            scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
+        )
+        with _progress(len(files)) as step:
+            for result in score_files.score_files(task, files):
+                if isinstance(result, score_files.Failure):
+                    failures.append(result)
+                line = (score_text.json_line if as_json else table.row if as_csv else score_text.human_line)(result)
+                click.echo(line)
+                step(1)
+    if failures:
+        noun = "pictures" if len(files) > 1 else "picture"
+        troubles.append(f"{len(failures)} of {len(files)} {noun} could not be scored.")
+        troubles += sorted({one.message for one in failures if one.code == "missing_extra"})
+    if troubles:
+        click.echo("\n".join(map(score_text.printable, troubles)), err=True)
+        context.exit(2 if failures and all(one.code == "missing_extra" for one in failures) else 1)
+
+
+def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
+    """Make the folder of heat maps, and say what has to be said before the first score.
+
+    Args:
+        bundle: the model.
+        heatmaps: folder of heat maps; None for none.
+        scorer: what scores.
+        unread: what `scoring.left_out` says; None for nothing.
+    """
+    if heatmaps is not None:
+        heatmaps.mkdir(parents=True, exist_ok=True)
+    if unread is not None:
+        click.echo(unread, err=True)
+    if bundle.card.research_use_only:
+        click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
+    left_days = scorer.days_left
+    if left_days is not None and left_days < SOON_DAYS:
+        click.echo(
+            f"The model expires in {left_days} days and is refused then; edgefl pull fetches a newer one.", err=True
+        )
+    if scorer.model.state_kind == "personal":
+        less = f" They never predict {', '.join(scorer.never_named)}." if scorer.never_named else ""
+        click.echo(
+            f"Scored with the personal values learned on this device; --weights bundle goes back.{less}", err=True
+        )
+    if heatmaps is not None and "map" not in bundle.outputs:
+        click.echo("This model has no attention map, so no heat maps are drawn.", err=True)
+
+
+@contextmanager
+def open_log(
+    file: Path | None, home: "Home", scorer: "Scorer", bundle: "Bundle"
+) -> "Iterator[Callable[[Result, str | None], None] | None]":
+    """The log that takes each result, or None where none is asked for.
+
+    Args:
+        file: the log; None for none.
+        home: the device's home.
+        scorer: what scores.
+        bundle: its bundle.
+
+    Raises:
+        StorageError: the log cannot be used.
+    """
+    if file is None:
+        yield None
+        return
+    from edgefl_client.scoring.score_log import ScoreLog, circumstances
+
+    shared = circumstances(home, bundle, scorer.model, scorer.temperature, scorer.threads)
+    with ScoreLog(file, shared) as log:
+        yield log.note
+
+
+@contextmanager
+def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
+    """A bar on standard error for a person at a terminal; nothing for a few pictures."""
+    if pictures <= FEW or not at_a_terminal():
+        yield lambda _steps: None
+        return
+    with click.progressbar(length=pictures, label="Scoring", file=sys.stderr) as bar:
+        yield bar.update
+
+
+def at_a_terminal() -> bool:
+    """Whether standard error is a terminal and the results do not pass by on the same one."""
+    return sys.stderr.isatty() and not sys.stdout.isatty()

@@ -1,0 +1,91 @@
+"""A result as a line: for a person, as JSON, or as a row of CSV. The columns and keys are docs/design.md, section 5.
+
+Every line is UTF-8, also where the name of a file is not: its odd bytes become `\\udcXX`, which in JSON is the escape
+that gives Python the file's name back. What a person reads holds no line break and no control character: the name of a
+file must not look like the line of another, nor steer the terminal.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+
+from edgefl_client.scoring.score_files import Failure, Result
+from edgefl_protocol.pictures.referral import REASON_WORDS
+
+
+def human_line(result: Result) -> str:
+    """One line for a person."""
+    if isinstance(result, Failure):
+        return printable(f"{result.image}: not scored: {result.message}")
+    if result.predicted is None:
+        said = "no prediction"
+    else:
+        said = f"{result.predicted}, probability {result.probabilities[result.predicted]:.3f}"
+    vacuity = "" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
+    why = "; ".join(REASON_WORDS[reason] for reason in result.refer_reasons)
+    refer = f"; refer: {why}" if result.refer else ""
+    drawn = f" [{result.heatmap}]" if result.heatmap else ""
+    return printable(f"{result.image}: {said}{vacuity}{refer}{drawn}")
+
+
+def printable(line: str) -> str:
+    """A line in which every character that is not printable is escaped, as in Python.
+
+    Args:
+        line: for a person; may hold the name of a file.
+    """
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in line)
+
+
+def json_line(result: Result) -> str:
+    """One JSON object on one line."""
+    return _text(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
+
+
+class CsvLines:
+    """Rows of a CSV with one column per class and measure.
+
+    Args:
+        classes: names of the classes, in index order.
+    """
+
+    _PLAIN = ("image", "predicted", "vacuity", "dissonance", "entropy_nats", "refer", "refer_reasons", "heatmap")
+    _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self._classes = classes
+
+    def head(self) -> str:
+        """The first line."""
+        per_class = [f"{measure}.{name}" for measure in ("probability", "evidence") for name in self._classes]
+        return self._line([*self._PLAIN, *self._MODEL, *per_class, "error_code", "error_message"])
+
+    def row(self, result: Result) -> str:
+        """The line of one result; what is undefined stays empty."""
+        if isinstance(result, Failure):
+            empty = [""] * (len(self._PLAIN) - 1 + len(self._MODEL) + 2 * len(self._classes))
+            return self._line([result.image, *empty, result.code, result.message])
+        plain = [
+            result.image, result.predicted, result.vacuity, result.dissonance, result.entropy_nats,
+            str(result.refer).lower(), " ".join(result.refer_reasons), result.heatmap,
+        ]  # fmt: skip
+        model = [
+            result.model.id, result.model.sha256, result.model.version, result.model.state_kind,
+            result.model.state_sha256, round(result.milliseconds, 3),
+        ]  # fmt: skip
+        evidence = result.evidence or {}
+        per_class = [result.probabilities[name] for name in self._classes] + [
+            evidence.get(name) for name in self._classes
+        ]
+        return self._line([*plain, *model, *per_class, "", ""])
+
+    def _line(self, values: Sequence[object]) -> str:
+        out = io.StringIO()
+        # Only characters of the line's end make the writer quote a value that holds one.
+        csv.writer(out, lineterminator="\r\n").writerow(["" if value is None else value for value in values])
+        return _text(out.getvalue().removesuffix("\r\n"))
+
+
+def _text(line: str) -> str:
+    return line.encode("utf-8", "backslashreplace").decode()

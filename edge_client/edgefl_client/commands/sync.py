@@ -1,0 +1,121 @@
+"""`edgefl sync`: do what is due in the federation, learning included, and leave.
+
+The work is done by `syncing`; here its results become lines.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgefl_client.commands.learning_text import (
+    clear_line,
+    learned_text,
+    limits_of,
+    limits_options,
+    one_of,
+    pictures_option,
+    progress,
+)
+from edgefl_client.commands.options import (
+    device_of,
+    home_option,
+    json_option,
+    passphrase_option,
+    report,
+    threads_option,
+    trust_option,
+)
+from edgefl_client.learning.stopping import pausing, stop_on_signal
+
+
+@click.command()
+@click.option(
+    "--learn/--no-learn",
+    default=True,
+    show_default=True,
+    help="Learn the open round from the pictures that --labels or --pictures named last, or only exchange.",
+)
+@click.option(
+    "--labels",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Learn from this table of labelled pictures, now and at every later sync; as in edgefl train.",
+)
+@pictures_option
+@click.option("--hold", is_flag=True, help="Learn, but send nothing: look at it with edgefl outbox show first.")
+@limits_options
+@threads_option
+@trust_option
+@passphrase_option
+@json_option
+@home_option
+@click.pass_context
+def sync(
+    context: click.Context,
+    /,
+    learn: bool,
+    labels: Path | None,
+    pictures: Path | None,
+    hold: bool,
+    passphrase_file: Path | None,
+    as_json: bool,
+    home_dir: str | None,
+    **given: Any,
+) -> None:
+    """Do what is due and leave: fetch the task and the others' part, learn the open round, send what it takes.
+
+    A round that a limit stops goes on at the next sync. Made for cron and systemd: it may be killed at any moment.
+    """
+    from edgefl_client.commands.failures import REFUSED, exit_code
+    from edgefl_client.learning.options import TrainOptions
+    from edgefl_client.learning.own_pictures import name_table
+    from edgefl_client.sharing.policy import PASSES
+    from edgefl_client.sharing.sync import HELD_BACK, run_sync
+    from edgefl_client.trust import trusted_keys as signers
+
+    extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
+    named = one_of(labels, pictures)
+    device = device_of(context, home_dir, passphrase_file)
+    if named is not None:
+        name_table(device.home, named.absolute())
+    with stop_on_signal() as stop:
+        options = TrainOptions(
+            threads=given["threads"],
+            checkpoint_seconds=given["checkpoint_every"],
+            limits=limits_of(given, stop),
+            report=pausing(progress(), stop),
+        )
+        done = run_sync(device, options if learn else None, extra, hold=hold)
+    clear_line()
+    report(done.report, as_json, _text(done.report))
+    held = [one for one in done.report["sent"] if one["outcome"] == "held"]
+    for one in held:
+        click.echo(f"edgefl: {one['message']}", err=True)
+    if done.problem is not None:
+        click.echo(f"edgefl: {done.problem}", err=True)
+        context.exit(exit_code(done.problem))
+    if any(one["code"] not in PASSES | {HELD_BACK} for one in held):
+        context.exit(REFUSED)
+
+
+def _text(found: dict[str, Any]) -> str:
+    parts = [f"round {found['round']['number']} is {found['round']['state']}"]
+    learned = found["learning"]
+    if learned is not None and learned["state"] == "skipped":
+        parts.append(f"nothing to learn: {learned['message']}")
+    elif learned is not None and learned["state"] != "failed":
+        parts.append(learned_text(learned, "the next sync goes on from there"))
+    parts += [
+        f"reply {one['outcome']} ({one['bytes']} bytes)"
+        + (f": {one['message']}" if one["outcome"] in ("late", "refused") else "")
+        for one in found["sent"]
+    ]
+    got = found["broadcast"]
+    if got is not None:
+        kind = "feature" if got["features"] else "map"
+        count = got[f"{kind}s"]
+        here = f"1 {kind}" if count == 1 else f"{count} {kind}s"
+        parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of others here")
+    parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
+    return "; ".join(parts)

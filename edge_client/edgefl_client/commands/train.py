@@ -1,0 +1,144 @@
+"""`edgefl train`: learn on this device from the owner's labelled pictures.
+
+The work is done by `learning.running`; its progress and results become lines in `learning_lines`.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgefl_client.commands.learning_text import (
+    clear_line,
+    learned_text,
+    limits_of,
+    limits_options,
+    one_of,
+    pictures_option,
+    progress,
+)
+from edgefl_client.commands.options import (
+    home_of,
+    home_option,
+    json_option,
+    model_option,
+    report,
+    threads_option,
+    trust_option,
+)
+from edgefl_client.commands.score import formats_option
+from edgefl_client.learning.stopping import pausing, stop_on_signal
+
+if TYPE_CHECKING:
+    from edgefl_client.home import Home
+    from edgefl_protocol.bundle import Bundle
+    from edgefl_protocol.payload import Payload
+
+
+@click.command()
+@click.option(
+    "--labels",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="CSV",
+    help="Table with the columns image (a file, relative to the table), label (a class of the model) and, where known, "
+    "lesion_id.",
+)
+@pictures_option
+@click.option(
+    "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Epochs of this round.  [default: the bundle's]"
+)
+@click.option("--batch", type=click.IntRange(1, 1024), metavar="N", help="Pictures in a step.  [default: the bundle's]")
+@click.option(
+    "--balance",
+    type=click.Choice(["none", "class"]),
+    help="Draw the classes as often as they occur, or equally often.  [default: the bundle's]",
+)
+@limits_options
+@click.option("--restart", is_flag=True, help="Forget where learning stands and begin with the bundle's values.")
+@threads_option
+@formats_option
+@model_option
+@trust_option
+@json_option
+@home_option
+@click.pass_context
+def train(context: click.Context, /, as_json: bool, home_dir: str | None, **given: Any) -> None:
+    """Learn from labelled pictures on this device; what it learns is used only if it is no worse than the bundle.
+
+    Of each class at least 20 pictures are held back to judge with, and at least 5 more must be there to learn from.
+    Stopped (SIGTERM, Ctrl-C) or killed, it goes on where it was when started again.
+    """
+    from edgefl_client.learning.errors import Paused
+    from edgefl_client.learning.options import TrainOptions
+    from edgefl_client.learning.round_alone import run_train
+    from edgefl_client.learning.round_learner import ALONE
+
+    pictures = one_of(given["labels"], given["pictures"])
+    if pictures is None:
+        raise click.UsageError("name a table with --labels, or a folder with --pictures.")
+    home = home_of(context, home_dir)
+    bundle = _bundle(home, given["model"], given["trusted"])
+    name, others = _membership(home, bundle)
+    with stop_on_signal() as stop:
+        options = TrainOptions(
+            epochs=given["epochs"],
+            batch=given["batch"],
+            balance=given["balance"],
+            threads=given["threads"],
+            restart=given["restart"],
+            formats=given["formats"],
+            checkpoint_seconds=given["checkpoint_every"],
+            limits=limits_of(given, stop),
+            report=pausing(progress(), stop),
+        )
+        try:
+            found = run_train(home, bundle, pictures, options, site=name or ALONE, others=others)
+        except Paused as paused:  # before the first step: nothing was begun
+            clear_line()
+            report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")
+            return
+    clear_line()
+    report(found, as_json, learned_text(found, "the same command goes on from there"))
+
+
+def _bundle(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bundle":
+    import time
+
+    from edgefl_client.trust import models
+    from edgefl_client.trust import trusted_keys as signers
+
+    extra = [signers.read_public_key(pub).public for pub in trusted]
+    return models.open_model(home, models.read_file(home, model), extra, time.time_ns() // 1_000_000)
+
+
+def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | None]":
+    """This member's name and the newest broadcast of the others' maps, where the bundle is its federation's.
+
+    Maps of another form would teach what they do not mean: they are left out, and it is said.
+    """
+    from edgefl_client.learning.errors import LearningError
+    from edgefl_client.learning.peers import renumbered
+    from edgefl_client.learning.round_plan import agreed
+    from edgefl_exchange.errors import NotEnrolled
+    from edgefl_exchange.membership import load_membership, load_task
+    from edgefl_protocol.durable import read_bounded
+    from edgefl_protocol.payload import MAX_PAYLOAD_BYTES, Payload
+
+    try:
+        membership = load_membership(home.member)
+    except NotEnrolled:
+        return None, None
+    newest = sorted(home.broadcasts.glob(f"{membership.federation}-*.payload"))[-1:]
+    task = load_task(home.member)
+    if task is None or not newest or bundle.manifest.line_key != (membership.federation, task.line, task.task):
+        return membership.name, None
+    if not task.tokens or not task.maps_per_class:
+        return membership.name, None  # its broadcasts are networks, which only a round needs
+    if bundle.training is not None and bundle.training.kind == task.method:
+        try:
+            agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)
+        except LearningError as error:
+            click.echo(f"The others' maps are left out: {error}.", err=True)
+            return membership.name, None
+    maps = Payload.from_bytes(read_bounded(newest[0], MAX_PAYLOAD_BYTES))
+    return membership.name, renumbered(maps, task.classes, bundle.labels.classes)

@@ -1,0 +1,203 @@
+"""`edgefl watch`: scores what a capture device drops into a folder, each picture once, until it is told to stop."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import click
+
+from edgefl_client.commands.options import (
+    finite,
+    home_of,
+    home_option,
+    model_option,
+    threads_option,
+    trust_option,
+    weights_option,
+)
+from edgefl_client.commands.score import formats_option, heatmap_option, log_option, open_log, prepare, refer_option
+from edgefl_client.learning.stopping import stop_on_signal
+from edgefl_client.scoring.open_scorer import open_scorer
+
+if TYPE_CHECKING:
+    from edgefl_client.scoring.score_files import Result, Task
+    from edgefl_client.scoring.watched_folder import Notes, Seen
+
+UNREADABLE = frozenset({"permissions", "storage"})  # codes of what lies with the disk or its rights, not the picture
+AGAIN_S = 60.0  # after which such a file is tried again
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Append the lines to this file.  [default: standard output]",
+)
+@click.option("--once", is_flag=True, help="Score what is there and leave; for cron.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 3600),
+    callback=finite,
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time between two looks; a file is scored when it did not change from one to the next.",
+)
+@model_option
+@trust_option
+@heatmap_option
+@refer_option
+@weights_option
+@log_option
+@formats_option
+@threads_option
+@home_option
+@click.pass_context
+def watch(
+    context: click.Context,
+    folder: Path,
+    out: Path | None,
+    once: bool,
+    interval_s: float,
+    model: Path | None,
+    trusted: tuple[str, ...],
+    heatmaps: Path | None,
+    refer_above: float | None,
+    weights: str | None,
+    log_file: Path | None,
+    formats: tuple[str, ...],
+    threads: int | None,
+    home_dir: str | None,
+) -> None:
+    """Score every picture that appears below DIR, once; prints the JSON objects of edgefl score, one a line.
+
+    Ends with what it is doing when it gets SIGTERM or Ctrl-C, and goes on from there the next time.
+    """
+    home = home_of(context, home_dir)
+    scorer, bundle = open_scorer(home, model, trusted, threads, refer_above, weights)
+    from contextlib import closing
+
+    from edgefl_client.scoring import watched_folder
+    from edgefl_client.scoring.pictures import PictureReader
+    from edgefl_client.scoring.score_files import Task, left_out
+
+    with (
+        stop_on_signal() as stop,
+        PictureReader(formats) as reader,
+        watched_folder.open_output(out) as output,
+        closing(watched_folder.Notes(home, folder)) as notes,
+        open_log(log_file, home, scorer, bundle) as log,
+    ):
+        prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
+        notes.recover(output)
+        task = Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
+        watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
+        failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
+    context.exit(1 if once and failed else 0)
+
+
+@dataclass
+class _Watcher:
+    """One run of the command.
+
+    Attributes:
+        folder: what is watched.
+        task: how its pictures are scored.
+        notes: which were scored.
+        output: takes the lines; None for standard output.
+        stop: set when the run is to end.
+        scored: what `notes` holds, kept here so that a look costs no query.
+        again_s: files that could not be read, and when they are tried again, monotonic seconds.
+    """
+
+    folder: Path
+    task: "Task"
+    notes: "Notes"
+    output: BinaryIO | None
+    stop: threading.Event
+    scored: "dict[str, Seen]"
+    again_s: dict[str, float] = field(default_factory=dict)
+
+    def once(self, interval_s: float) -> int:
+        """Two looks and the pictures that were the same in both; gives the number that could not be scored."""
+        before = self._look()
+        if all(self.scored.get(name) == seen for name, seen in before.items()) or self.stop.wait(interval_s):
+            return 0
+        return self._score(before, self._look())
+
+    def until_stopped(self, interval_s: float) -> int:
+        """Look, score and wait in turn; gives the number that could not be scored."""
+        from edgefl_protocol.errors import StorageError
+
+        before: dict[str, Seen] = {}
+        failed, lost = 0, False
+        while not self.stop.is_set():
+            try:
+                now = self._look()
+                lost = False
+            except StorageError as error:  # a share that went away may come back
+                now = {}
+                if not lost:
+                    _say(f"{error}; still watching")
+                lost = True
+            failed += self._score(before, now)
+            before = now
+            self.stop.wait(interval_s)
+        return failed
+
+    def _look(self) -> "dict[str, Seen]":
+        from edgefl_client.scoring.watched_folder import look
+
+        return look(self.folder, self.task.reader.suffixes)
+
+    def _score(self, before: "dict[str, Seen]", now: "dict[str, Seen]") -> int:
+        from edgefl_client.scoring.score_files import Failure, score_files
+
+        self.again_s = {name: at for name, at in self.again_s.items() if name in now}
+        ready = (name for name in now if time.monotonic() >= self.again_s.get(name, 0.0))
+        new = [name for name in ready if before.get(name) == now[name] != self.scored.get(name)]
+        failed = 0
+        for name, result in zip(new, score_files(self.task, new), strict=True):
+            gone = isinstance(result, Failure) and result.code == "missing"  # since the look
+            if isinstance(result, Failure) and result.code in UNREADABLE:
+                self._put_off(name, result.message)
+            elif not gone:
+                self._write(name, now[name], result)
+            failed += isinstance(result, Failure) and not gone
+            if self.stop.is_set():
+                break
+        if new:
+            self.notes.forget(now)
+        return failed
+
+    def _put_off(self, name: str, why: str) -> None:
+        """No line and no note: the picture is whole, and is scored when it can be read."""
+        if name not in self.again_s:
+            _say(f"{why}; tried again every {AGAIN_S:.0f} s, and at the next start")
+        self.again_s[name] = time.monotonic() + AGAIN_S
+
+    def _write(self, name: str, seen: "Seen", result: "Result") -> None:
+        import os
+
+        from edgefl_client.commands.score_text import json_line
+        from edgefl_client.scoring.watched_folder import write_line
+
+        position = 0 if self.output is None else self.output.seek(0, os.SEEK_END)
+        self.notes.begin(name, seen, position)
+        if self.output is None:
+            click.echo(json_line(result))
+        else:
+            write_line(self.output, json_line(result))
+        self.notes.finish(name)
+        self.scored[name] = seen
+
+
+def _say(sentence: str) -> None:
+    from edgefl_client.commands.score_text import printable
+
+    click.echo(printable(sentence), err=True)

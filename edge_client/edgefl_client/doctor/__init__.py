@@ -1,0 +1,1 @@
+"""Checks of a device: does it work, is it fast enough, is anything out of order?"""

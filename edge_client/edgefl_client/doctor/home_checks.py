@@ -1,0 +1,122 @@
+"""Checks of `edgefl doctor` on what lies in the home folder: modes, space, signers, learned values, policy, outbox.
+
+None needs a key, a membership or a network, and none writes.
+"""
+
+import shutil
+from collections.abc import Iterator
+
+from edgefl_client.doctor.findings import DAY_MS, SOON_DAYS, Finding
+from edgefl_client.home import Home
+from edgefl_client.sharing.policy import load_policy
+from edgefl_client.sharing.spending import read_spent
+from edgefl_client.sharing.waiting_items import list_waiting
+from edgefl_client.trust.signers import signers_in_force
+from edgefl_exchange.trust_records import load_revoked
+
+_MIB = 2**20
+LITTLE_MIB, TOO_LITTLE_MIB = 1024, 64  # free on the disk
+OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
+
+
+def check_home(home: Home) -> Iterator[Finding]:
+    """Everything in the home is its owner's alone."""
+    if not home.root.exists():
+        yield Finding(check="home", state="ok", found=f"{home.root} is not there yet; it is made when it is needed")
+        return
+    paths = [home.root, *home.root.rglob("*")]
+    opened = [path for path in paths if not path.is_symlink() and path.stat().st_mode & 0o077]
+    if opened:
+        yield Finding(
+            check="home", state="fail",
+            found=f"{len(opened)} of its files and folders are open to others, among them {opened[0]}",
+            advice=f"chmod -R go-rwx {home.root}",
+        )  # fmt: skip
+        return
+    yield Finding(check="home", state="ok", found=f"{home.root}, for its owner alone")
+
+
+def check_disk(home: Home) -> Iterator[Finding]:
+    """Enough room to work."""
+    place = next(path for path in (home.root.absolute(), *home.root.absolute().parents) if path.exists())
+    free_mib = shutil.disk_usage(place).free // _MIB
+    state = "fail" if free_mib < TOO_LITTLE_MIB else "warn" if free_mib < LITTLE_MIB else "ok"
+    advice = None if state == "ok" else "free space; what is there is safe, new work is refused when the disk is full"
+    yield Finding(check="disk", state=state, found=f"{free_mib:,} MiB free", advice=advice)
+
+
+def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
+    """Somebody's bundles are trusted, and what was revoked is known."""
+    signers = signers_in_force(home)
+    if not signers.keys:
+        yield Finding(
+            check="signers", state="warn", found="no signer of bundles is trusted, so none is run",
+            advice="compare a signer's key over another channel, then: edgefl trust add PUB",
+        )  # fmt: skip
+        return
+    listed = load_revoked(home.member)
+    said = f"trusted: {len(signers.keys)}"
+    if listed is not None and listed.expires_ms < now_ms:
+        yield Finding(
+            check="signers", state="warn", found=f"{said}; the list of revoked keys is older than a day",
+            advice="no new bundle is taken before a fresh list has come: edgefl pull",
+        )  # fmt: skip
+        return
+    yield Finding(check="signers", state="ok", found=said)
+
+
+def check_personal(home: Home) -> Iterator[Finding]:
+    """Values learned here can be read, and belong to the bundle in use."""
+    if not home.learning.exists():
+        yield Finding(check="personal", state="ok", found="nothing was learned on this device")
+        return
+    from edgefl_client.scoring.personal import kept_personal
+    from edgefl_client.trust import models
+
+    state = kept_personal(home)
+    if state is None:
+        yield Finding(check="personal", state="ok", found="no values learned here have passed their gate")
+    elif home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256:
+        yield Finding(check="personal", state="ok", found=f"values of round {state.round} passed their gate")
+    else:
+        yield Finding(
+            check="personal", state="warn", found="the values learned here belong to another bundle, so none are used",
+            advice="learn anew with edgefl train, or forget them: edgefl personal remove",
+        )  # fmt: skip
+
+
+def check_policy(home: Home, now_ms: int) -> Iterator[Finding]:
+    """The owner's policy can be read, and no consent ends unnoticed."""
+    policy = load_policy(home)
+    spent = read_spent(home, now_ms)
+    used = f"in 24 hours {spent.rounds} of {policy.limits.rounds_per_day} rounds, {spent.bytes:,} bytes"
+    if not policy.allowed:
+        yield Finding(check="policy", state="ok", found="nothing may leave this device")
+        return
+    ended = [kind for kind in policy.allowed if not policy.holds(kind, now_ms)]
+    ending = [kind for kind in policy.allowed if not policy.holds(kind, now_ms + SOON_DAYS * DAY_MS)]
+    said = f"may leave: {', '.join(sorted(policy.allowed))}; {used}"
+    if ending:
+        over = f"; the consent ended for {', '.join(ended)}" if ended else f"; it ends soon for {', '.join(ending)}"
+        yield Finding(
+            check="policy", state="warn", found=said + over, advice=f"renew it: edgefl policy allow {' '.join(ending)}"
+        )
+        return
+    yield Finding(check="policy", state="ok", found=said)
+
+
+def check_outbox(home: Home, now_ms: int) -> Iterator[Finding]:
+    """What waits is not about to be dropped."""
+    items = list_waiting(home, now_ms)
+    if not items:
+        yield Finding(check="outbox", state="ok", found="nothing waits")
+        return
+    oldest_days = max(one.age_s for one in items) / 86_400
+    said = f"{len(items)} wait, {sum(one.bytes for one in items):,} bytes, the oldest {oldest_days:.1f} days"
+    if oldest_days > OLD_ITEM_DAYS:
+        yield Finding(
+            check="outbox", state="warn", found=f"{said}; after {OLDEST_ITEM_DAYS} days it is dropped",
+            advice="edgefl sync sends what is due; edgefl outbox lists it",
+        )  # fmt: skip
+        return
+    yield Finding(check="outbox", state="ok", found=said)

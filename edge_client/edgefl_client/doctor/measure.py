@@ -1,0 +1,255 @@
+"""How fast a bundle scores on this very device, and what memory it takes; without PyTorch, on drawn pictures.
+
+What is measured is what `edgefl score` does: the same scorer, the same threads, on drawn pictures. Each row is warmed
+and timed as a whole run; the median is what to expect, the 95th percentile what a waiting person notices. Beside it
+stand the floors: the network's linear layers alone, in float and in 8 bits (`linear_floor`), run in turn with the
+network. Where other work was running before, the table says so: its times and ratios are then no property of the
+device. Peak memory is that of this process from its beginning to the photo's score, with one model open and before any
+batch, so a caller that wants the figure of scoring alone asks in a process of its own (`second_process`); it holds the
+drawn photo and the libraries too, so scoring takes at most that much. Source: docs/results/device.md.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from edgefl_client.doctor.drawn_picture import camera_photo, drawn_picture
+from edgefl_client.memory import peak_memory_mib
+
+if TYPE_CHECKING:
+    from edgefl_client.doctor.linear_floor import LinearLayers
+    from edgefl_client.scoring.scorer import Scorer
+
+REPEATS: Final = 9
+BATCH: Final = 8
+PHOTO_REPEATS: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """One thing that was timed.
+
+    Attributes:
+        what: in words.
+        threads: of the network.
+        pictures: in one run.
+        milliseconds: median of the runs.
+        p95_milliseconds: 95th percentile of the runs; with few of them, the slowest.
+        pictures_per_second: at the median.
+    """
+
+    what: str
+    threads: int
+    pictures: int
+    milliseconds: float
+    p95_milliseconds: float
+    pictures_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The network's linear layers alone, for one picture, and how the network stands to them.
+
+    Attributes:
+        precision: `fp32` or `int8`, of the products.
+        threads: of the run.
+        milliseconds: median of the runs.
+        times: milliseconds of the network, one picture, over these.
+        share: of the multiplications that were run; the rest is reckoned in.
+    """
+
+    precision: str
+    threads: int
+    milliseconds: float
+    times: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured on this device.
+
+    Attributes:
+        precision: `fp32` or `int8`, of the bundle.
+        vnni: whether the processor names the instructions for 8-bit products.
+        whole_numbers: whether 8-bit layers run in whole numbers here; else they run in float, with the same scores.
+        rows: the times.
+        peak_memory_mib: largest resident memory of this process up to the photo's score.
+        processors: that this process may use.
+        load_average: of the last minute before anything was measured; None where the system tells none.
+        floors: in float and in 8 bits; none for a network that is no vision transformer.
+    """
+
+    precision: str
+    vnni: bool
+    whole_numbers: bool
+    rows: Sequence[Timed]
+    peak_memory_mib: float
+    processors: int
+    load_average: float | None
+    floors: Sequence[Floor] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            **asdict(self),
+            "rows": [asdict(row) for row in self.rows],
+            "floors": [asdict(floor) for floor in self.floors],
+        }
+
+
+def measure(
+    scorer: "Scorer", single: "Callable[[], Scorer]", layers: "Callable[[], LinearLayers | None]" = lambda: None
+) -> Measured:
+    """Time the network alone, in batches, on one thread, and a photo of 12 megapixels from its bytes to its score.
+
+    Args:
+        scorer: of the bundle, with the threads that scoring uses.
+        single: makes one of the same bundle, with one thread; called when memory was read.
+        layers: reads the network's linear layers, of which the floors are; called when memory was read.
+
+    Returns:
+        The figures; takes some seconds.
+    """
+    from edgefl_client.runtime import has_vnni, multiplies_bytes, processors  # `doctor` imports this, and no runtime
+
+    load_average = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
+    side = max(scorer.network_px, 84)
+    small = scorer.prepare(drawn_picture(side, side))
+    one = timed("network, one picture", scorer.threads, lambda: scorer.score_batch([small]))
+    photo = camera_photo()
+    whole = timed("12-megapixel JPEG, all of it", scorer.threads, lambda: scorer.score(photo), repeats=PHOTO_REPEATS)
+    peak_mib = round(peak_memory_mib(), 1)
+    batch = timed("network, 8 pictures", scorer.threads, lambda: scorer.score_batch([small] * BATCH), pictures=BATCH)
+    alone = single()
+    found = layers()
+    return Measured(
+        precision=scorer.precision,
+        vnni=has_vnni(),
+        whole_numbers=multiplies_bytes(),
+        rows=(one, timed("network, one picture", 1, lambda: alone.score_batch([small])), batch, whole),
+        peak_memory_mib=peak_mib,
+        processors=processors(),
+        load_average=load_average,
+        floors=() if found is None else _floors(found, scorer, lambda: scorer.score_batch([small])),
+    )
+
+
+def _floors(layers: "LinearLayers", scorer: "Scorer", network: Callable[[], object]) -> tuple[Floor, ...]:
+    """Time the linear layers and the network in turn: a busy machine slows both."""
+    from edgefl_client.doctor.linear_floor import floor_run
+
+    floors = []
+    for precision in ("fp32", "int8"):
+        part, beside_ms = medians_in_turn((floor_run(layers, precision, scorer.threads), network))
+        milliseconds = part / layers.share
+        floors.append(
+            Floor(
+                precision=precision,
+                threads=scorer.threads,
+                milliseconds=round(milliseconds, 2),
+                times=round(beside_ms / milliseconds, 2) if milliseconds else 0.0,
+                share=round(layers.share, 3),
+            )
+        )
+    return tuple(floors)
+
+
+def medians_in_turn(
+    works: Sequence[Callable[[], object]], repeats: int = REPEATS, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Time several works in turn, once warm, so that what disturbs one disturbs the others.
+
+    Args:
+        works: one run of each.
+        repeats: measured turns.
+        clock: gives seconds.
+
+    Returns:
+        The median of each, in milliseconds.
+    """
+    marks: list[list[float]] = [[] for _ in works]
+    for work in works:
+        work()
+    for _ in range(repeats):
+        for work, taken in zip(works, marks, strict=True):
+            started = clock()
+            work()
+            taken.append((clock() - started) * 1e3)
+    return [statistics.median(taken) for taken in marks]
+
+
+def timed(
+    what: str,
+    threads: int,
+    work: Callable[[], object],
+    *,
+    pictures: int = 1,
+    repeats: int = REPEATS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Timed:
+    """Time some work, once warm.
+
+    Args:
+        what: in words.
+        threads: for the record.
+        work: one run.
+        pictures: in one run.
+        repeats: measured runs.
+        clock: gives seconds.
+    """
+    work()
+    marks = []
+    for _ in range(repeats):
+        started = clock()
+        work()
+        marks.append((clock() - started) * 1e3)
+    marks.sort()
+    median = statistics.median(marks)
+    return Timed(
+        what=what,
+        threads=threads,
+        pictures=pictures,
+        milliseconds=round(median, 2),
+        p95_milliseconds=round(marks[min(len(marks) - 1, -(-95 * len(marks) // 100) - 1)], 2),  # nearest rank
+        pictures_per_second=round(pictures * 1e3 / median, 1) if median else 0.0,
+    )
+
+
+def table(measured: dict[str, Any]) -> list[str]:
+    """The figures for a person: a head that says what they are, and a line each.
+
+    Args:
+        measured: what `Measured.to_json` gave, perhaps in another process.
+    """
+    floors = measured["floors"]
+    lines = [
+        f"measured here, warm, with the {measured['precision']} bundle; medians of {REPEATS} runs, "
+        f"{PHOTO_REPEATS} of the photo"
+    ]
+    load, processors = measured["load_average"], measured["processors"]
+    if load is not None and load > processors / 2:
+        lines.append(
+            f"other work was running (load average {load:g} on {processors} processors): these times and ratios say "
+            "little of this device; measure again when it is idle"
+        )
+    lines += [
+        f"{row['what']:<30} {row['threads']:>3} threads {row['pictures_per_second']:>8.1f} pictures/s  "
+        f"p95 {row['p95_milliseconds']:>8.2f} ms  median {row['milliseconds']:>8.2f} ms"
+        for row in measured["rows"]
+    ]
+    if floors:
+        lines.append(
+            "floor: the network's linear layers alone, for one picture, as matrix products of these shapes with random "
+            "weights, run by the same runtime; int8: the products alone"
+        )
+    return lines + [
+        f"{'linear layers alone, ' + one['precision']:<30} {one['threads']:>3} threads  "
+        f"median {one['milliseconds']:>8.2f} ms; "
+        f"the {measured['precision']} network takes {one['times']:.2f} times as long"
+        + ("" if one["share"] == 1 else f" ({one['share']:.0%} of the products run, the rest reckoned)")
+        for one in floors
+    ]

@@ -1,0 +1,148 @@
+"""Checks of `edgefl doctor` on the membership: keys, certificate, coordinator, clock.
+
+The keys' lock is not taken, so a sync may go on meanwhile. One question goes out, for the signed time, and only where
+the caller asks for it.
+"""
+
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from edgefl_client.doctor.findings import DAY_MS, SOON_DAYS, Finding
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS
+from edgefl_exchange.errors import TlsRefused
+from edgefl_exchange.key_change import load_keys
+from edgefl_exchange.membership import Membership, ca_file, load_membership
+from edgefl_exchange.transport import Request
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.records.coordinator_records import verify_key_record, verify_time
+
+CLOCK_OFF_S = 60
+_RECORD_BYTES = 64 * 2**10
+
+
+def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
+    """Both keys open, and the operator approved them."""
+    membership = load_membership(device.home.member)
+    who = f"{membership.name} ({membership.role}) of {membership.federation}"
+    if membership.state == "joining":
+        yield Finding(
+            check="keys", state="warn", found=f"{who}; the enrolment is not finished",
+            advice="run edgefl enrol again with the same invite",
+        )  # fmt: skip
+        return
+    try:
+        load_keys(device.home.member, device.passphrase)
+    except EdgeflError as error:
+        if error.code != "passphrase_needed":
+            raise
+        yield Finding(
+            check="keys", state="warn", found=f"{who}; the keys are encrypted and were not opened",
+            advice="give the passphrase with --passphrase-file to look at them",
+        )  # fmt: skip
+        return
+    if membership.state == "pending":
+        yield Finding(
+            check="keys", state="warn", found=f"{who}, waits for the operator's approval",
+            advice=f"tell the operator this fingerprint: {membership.fingerprint}",
+        )  # fmt: skip
+        return
+    age = f", {(now_ms - membership.keys_made_ms) // DAY_MS} days old" if membership.keys_made_ms else ""
+    encrypted = "encrypted" if device.passphrase else "not encrypted"
+    yield Finding(check="keys", state="ok", found=f"{who}; both keys open, {encrypted}{age}")
+
+
+def check_certificate(device: Device, now_ms: int) -> Iterator[Finding]:
+    """What the coordinator is known by does not end unnoticed."""
+    membership = load_membership(device.home.member)
+    path = ca_file(device.home.member, membership)
+    if path is None:
+        yield Finding(check="certificate", state="ok", found=f"{membership.url} is judged by the public authorities")
+    else:
+        yield _own_certificate(path, now_ms)
+    record = verify_key_record(membership.key_record, membership.coordinator_key_id, membership.federation, now_ms=0)
+    left_days = (record.expires_ms - now_ms) // DAY_MS
+    said = f"key record {record.number} of the coordinator, "
+    if left_days < 0:
+        yield Finding(
+            check="certificate", state="warn", found=f"{said}expired {-left_days} days ago",
+            advice="the next edgefl sync fetches a newer one",
+        )  # fmt: skip
+    else:
+        yield Finding(check="certificate", state="ok", found=f"{said}good for {left_days} days")
+
+
+def _own_certificate(path: Path, now_ms: int) -> Finding:
+    from cryptography.x509 import load_pem_x509_certificates
+
+    try:
+        found = load_pem_x509_certificates(read_bounded(path, _RECORD_BYTES * 4))
+    except ValueError:
+        return Finding(
+            check="certificate", state="fail", found=f"{path} holds no readable certificate",
+            advice="ask the operator for its file and put it there",
+        )  # fmt: skip
+    ends = min(found, key=lambda one: one.not_valid_after_utc).not_valid_after_utc
+    left_days = int((ends.timestamp() * 1000 - now_ms) // DAY_MS)
+    state = "fail" if left_days < 0 else "warn" if left_days < SOON_DAYS else "ok"
+    advice = None if state == "ok" else "ask the operator for the certificate that follows, and put it in this file"
+    return Finding(
+        check="certificate", state=state, found=f"{path} ends {ends.date().isoformat()}, in {left_days} days",
+        advice=advice,
+    )  # fmt: skip
+
+
+def check_coordinator(device: Device, *, online: bool) -> Iterator[Finding]:
+    """Reach it, and compare clocks by its signed time."""
+    membership = load_membership(device.home.member)
+    if not online:
+        yield Finding(check="coordinator", state="ok", found="not asked")
+        return
+    try:
+        offset_ms, trip_ms = _signed_time(device, membership)
+    except TlsRefused as error:
+        yield Finding(
+            check="coordinator", state="fail", found=str(error), advice="tell the operator before you change anything"
+        )
+        return
+    except EdgeflError as error:
+        yield Finding(check="coordinator", state="warn", found=str(error), advice="scoring goes on without it")
+        return
+    yield Finding(check="coordinator", state="ok", found=f"{membership.url} answered, signed, in {trip_ms:.0f} ms")
+    off_s = abs(offset_ms) / 1000
+    side = "behind" if offset_ms > 0 else "ahead"
+    if abs(offset_ms) > MAX_CORRECTION_MS:
+        yield Finding(
+            check="clock", state="fail", found=f"{off_s / 3600:.1f} hours {side}, more than the 48 that are corrected",
+            advice="set the clock; until then nothing can be exchanged",
+        )  # fmt: skip
+    elif off_s > CLOCK_OFF_S:
+        yield Finding(
+            check="clock", state="warn", found=f"{off_s:.0f} s {side}; corrected by the coordinator's signed time",
+            advice="set the clock, or let the system keep it (NTP)",
+        )  # fmt: skip
+    else:
+        yield Finding(check="clock", state="ok", found=f"{off_s:.1f} s {side}")
+
+
+def _signed_time(device: Device, membership: Membership) -> tuple[int, float]:
+    """How far this clock is behind the coordinator's, in ms, and the time the question took, in ms.
+
+    Raises:
+        EdgeflError: no answer, or none that the coordinator signed.
+    """
+    signing = verify_key_record(
+        membership.key_record, membership.coordinator_key_id, membership.federation, now_ms=0
+    ).signing
+    transport = device.connect(device.home.member, membership)
+    nonce = secrets.token_urlsafe(24)
+    started = time.monotonic()
+    answer = transport.send(
+        Request(method="GET", path="/v1/time", query=f"nonce={nonce}", max_answer_bytes=_RECORD_BYTES)
+    )
+    trip_ms = (time.monotonic() - started) * 1e3
+    signed = verify_time(answer.body, signing, nonce)
+    return signed.now_ms + round(trip_ms / 2) - device.clock_ms(), trip_ms

@@ -1,0 +1,177 @@
+"""What a device is and has: model, values in use, membership, round, outbox. `edgefl status` prints it."""
+
+from typing import Any
+
+from edgefl_client.doctor.findings import DAY_MS
+from edgefl_client.home import Home
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.policy import load_policy
+from edgefl_client.trust import models
+from edgefl_client.trust.signers import signers_in_force
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, TlsRefused, Unavailable
+from edgefl_exchange.identity import Identity
+from edgefl_exchange.membership import load_membership
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import BundleError, StorageError
+from edgefl_protocol.payload import digest
+
+
+def run_status(device: Device, *, online: bool) -> dict[str, Any]:
+    """What this device is and has; asks the coordinator only where `online`.
+
+    Args:
+        device: this device.
+        online: whether to ask the coordinator for the round.
+
+    Raises:
+        EdgeflError: a file of the home folder is damaged.
+    """
+    home = device.home
+    report: dict[str, Any] = {
+        "home": str(home.root),
+        "trusted_signers": len(signers_in_force(home).keys),
+        "model": None,
+        "personal": None,
+        "learning": None,
+        "membership": None,
+        "round": None,
+        "waiting": 0,
+        "coordinator": None,
+        "policy": load_policy(home).to_json(),
+    }
+    if home.current_file.exists():
+        report["model"] = _model(home, device.clock_ms())
+    report["personal"], report["learning"] = personal_facts(home), _learning(home)
+    try:
+        membership = load_membership(home.member)
+    except NotEnrolled:
+        return report
+    if online and membership.state != "joining":
+        try:
+            with device.member() as member:
+                task = member.task()
+                membership = member.membership
+            report["round"] = {"number": task.round, "state": task.state, "replied": task.replied}
+            report["coordinator"] = {"reachable": True, "error": None}
+        except ExchangeError as error:
+            report["coordinator"] = {
+                "reachable": not isinstance(error, Unavailable | TlsRefused),  # a refusal is an answer
+                "error": {"code": error.code, "message": str(error)},
+            }
+    report["membership"] = {
+        "url": membership.url,
+        "federation": membership.federation,
+        "name": membership.name,
+        "role": membership.role,
+        "state": membership.state,
+        "fingerprint": membership.fingerprint,
+    }
+    if home.outbox_file.exists():
+        with Identity(home.member, device.passphrase) as identity, device.outbox(identity) as outbox:
+            report["waiting"] = outbox.count()
+    return report
+
+
+def _model(home: Home, now_ms: int) -> dict[str, Any]:
+    """The bundle in use and its age, as its manifest tells; nothing is verified here, for nothing is run."""
+    from edgefl_protocol.bundle import unverified_manifest
+
+    file = models.current_file(home)
+    told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
+    try:
+        manifest = unverified_manifest(read_bounded(file, models.MAX_FILE_BYTES))[0]
+    except (StorageError, BundleError):  # `edgefl doctor` says what is wrong with it
+        return told | {"version": None, "age_days": None, "expires_in_days": None}
+    return told | {
+        "version": manifest.version,
+        "age_days": max(now_ms - manifest.created_ms, 0) // DAY_MS,
+        "expires_in_days": None if manifest.expires_ms is None else (manifest.expires_ms - now_ms) // DAY_MS,
+    }
+
+
+def personal_facts(home: Home) -> dict[str, Any] | None:
+    """The values learned here, and whether the bundle in use is theirs; None where none passed their gate.
+
+    Raises:
+        StorageError: they are damaged.
+    """
+    if not home.learning.exists():
+        return None
+    from edgefl_client.scoring.personal import kept_personal
+
+    state = kept_personal(home)
+    if state is None:
+        return None
+    in_use = home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256
+    return {
+        "in_use": in_use,
+        "bundle_sha256": state.bundle_sha256,
+        "sha256": digest(state.weights),
+        "round": state.round,
+        "images": state.images,
+        "gate": state.verdict.to_json(),
+    }
+
+
+def _learning(home: Home) -> dict[str, Any] | None:
+    """The pictures that `edgefl sync` learns from, and the last live round whose reply counted; None for none."""
+    if not home.learning.exists():
+        return None
+    from edgefl_client.learning.live_round import counted_round
+    from edgefl_client.learning.own_pictures import remembered_table
+
+    table = remembered_table(home)
+    if table is None:
+        return None
+    try:
+        federation = load_membership(home.member).federation
+    except NotEnrolled:
+        federation = ""
+    return {"table": str(table.file), "counted_round": counted_round(home, federation) if federation else 0}
+
+
+def status_text(report: dict[str, Any]) -> str:
+    """A status for a person, a line per thing."""
+    member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
+    lines = [
+        f"home: {report['home']}",
+        _model_text(model),
+        f"weights: {weights_text(report['personal'])}",
+        *([f"learns from: {report['learning']['table']}"] if report["learning"] else []),
+        f"trusted signers: {report['trusted_signers']}",
+        f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",
+    ]
+    if member is None:
+        return "\n".join([*lines, "member of no federation"])
+    lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
+    if member["state"] == "pending":
+        lines.append(f"fingerprint for the operator: {member['fingerprint']}")
+    if turn is not None:
+        lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
+    if report["learning"] and report["learning"]["counted_round"]:
+        lines.append(f"last round that was learned here and counted: {report['learning']['counted_round']}")
+    if asked is not None and asked["error"] is not None:
+        lines.append(f"coordinator: {asked['error']['message']}")
+    return "\n".join([*lines, f"waiting in the outbox: {report['waiting']}"])
+
+
+def _model_text(model: dict[str, Any] | None) -> str:
+    if model is None:
+        return "model: none"
+    if model["age_days"] is None:
+        return f"model: {model['file']}, which cannot be read; see edgefl doctor"
+    left = model["expires_in_days"]
+    ends = "" if left is None else f", expired {-left} days ago" if left < 0 else f", expires in {left} days"
+    return f"model: version {model['version']}, {model['age_days']} days old{ends}, {model['file']}"
+
+
+def weights_text(personal: dict[str, Any] | None) -> str:
+    """Which values `edgefl score` uses unless it is told otherwise."""
+    if personal is None:
+        return "the bundle's"
+    learned = f"round {personal['round']}, learned from {personal['images']} pictures"
+    if personal["in_use"]:
+        gate = personal["gate"]
+        figures = f"{gate['personal_balanced_accuracy']:.3f}, the bundle's {gate['bundle_balanced_accuracy']:.3f}"
+        return f"personal, {learned}; balanced accuracy on {gate['held_back']} pictures held back: {figures}"
+    return f"the bundle's; personal ones of {learned} belong to the bundle {personal['bundle_sha256'][:12]}"

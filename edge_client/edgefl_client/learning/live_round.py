@@ -1,0 +1,223 @@
+"""Rounds of a live federation on this device: learned once, counted when the coordinator has the reply.
+
+    live.payload         the site after its last reply that was accepted: what the next round begins with
+    live-round.payload   how far the round has come that is being learned
+    live-next.payload    the site after a round whose reply waits for its answer
+    live-over.json       the round whose reply can never be taken
+
+As in a run of the trainer, a site whose reply did not count in a round stays as it was before it; values that passed
+their gate are scored with all the same. Guarantees: killed at any moment, the same round is never learned twice from
+its beginning, and what was learned is counted exactly if its reply was accepted: the file is renamed before the outbox
+forgets the reply. Source: docs/design.md, sections 4, 9 and 10; docs/decisions/0028.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.learning.checkpoint import Standing, begun_with, load_standing, only_one, save_standing
+from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.learner_table import learner_for
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.own_pictures import Table, read_dealt
+from edgefl_client.learning.peers import numbered_as, renumbered
+from edgefl_client.learning.round_learner import Circumstances, PointFile
+from edgefl_client.learning.round_plan import Settings, agreed
+from edgefl_client.learning.round_report import Told, keep_judged, round_facts
+from edgefl_client.learning.session import plan_of
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.durable import sync_folder
+from edgefl_protocol.errors import StorageError
+from edgefl_protocol.payload import Payload
+
+_STANDING, _POINT, _NEXT, _OVER = "live.payload", "live-round.payload", "live-next.payload", "live-over.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRound:
+    """The open round, as the signed task and the broadcast describe it.
+
+    Attributes:
+        federation: name.
+        site: this member's name.
+        number: of the round, from 1.
+        method: name of the method.
+        classes: of the task, in index order.
+        epochs: E; 0 where the bundle's hold.
+        seed: of every draw that server and sites share.
+        maps_per_class: most rollout maps of a class.
+        travels: what replies hold, as the task says; empty where it does not.
+        settings: hyper-parameters of the task; what is not named has the method's default.
+        backbone: the task's description of the network; empty where it is not told.
+        complete: whether the coordinator describes its task, so that what `settings` lacks has its default.
+        broadcast: as it came.
+        permitted: asked with what a reply would hold and its bytes, before the work; raises where that may not leave.
+    """
+
+    federation: str
+    site: str
+    number: int
+    method: str
+    classes: tuple[str, ...]
+    epochs: int
+    seed: int
+    maps_per_class: int
+    travels: tuple[str, ...]
+    settings: Settings
+    backbone: Settings
+    complete: bool
+    broadcast: Payload
+    permitted: Callable[[Sequence[str], int], None]
+
+
+def learn_live(
+    home: Home, bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound
+) -> tuple[dict[str, Any], Payload | None]:
+    """Learn the open round, or go on with it where it was stopped.
+
+    Args:
+        home: the device's home.
+        bundle: the verified bundle to learn with.
+        table: the owner's pictures.
+        options: threads, limits, seconds between points, report.
+        live: the round.
+
+    Returns:
+        What `--json` tells, and the reply; None where a limit stopped it.
+
+    Raises:
+        Paused: the battery, or a word from outside, forbids to begin.
+        LearningError: it cannot be learned, or another process learns here (`busy`).
+        EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
+    """
+    bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
+    live.permitted(live.travels, 0)
+    options.limits.check_begin()
+    told = Told(options)
+    started = options.limits.clock()
+    with only_one(home):
+        dealt = read_dealt(home, bundle, table, options.limits, told.report)
+        around = Circumstances(
+            points=PointFile(home.learning / _POINT), site=live.site, options=options,
+            maps_per_class=live.maps_per_class, judged=told.hear, started=started,
+        )  # fmt: skip
+        learner = learner_for(bundle, dealt, around)
+        _check_travels(live.travels, learner.travels)
+        live.permitted(learner.travels, learner.most_reply_bytes(live.broadcast))
+        before = begun_with(home.learning / _STANDING, bundle.sha256, live.federation, learner.start())
+        theirs, ours = live.classes, bundle.labels.classes
+        by_class = "maps" in learner.travels  # other methods send nothing that classes number
+        broadcast = renumbered(live.broadcast, theirs, ours) if by_class else live.broadcast
+        try:
+            after, reply = learner.local_round(before.state, broadcast, told.report)
+        except Paused as stop:
+            facts = round_facts(home, bundle, dealt, broadcast, told, None, stop.reason)
+            return {"round": live.number, **facts}, None
+        keep_judged(home, told)
+        next_ = Standing(bundle_sha256=bundle.sha256, federation=live.federation, round=live.number, state=after)
+        save_standing(home.learning / _NEXT, next_)
+        facts = round_facts(home, bundle, dealt, broadcast, told, after, None)
+        return {"round": live.number, **facts}, numbered_as(reply, ours, theirs) if by_class else reply
+
+
+def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound) -> tuple[Bundle, TrainOptions]:
+    """Bundle and options under which the federation's round is learned.
+
+    Raises:
+        LearningError: the bundle is of another method, or its step cannot learn so.
+    """
+    kind = plan_of(bundle).kind
+    if kind != live.method:
+        raise LearningError(
+            f"the federation learns {live.method}, this bundle {kind}: fetch the federation's with edgefl pull",
+            "other_method",
+        )
+    options = replace(
+        options, formats=table.formats, batch=table.batch, seed=live.seed, epochs=live.epochs or options.epochs
+    )
+    bundle = agreed(bundle, live.settings, live.backbone, complete=live.complete)
+    options.plan(bundle)
+    return bundle, options
+
+
+def _check_travels(told: Sequence[str], ours: Sequence[str]) -> None:
+    if told and set(told) != set(ours):
+        raise LearningError(
+            f"the federation says that {', '.join(sorted(told))} leave a site, its method on this device sends "
+            f"{', '.join(sorted(ours))}: tell its operator",
+            "other_travels",
+        )
+
+
+def count_reply(home: Home, federation: str, number: int) -> None:
+    """The reply of a round was accepted: the site is now as after it. Doing it twice changes nothing.
+
+    Raises:
+        StorageError: the disk failed; it can be done again.
+    """
+    if not _waits(home, federation, number):
+        return
+    try:
+        (home.learning / _NEXT).replace(home.learning / _STANDING)
+        sync_folder(home.learning)
+    except OSError as error:
+        raise StorageError(f"cannot keep what was learned in {home.learning}: {error.strerror}", "storage") from error
+
+
+def drop_reply(home: Home, federation: str, number: int, refused: str | None) -> None:
+    """The reply of a round does not count: the site stays as before it. Doing it twice changes nothing.
+
+    Args:
+        home: the device's home.
+        federation: name.
+        number: of the round.
+        refused: why it can never be taken, so that the round is not tried again; None where the round is over.
+
+    Raises:
+        StorageError: the disk failed; it can be done again.
+    """
+    if refused is not None:
+        record = {"format": 1, "federation": federation, "round": number, "message": refused}
+        write_json(home.prepare(home.learning) / _OVER, record)
+    if _waits(home, federation, number):
+        (home.learning / _NEXT).unlink(missing_ok=True)
+
+
+def refused_reply(home: Home, federation: str, number: int) -> str | None:
+    """Why the reply of a round can never be taken; None where it may.
+
+    Raises:
+        StorageError: the record is damaged.
+    """
+    record = read_json(home.learning / _OVER, "which reply was refused") or {}
+    if (record.get("federation"), record.get("round")) != (federation, number):
+        return None
+    return str(record.get("message"))
+
+
+def counted_round(home: Home, federation: str) -> int:
+    """The last round whose reply was accepted; 0 for none.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    found = load_standing(home.learning / _STANDING)
+    return found.round if found is not None and found.federation == federation else 0
+
+
+def forget_live(home: Home) -> None:
+    """Forget what was learned in federations; the next round begins with the bundle's values."""
+    for name in (_STANDING, _POINT, _NEXT):
+        (home.learning / name).unlink(missing_ok=True)
+
+
+def forget_federation(home: Home) -> None:
+    """Forget all that belongs to rounds of a membership that is over: a new one may be of the same name."""
+    forget_live(home)
+    (home.learning / _OVER).unlink(missing_ok=True)
+
+
+def _waits(home: Home, federation: str, number: int) -> bool:
+    found = load_standing(home.learning / _NEXT)
+    return found is not None and (found.federation, found.round) == (federation, number)

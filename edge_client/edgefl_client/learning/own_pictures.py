@@ -1,0 +1,190 @@
+"""The owner's pictures: which table or folder was named last, and who is held back.
+
+    table.json   what `--labels` or `--pictures` named, and how it is read: every later `edgefl sync` learns from it
+    held.json    of each class, the highest group held back (`rows.hold_back`), for the bundle that is learned with
+
+Pictures stay where they are: nothing of them is copied. One record of who is held back serves all learning of this
+home, so that no picture ever judges values that learned from it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.learning.dealt_rows import Dealt, Rows, fit_rows, hold_back, read_rows
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.label_table import MAX_ROWS, UNLABELLED, LabelledImage, read_images, read_labels
+from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.options import Report
+from edgefl_client.learning.session import plan_of
+from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
+from edgefl_client.scoring.score_files import pictures_below
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH
+from edgefl_protocol.bundle.training_plan import TrainingPlan
+from edgefl_protocol.errors import EdgeflError, StorageError
+
+_TABLE, _HELD = "table.json", "held.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """The owner's pictures, and how they are read.
+
+    Attributes:
+        file: CSV with the columns image and label, and lesion_id where known; for a method that learns without labels
+            the column image is enough, or a folder of pictures. Absolute.
+        formats: kinds of files that are read (`pictures.FORMATS`).
+        batch: pictures in a step, where the owner named a number; it is the device's memory that sets it.
+    """
+
+    file: Path
+    formats: tuple[str, ...] = tuple(DEFAULT_FORMATS)
+    batch: int | None = None
+
+
+def remember_table(home: Home, table: Table) -> None:
+    """Keep which pictures this device learns from.
+
+    Raises:
+        StorageError: the disk is full; the table before is still the one.
+    """
+    record = {"format": 1, "table": str(table.file), "formats": list(table.formats), "batch": table.batch}
+    write_json(home.prepare(home.learning) / _TABLE, record)
+
+
+def name_table(home: Home, file: Path) -> None:
+    """Keep another table or folder, to be read as the one before.
+
+    Raises:
+        StorageError: the record is damaged, or the disk is full.
+    """
+    before = remembered_table(home)
+    remember_table(home, Table(file=file) if before is None else replace(before, file=file))
+
+
+def remembered_table(home: Home) -> Table | None:
+    """What was named last, None where nothing ever was.
+
+    Raises:
+        StorageError: the record is damaged.
+    """
+    path = home.learning / _TABLE
+    record = read_json(path, "which pictures to learn from")
+    if record is None:
+        return None
+    file, formats, batch = (record.get(name) for name in ("table", "formats", "batch"))
+    sound = isinstance(formats, list) and all(isinstance(one, str) for one in formats)
+    if not isinstance(file, str) or not sound or not (batch is None or type(batch) is int):
+        raise StorageError(f"{path} is damaged: name the pictures again with edgefl train --labels", "damaged")
+    assert isinstance(formats, list)
+    return Table(file=Path(file), formats=tuple(formats), batch=batch)
+
+
+def read_dealt(
+    home: Home, bundle: Bundle, table: Table, limits: Limits, report: Report, *, afresh: bool = False
+) -> Dealt:
+    """Read the owner's pictures and deal them.
+
+    Args:
+        home: the device's home.
+        bundle: to learn with.
+        table: the owner's.
+        limits: the memory that is allowed.
+        report: told `reading` and `pictures`, and a `warning` for each picture of a folder that cannot be used.
+        afresh: forget who was held back before.
+
+    Raises:
+        LearningError: too few pictures or no labels, or they take more memory than is allowed.
+        EdgeflError: a picture or a file cannot be used.
+    """
+    if not isinstance(plan_of(bundle), TrainingPlan):
+        return _read_unlabelled(bundle, table, limits, report)
+    if table.file.is_dir():
+        raise LearningError(
+            f"{table.file} is a folder, and this model learns from labels: name a table of them with --labels",
+            "no_labels",
+        )
+    listed = read_labels(table.file, bundle.labels.classes)
+    rows = _read(bundle, table, listed, limits, report)
+    before = {} if afresh else _held_before(home, bundle)
+    held, kept = hold_back(rows, bundle.labels.classes, before)
+    if kept != before:
+        write_json(
+            home.prepare(home.learning) / _HELD, {"format": 1, "bundle_sha256": bundle.sha256, "groups": dict(kept)}
+        )
+    return Dealt(learn=rows.take(~held), held=rows.take(held))
+
+
+def _read_unlabelled(bundle: Bundle, table: Table, limits: Limits, report: Report) -> Dealt:
+    """Pictures for a method that learns without labels: there is nothing to judge, so none is held back."""
+    folder = table.file.is_dir()
+    listed = _pictures_of(table) if folder else read_images(table.file)
+
+    def tell(error: EdgeflError) -> None:
+        report({"warning": f"{error}; it is left out"})
+
+    # Nobody named the pictures of a folder one by one, so a broken one must not stop the others.
+    rows = fit_rows(_read(bundle, table, listed, limits, report, tell if folder else None))
+    if rows.different < LEAST_BATCH:
+        raise LearningError(
+            f"{table.file} has {len(listed)} pictures, of which the gate before the model leaves {rows.different} "
+            f"different ones; a step of learning needs {LEAST_BATCH}: name more, of skin, sharp and well lit",
+            "few_images",
+        )
+    return Dealt(learn=rows, held=rows.take(np.zeros(len(rows), np.bool_)), refused=len(listed) - len(rows))
+
+
+def _pictures_of(table: Table) -> list[LabelledImage]:
+    """The pictures in a folder and below, by name."""
+    with PictureReader(table.formats) as reader:
+        found = pictures_below(table.file, reader.suffixes)
+    if not 1 <= len(found) <= MAX_ROWS:
+        raise LearningError(
+            f"{table.file} holds {len(found)} pictures of the formats {', '.join(table.formats)}; allowed are 1 to "
+            f"{MAX_ROWS}",
+            "few_images",
+        )
+    return [LabelledImage(path=Path(name), label=UNLABELLED) for name in found]
+
+
+def _read(
+    bundle: Bundle,
+    table: Table,
+    listed: Sequence[LabelledImage],
+    limits: Limits,
+    report: Report,
+    refused: Callable[[EdgeflError], None] | None = None,
+) -> Rows:
+    # They are there twice while they are dealt into those that teach and those that judge.
+    allowed, needed = limits.memory_mib, 2 * len(listed) * bundle.preprocess.size**2 * 3 / 2**20
+    if allowed is not None and needed > allowed:
+        raise LearningError(
+            f"the {len(listed)} pictures take {needed:.0f} MiB of memory as the network reads them, "
+            f"allowed are {allowed}: allow more, or name fewer pictures",
+            "memory",
+        )
+    return read_rows(
+        listed,
+        bundle.preprocess,
+        table.formats,
+        lambda done: report({"reading": done, "pictures": len(listed)}),
+        refused,
+    )
+
+
+def _held_before(home: Home, bundle: Bundle) -> dict[str, str]:
+    path = home.learning / _HELD
+    record = read_json(path, "which pictures are held back")
+    if record is None or record.get("bundle_sha256") != bundle.sha256:
+        return {}
+    groups = record.get("groups")
+    if not isinstance(groups, dict) or not all(isinstance(one, str) for one in groups.values()):
+        raise StorageError(
+            f"{path} is damaged: it does not say which pictures are held back; begin again with edgefl train --restart",
+            "damaged",
+        )
+    return groups

@@ -1,0 +1,102 @@
+"""`edgefl train`: one round of learning alone, from the owner's labelled pictures to personal values.
+
+    read    prepare the pictures, hold 15 % of each class back (at least 20)
+    go on   from the point of this very round, or from the values of the round before, or from the bundle's
+    learn   a round of the bundle's method (`rounds`); every now and then, and before any stop, a point is kept
+    judge   bundle against personal values on the pictures held back; only what passes is kept for scoring
+
+Rounds of a live federation are counted and kept apart (`live`): what an owner tries here changes none of them.
+Guarantees: killed at any moment and started again, the round ends with the same values, bit for bit (same number of
+threads); the pictures never leave the process; a limit stops it between two steps and loses none.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from edgefl_client.home import Home
+from edgefl_client.learning.checkpoint import Standing, begun_with, only_one, save_standing
+from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.learner_table import learner_for
+from edgefl_client.learning.live_round import forget_live
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.own_pictures import Table, read_dealt, remember_table
+from edgefl_client.learning.round_learner import ALONE, Circumstances, PointFile
+from edgefl_client.learning.round_report import Told, keep_judged, round_facts
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.payload import Payload
+
+STANDING, POINT = "alone.payload", "alone-round.payload"
+IN_FEDERATIONS_ONLY = (
+    "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
+    "take part with edgefl sync, the pictures are remembered for it"
+)
+
+
+def run_train(
+    home: Home,
+    bundle: Bundle,
+    pictures: Path,
+    options: TrainOptions,
+    *,
+    site: str = ALONE,
+    others: Payload | None = None,
+) -> dict[str, Any]:
+    """Learn one round, or go on with one that was stopped.
+
+    Args:
+        home: the device's home.
+        bundle: the verified bundle to learn with.
+        pictures: CSV with the columns image and label, and lesion_id where known, or a folder of pictures; remembered
+            for `edgefl sync`.
+        options: what the caller changes.
+        site: this member's name, which enters the draws.
+        others: the newest broadcast of the others' maps; None for none.
+
+    Returns:
+        What `edgefl train --json` prints.
+
+    Raises:
+        Paused: the battery, or a word from outside, forbids to begin.
+        LearningError: too few pictures or too little memory, no training step, another process, a loss that is not
+            finite, or a method that learns in a federation only (`alone`).
+        EdgeflError: a picture or a file cannot be used.
+    """
+    plan, started = options.plan(bundle), options.limits.clock()  # before the work of reading
+    named, told = Table(file=pictures.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
+    with only_one(home):
+        if plan.kind == "fedclf":
+            remember_table(home, named)
+            _restart(home, options)
+            raise LearningError(IN_FEDERATIONS_ONLY, "alone")
+        options.limits.check_begin()
+        dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
+        remember_table(home, named)
+        _restart(home, options)
+        around = Circumstances(
+            points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear,
+            started=started,
+        )  # fmt: skip
+        learner = learner_for(bundle, dealt, around)
+        before = begun_with(home.learning / STANDING, bundle.sha256, "", learner.start())
+        number = before.round + 1
+        broadcast = Payload({} if others is None else others.arrays, {"phase": "train", "round": number, "rounds": 1})
+        after, reason = None, None
+        try:
+            after, _ = learner.local_round(before.state, broadcast, told.report)
+        except Paused as stop:
+            reason = stop.reason
+        else:
+            keep_judged(home, told)
+            save_standing(
+                home.learning / STANDING,
+                Standing(bundle_sha256=bundle.sha256, federation="", round=number, state=after),
+            )
+        return {"round": number, **round_facts(home, bundle, dealt, broadcast, told, after, reason)}
+
+
+def _restart(home: Home, options: TrainOptions) -> None:
+    """Forget where learning stands, alone and in federations, where the owner asks for it."""
+    if options.restart:
+        for name in (STANDING, POINT):
+            (home.learning / name).unlink(missing_ok=True)
+        forget_live(home)

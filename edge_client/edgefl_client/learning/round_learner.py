@@ -1,0 +1,194 @@
+"""One round of a federated method on the device: the contract that every kind of learning meets.
+
+A `RoundLearner` is the site half of one method on stock onnxruntime, with the meaning of `Method.local_round` of the
+trainer. It sees no network and no federation: pictures, a state and a broadcast in; a new state and a reply out. The
+same learner does the rounds of `edgefl train` alone, of a live federation, and of a local engine that a test runs.
+Source: docs/design.md, sections 4 and 9.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from edgefl_client.learning.checkpoint import Point, damaged
+from edgefl_client.learning.errors import LearningError, Paused
+from edgefl_client.learning.options import Report, TrainOptions
+from edgefl_client.scoring.checked_file import read_checked, write_checked
+from edgefl_client.scoring.personal import PersonalState
+from edgefl_protocol.errors import PayloadError
+from edgefl_protocol.payload import Payload
+
+Arrays = Mapping[str, NDArray[Any]]
+ALONE = "device"  # the site's name of a device that is a member of no federation
+
+
+class RoundLearner(Protocol):
+    """The device's half of one method."""
+
+    @property
+    def kind(self) -> str:
+        """`kind` of `training.json`: the method."""
+
+    @property
+    def travels(self) -> tuple[str, ...]:
+        """What a reply shares, of: maps features prompts prototypes logits weights."""
+
+    def start(self) -> Arrays:
+        """The site's state before its first round."""
+
+    def most_reply_bytes(self, broadcast: Payload) -> int:
+        """Bytes that a round's reply takes at most, told before the work; 0 where it is small beside any limit."""
+
+    def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
+        """Do one round: the same arguments, pictures and number of threads give the same bits.
+
+        Called again with the same arguments after a kill or a pause, it goes on from the last point it kept.
+
+        Args:
+            state: after the last round that counted; `start()` before the first. Left as it is.
+            broadcast: with the scalars `phase`, `round` and `rounds`; classes numbered as the bundle does.
+            report: told what happens: steps (`epoch`, `epochs`, `step`, `steps`, `loss`), `summary`, `warning`.
+
+        Returns:
+            The new state, and the reply with the scalar `site_sha256`: the digest of the new state.
+
+        Raises:
+            Paused: a limit of the owner stopped it; it goes on another time.
+            LearningError: it cannot go on; the state before is the one that counts.
+        """
+
+
+class Points(Protocol):
+    """Where a learner keeps how far it has come inside a round."""
+
+    def load(self) -> Payload | None:
+        """What was kept last, None where nothing was.
+
+        Raises:
+            StorageError: it is damaged.
+        """
+
+    def save(self, point: Payload) -> None:
+        """Keep a point durably, in place of the one before.
+
+        Raises:
+            StorageError: the disk is full; the point before is still there.
+        """
+
+
+@dataclass(frozen=True)
+class PointFile:
+    """Points in one file of the learning folder, which exists; its checksum tells a bit that fell over."""
+
+    path: Path
+
+    def load(self) -> Payload | None:
+        """See `Points`."""
+        if not self.path.exists():
+            return None
+        try:
+            return read_checked(self.path)
+        except PayloadError as error:
+            raise damaged(self.path) from error
+
+    def save(self, point: Payload) -> None:
+        """See `Points`."""
+        write_checked(self.path, point)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What a learner is told beside bundle and pictures.
+
+    Attributes:
+        site: this member's name, which enters the draws.
+        options: what the owner changes: batch, threads, limits, seconds between points.
+        points: where the points of a round are kept.
+        maps_per_class: most rollout maps M of a reply; 0 for a device that shares none.
+        judged: told what the gate found of values that a round learned, before the reply is made.
+        started: when the work began, reading the pictures included, by the clock of the limits; None for the call of
+            `local_round`.
+    """
+
+    points: Points
+    site: str = ALONE
+    options: TrainOptions = field(default_factory=TrainOptions)
+    maps_per_class: int = 5
+    judged: Callable[[PersonalState], None] = lambda found: None
+    started: float | None = None
+
+    def since(self) -> float:
+        """When the minutes that the owner allows began, by the clock of the limits."""
+        return self.options.limits.clock() if self.started is None else self.started
+
+
+class Keeper:
+    """Keeps points while a round is learned, and ends it between two steps where a limit is reached.
+
+    Args:
+        around: says where points are kept, how often, and which limits the owner set.
+    """
+
+    def __init__(self, around: Circumstances) -> None:
+        self._points, self._options = around.points, around.options
+        self._started, self._saved = around.since(), around.options.limits.clock()
+
+    def stepped(self, point: Point) -> None:
+        """A step was taken.
+
+        Raises:
+            Paused: a limit is reached; the point is kept.
+            StorageError: the disk is full; the point before is still there.
+        """
+        limits = self._options.limits
+        reason = limits.reached(self._started)
+        if reason is not None or limits.clock() - self._saved >= self._options.checkpoint_seconds:
+            self._points.save(point.to_payload())
+            self._saved = limits.clock()
+        if reason is not None:
+            raise Paused(reason)
+
+    def learned(self, point: Point) -> Point:
+        """All epochs are done.
+
+        Raises:
+            StorageError: the disk is full; the point before is still there.
+        """
+        done = replace(point, stage="learned")
+        self._points.save(done.to_payload())
+        return done
+
+
+def phase_and_round(broadcast: Payload) -> tuple[str, int]:
+    """Phase and train round of a broadcast.
+
+    Args:
+        broadcast: as it came.
+
+    Raises:
+        LearningError: it does not tell them (`other_broadcast`).
+    """
+    phase, round_ = (broadcast.scalars.get(name) for name in ("phase", "round"))
+    if not isinstance(phase, str) or not isinstance(round_, int) or round_ < 0:
+        raise LearningError("the broadcast names no phase and round; tell the operator", "other_broadcast")
+    return phase, round_
+
+
+def rounds_of(broadcast: Payload) -> int:
+    """How many train rounds there are, from which a method takes its rates.
+
+    Args:
+        broadcast: as it came.
+
+    Raises:
+        LearningError: it does not tell (`other_broadcast`).
+    """
+    rounds = broadcast.scalars.get("rounds")
+    if not isinstance(rounds, int) or rounds < 1:
+        raise LearningError(
+            "the broadcast does not say how many rounds there are; tell the operator", "other_broadcast"
+        )
+    return rounds

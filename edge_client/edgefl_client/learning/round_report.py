@@ -1,0 +1,97 @@
+"""What a round of learning told on its way, and the report that `--json` makes of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from edgefl_client.home import Home
+from edgefl_client.learning.dealt_rows import Dealt
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.scoring.personal import PersonalState, load_personal, save_personal
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.payload import Payload, digest
+
+
+@dataclass
+class Told:
+    """What a learner tells while it works, kept for the report.
+
+    Attributes:
+        options: whose `report` hears it too.
+        progress: the last epoch and step.
+        judged: what the gate found; None before it.
+    """
+
+    options: TrainOptions
+    progress: dict[str, float | int | str] = field(default_factory=dict)
+    judged: PersonalState | None = None
+
+    def report(self, facts: Mapping[str, float | int | str]) -> None:
+        """Hear what happens."""
+        if "step" in facts:
+            self.progress = dict(facts)
+        self.options.report(facts)
+
+    def hear(self, found: PersonalState) -> None:
+        """Hear what the gate found."""
+        self.judged = found
+
+
+def keep_judged(home: Home, told: Told) -> None:
+    """Keep what passed its gate, for scoring.
+
+    Raises:
+        StorageError: the disk is full; the values before are still in use.
+    """
+    if told.judged is not None and told.judged.verdict.passed:
+        save_personal(home, told.judged)
+
+
+def round_facts(
+    home: Home,
+    bundle: Bundle,
+    dealt: Dealt,
+    broadcast: Payload,
+    told: Told,
+    after: Mapping[str, NDArray[Any]] | None,
+    reason: str | None,
+) -> dict[str, Any]:
+    """What `--json` tells of a round.
+
+    Args:
+        home: the device's home.
+        bundle: that was learned with.
+        dealt: the pictures.
+        broadcast: what came from the others.
+        told: what the learner told.
+        after: the new state; None where a limit stopped it.
+        reason: that limit.
+    """
+    epochs, judged, kept = told.options.plan(bundle).epochs, told.judged, load_personal(home, bundle)
+    labels = bundle.labels
+    unnamed = [] if kept is None else zip(labels.classes, labels.seen, kept.seen, strict=True)
+    shared = {
+        name.rpartition(".")[2] for name, maps in broadcast.arrays.items() if name.startswith("maps.") and len(maps)
+    }
+    return {
+        "state": "paused" if reason else "done",
+        "reason": reason,
+        "epoch": int(told.progress.get("epoch", 1)) - 1 if reason else epochs,
+        "epochs": epochs,
+        "step": int(told.progress.get("step", 0)) if reason else 0,
+        "learned_from": len(dealt.learn),
+        "left_out": dealt.left_out,
+        "held_back": len(dealt.held),
+        "classes_with_others_maps": len(shared),
+        "peak_memory_mib": round(told.options.limits.memory(), 1),
+        "weights_sha256": None if judged is None else digest(judged.weights),
+        "state_sha256": None if after is None else digest(dict(after)),
+        "gate": None if judged is None else judged.verdict.to_json(),
+        "in_use": {
+            "kind": "bundle" if kept is None else "personal",
+            "round": None if kept is None else kept.round,
+            "never_named": [name for name, theirs, ours in unnamed if theirs and not ours],
+        },
+    }

@@ -1,0 +1,1 @@
+"""From a picture to a score, a heat map and a line in the log."""

@@ -1,0 +1,212 @@
+"""TIFF, HEIC and DICOM into upright RGB pixels: the code that runs in a process of its own (`pictures` starts it).
+
+The readers behind these formats are large and written in C; here a crash, a memory bomb or an endless loop ends one
+small process and costs one picture. JPEG and PNG take the short way (`edgefl_protocol.pictures.imaging.decode`). The
+same limits hold: 20 MB, 40 megapixels before any pixel is decoded, one picture a file. Pixels alone leave this process:
+no tag, name, date or place of the file does.
+
+    TIFF    one page; grey, RGB, palette, CMYK, 8 or 16 bits; a camera's raw file (DNG, NEF, CR2) is refused, because
+            its first page is only a thumbnail
+    HEIC    the primary picture, turned as the file says; 10 and 12 bits become 8
+    DICOM   one frame, RGB, YBR_FULL or MONOCHROME, 8 to 16 bits, uncompressed or JPEG baseline, whose own markers
+            say how its colours are stored; one without them is refused where DICOM says RGB, for then nobody knows
+
+Source: docs/security.md, attack list 6 and 8; DICOM PS3.3 C.7.6.3 (photometric interpretation), PS3.5 annex A.
+"""
+
+import os
+import resource
+import signal
+import struct
+import sys
+import warnings
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, decode, from_pillow
+
+Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
+
+REQUEST: Final = struct.Struct(">8sI")  # name of the format, bytes that follow
+ANSWER: Final = struct.Struct(">BII")  # 1, height, width, then the pixels; or 0, bytes of the code, of the sentence
+MOST_SECONDS: Final = 45  # of one picture; who asked gives up before
+MAX_ADDRESS_BYTES: Final = 3 * 2**30  # of this process; 40 megapixels need about a sixth of it
+
+_READER_ERRORS = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError, EOFError,
+    NotImplementedError, RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning,
+)  # fmt: skip
+
+_REDUCED, _SUB_PAGES, _DNG = 254, 330, 50706  # tags of TIFF 6.0, TIFF supplement 1 and DNG 1.4
+_TAGS = [
+    "SOPClassUID", "NumberOfFrames", "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
+    "BitsStored", "HighBit", "PixelRepresentation", "PlanarConfiguration", "PixelData",
+]  # fmt: skip
+_PLAIN = ("1.2.840.10008.1.2", "1.2.840.10008.1.2.1")  # implicit and explicit little endian
+_JPEG_BASELINE = "1.2.840.10008.1.2.4.50"
+_JPEG_KINDS = ("RGB", "YBR_FULL", "YBR_FULL_422", "MONOCHROME1", "MONOCHROME2")
+_JPEG_HEAD_BYTES = 4096  # within these stand the markers that tell its colours
+_WHITE = np.uint8(255)  # MONOCHROME1: the smallest value is white
+
+
+def decode_tiff(data: bytes) -> Pixels:
+    """Pixels of a TIFF with one page.
+
+    Raises:
+        ImageError: it is damaged, too large, has several pages, or is a camera's raw file.
+    """
+    from PIL.TiffImagePlugin import TiffImageFile
+
+    with TiffImageFile(BytesIO(data)) as image:
+        _check_pixels(image.width, image.height)
+        if image.n_frames != 1:
+            raise ImageError("the TIFF has several pages; allowed is one, save it as one picture", code="animated")
+        tags = image.tag_v2
+        if _SUB_PAGES in tags or _DNG in tags or int(tags.get(_REDUCED, 0)) & 1 or data[8:10] == b"CR":
+            raise ImageError("the TIFF is a camera's raw file; develop it to JPEG first", code="unsupported_format")
+        return from_pillow(image)  # Pillow turns a TIFF upright by itself
+
+
+def decode_heic(data: bytes) -> Pixels:
+    """Pixels of the primary picture of a HEIC.
+
+    Raises:
+        ImageError: it is damaged or too large.
+    """
+    import pillow_heif
+
+    heif = pillow_heif.open_heif(data)
+    _check_pixels(*heif.size)
+    image = heif.to_pillow()
+    image.info.clear()  # libheif has turned it; the EXIF tag beside it must not turn it again
+    return from_pillow(image)
+
+
+def decode_dicom(data: bytes) -> Pixels:
+    """Pixels of a DICOM file with one frame.
+
+    Raises:
+        ImageError: it is damaged, too large, has several frames, or is stored in a way that is not read here.
+    """
+    import pydicom
+
+    file = pydicom.dcmread(BytesIO(data), specific_tags=list(_TAGS))
+    if int(file.get("NumberOfFrames") or 1) != 1:
+        raise ImageError("the DICOM file has several frames; allowed is one", code="animated")
+    _check_pixels(int(file.Columns), int(file.Rows))
+    kind, syntax = str(file.PhotometricInterpretation), str(file.file_meta.TransferSyntaxUID)
+    if syntax == _JPEG_BASELINE and kind in _JPEG_KINDS:
+        return _jpeg_dicom(file, kind)
+    if syntax not in _PLAIN or kind not in ("RGB", "YBR_FULL", "MONOCHROME1", "MONOCHROME2"):
+        raise ImageError(
+            f"the DICOM pixels are {kind} in transfer syntax {syntax}; read are RGB, YBR_FULL and MONOCHROME, "
+            "uncompressed or JPEG baseline",
+            code="unsupported_format",
+        )
+    return _plain_dicom(file, kind)
+
+
+def _jpeg_dicom(file: Any, kind: str) -> Pixels:
+    from pydicom.encaps import get_frame
+
+    frame = get_frame(file.PixelData, 0, number_of_frames=1)
+    head = frame[:_JPEG_HEAD_BYTES]
+    if kind == "RGB" and b"JFIF\x00" not in head and b"Adobe" not in head:  # a decoder would take it for YCbCr
+        raise ImageError(
+            "the JPEG inside the DICOM file does not say how its colours are stored; convert it", "unsupported_format"
+        )
+    pixels = decode(frame)
+    return _WHITE - pixels if kind == "MONOCHROME1" else pixels
+
+
+def _plain_dicom(file: Any, kind: str) -> Pixels:
+    from pydicom.pixels.processing import convert_color_space
+    from pydicom.pixels.utils import pixel_array
+
+    bits = int(file.BitsStored)
+    if not 8 <= bits <= 16 or int(file.HighBit) != bits - 1:  # PS3.5 8.1.1; the shift below would give other pixels
+        raise ImageError(
+            f"the DICOM pixels have {bits} bits that end at bit {file.HighBit}; read are 8 to 16, from bit 0 on",
+            code="unsupported_format",
+        )
+    stored: NDArray[Any] = pixel_array(file, raw=True)
+    if stored.dtype not in (np.uint8, np.uint16):
+        raise ImageError(f"the DICOM pixels are {stored.dtype}; read are unsigned ones", code="unsupported_format")
+    pixels = (stored >> (bits - 8)).astype(np.uint8)
+    if kind == "YBR_FULL":
+        pixels = convert_color_space(pixels, "YBR_FULL", "RGB")
+    if kind == "MONOCHROME1":
+        pixels = _WHITE - pixels
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+    return np.ascontiguousarray(pixels)
+
+
+DECODERS: dict[str, Callable[[bytes], Pixels]] = {"tiff": decode_tiff, "heic": decode_heic, "dicom": decode_dicom}
+
+
+def decode_safely(name: str, data: bytes) -> Pixels:
+    """Decode with one of `DECODERS`; whatever its library raises becomes one ImageError.
+
+    Args:
+        name: of the format.
+        data: bytes of the file.
+
+    Raises:
+        ImageError: the file is refused.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            return DECODERS[name](data)
+    except _READER_ERRORS as error:
+        words = str(error).lower()
+        if "truncated" in words or "end of" in words or isinstance(error, EOFError):
+            code, why = "truncated", "ends before its last pixel; copy the file again"
+        else:
+            code, why = "unreadable", f"cannot be decoded ({type(error).__name__}); it may be damaged"
+        raise ImageError(f"the {name.upper()} {why}", code=code) from error
+
+
+def serve(source: BinaryIO, sink: BinaryIO) -> None:
+    """Answer requests until the other side closes.
+
+    Args:
+        source: requests, each `REQUEST` and the bytes of a file.
+        sink: takes for each an `ANSWER` and what it announces.
+    """
+    while len(head := source.read(REQUEST.size)) == REQUEST.size:
+        name, length = REQUEST.unpack(head)
+        if length > MAX_FILE_BYTES:
+            return
+        signal.alarm(MOST_SECONDS)  # where nobody is left to kill it, an endless loop still ends
+        try:
+            pixels = decode_safely(name.rstrip(b"\x00").decode("ascii"), source.read(length))
+            sink.write(ANSWER.pack(1, *pixels.shape[:2]))
+            sink.write(pixels.tobytes())
+        except ImageError as error:
+            code, sentence = error.code.encode(), str(error).encode()
+            sink.write(ANSWER.pack(0, len(code), len(sentence)) + code + sentence)
+        sink.flush()
+        signal.alarm(0)
+
+
+def _check_pixels(width: int, height: int) -> None:
+    if width * height > MAX_PIXELS:
+        raise ImageError(f"the image is {width} x {height} pixels; allowed are {MAX_PIXELS:,} in all", code="too_large")
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump of memory would hold the picture
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what a library prints must not stand among the answers
+        serve(sys.stdin.buffer, answers)

@@ -1,0 +1,84 @@
+"""The scorer of a device: its bundle read, verified and loaded, with the values learned here where there are some."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from edgefl_client.home import Home
+    from edgefl_client.scoring.personal import PersonalState
+    from edgefl_client.scoring.scorer import Scorer
+    from edgefl_protocol.bundle import Bundle
+
+
+def open_scorer(
+    home: "Home",
+    model: Path | None,
+    trusted: tuple[str, ...],
+    threads: int | None,
+    refer_above: float | None,
+    weights: str | None = None,
+    *,
+    keep_graphs: bool = False,
+) -> "tuple[Scorer, Bundle]":
+    """The scorer and its verified bundle.
+
+    Args:
+        home: the device's home.
+        model: a bundle's file; None for the one in use.
+        trusted: keys of signers trusted for this call.
+        threads: processor threads; None for all that are allowed.
+        refer_above: threshold of uncertainty; None for the card's.
+        weights: `bundle` or `personal`; None for the personal ones where there are some.
+        keep_graphs: whether the bundle keeps the bytes of its graphs; the scorer needs them no more.
+
+    Raises:
+        click.UsageError: no picture could exceed the threshold.
+        BundleError: the bundle is refused.
+        StorageError: it cannot be read, or there are no personal values (`no_personal`).
+    """
+    import time
+    from concurrent.futures import ThreadPoolExecutor
+
+    from edgefl_client.memory import map_large_blocks_apart
+    from edgefl_client.trust import models
+
+    map_large_blocks_apart()
+    # numpy's linear algebra is not used here, yet its threads would start with it and spin on the other processors.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Reading and hashing the bundle and loading the libraries take about as long, and the first needs the interpreter
+    # little: on two processors the one hides the other.
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(models.read_file, home, model)
+        from edgefl_client.scoring.scorer import Scorer, largest_uncertainty, without_graphs
+        from edgefl_client.trust import trusted_keys as signers
+
+        extra = [signers.read_public_key(pub).public for pub in trusted]
+        archive = reading.result()
+    bundle = models.open_model(home, archive, extra, time.time_ns() // 1_000_000)
+    most = largest_uncertainty(bundle)
+    if refer_above is not None and refer_above > most:
+        raise click.UsageError(f"--refer-above is {refer_above}; for this model, allowed are 0 to {most:g}")
+    personal = None if weights == "bundle" else _personal(home, bundle, required=weights == "personal")
+    scorer = Scorer(bundle, threads, refer_above, personal=personal)
+    return scorer, bundle if keep_graphs else without_graphs(bundle)
+
+
+def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":
+    """The values learned here for this bundle; nothing of learning is loaded where nothing was learned."""
+    from edgefl_protocol.errors import StorageError
+
+    found = None
+    if home.learning.exists():
+        from edgefl_client.scoring.personal import load_personal
+
+        found = load_personal(home, bundle)
+    if required and found is None:
+        raise StorageError(
+            "no personal values for this bundle have passed their gate here; learn some with edgefl train, or score "
+            "with --weights bundle",
+            "no_personal",
+        )
+    return found

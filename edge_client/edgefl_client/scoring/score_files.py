@@ -1,0 +1,244 @@
+"""From files to scores and heat maps, for `edgefl score` and `edgefl watch`.
+
+Every file gives exactly one result, in the order given: a score, or an error that leaves the others untouched. A heat
+map that cannot be written costs no score. What is not skin gets no heat map, as it gets no prediction.
+"""
+
+import dataclasses
+import glob
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import EdgeflError, StorageError
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
+from edgefl_protocol.pictures.score import Score
+
+if TYPE_CHECKING:
+    from edgefl_client.scoring.pictures import PictureReader
+    from edgefl_client.scoring.scorer import Prepared, Scorer
+
+STANDARD_INPUT = "-"
+_DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A picture that gave no score.
+
+    Attributes:
+        image: its name as given.
+        code: what went wrong, for programs.
+        message: one sentence, for people.
+    """
+
+    image: str
+    code: str
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `edgefl score --json` prints."""
+        return {"image": self.image, "error": {"code": self.code, "message": self.message}}
+
+
+Result = Score | Failure
+
+
+def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    """Files to score: a folder stands for its pictures, a pattern for what it matches, anything else for itself.
+
+    Args:
+        given: files, folders, patterns such as `day/**/*.jpg`, or `-` for a picture on standard input.
+        suffixes: how the names of a folder's pictures end, in lower case.
+    """
+    files: list[str] = []
+    for name in given:
+        if not name:  # an empty variable of a shell: for a path it would be this folder
+            files.append(name)
+        elif Path(name).is_dir():
+            files += pictures_below(Path(name), suffixes)
+        elif glob.has_magic(name) and not Path(name).exists():
+            files += _matches(name) or [name]  # a pattern that matches nothing is a file that is missing
+        else:
+            files.append(name)
+    return files
+
+
+def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
+    """What to say of pictures in the given folders whose kind is not read, so that none is missed unnoticed.
+
+    Args:
+        given: as for `expand`.
+        reader: knows which kinds are read.
+    """
+    folders = [Path(name) for name in given if name and Path(name).is_dir()]
+    endings = [Path(one).suffix.lower() for place in folders for one in pictures_below(place, reader.other_suffixes)]
+    if not endings:
+        return None
+    kinds = ", ".join(f"{endings.count(one)} {one}" for one in sorted(set(endings)))
+    return f"Left out, for their kind is not read: {kinds}. Tiff, heic and dicom are read where --formats names them."
+
+
+def _matches(pattern: str) -> list[str]:
+    """As a shell: what is hidden only where the pattern names it. Our own heat maps are no pictures."""
+    path = Path(pattern)
+    try:
+        found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
+    except ValueError:  # no valid pattern
+        return []
+    named = _hidden_parts(path)
+    return [
+        str(one) for one in found if not one.is_dir() and not one.name.endswith(_DRAWN) and _hidden_parts(one) <= named
+    ]
+
+
+def _hidden_parts(path: Path) -> int:
+    return sum(part.startswith(".") for part in path.parts)
+
+
+def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
+    """Pictures in a folder and the folders in it, by name; without hidden ones, heat maps and folders behind links.
+
+    Args:
+        folder: where to look.
+        suffixes: how the names of pictures end, in lower case.
+    """
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        found += [
+            str(Path(place) / name)
+            for name in names
+            if name.lower().endswith(tuple(suffixes)) and not name.startswith(".") and not name.endswith(_DRAWN)
+        ]
+    return sorted(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What to score with and where to draw.
+
+    Attributes:
+        scorer: the model.
+        reader: decodes the files.
+        heatmaps: folder for heat maps; None for none.
+        not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
+        keep_drawn: never write over a heat map that is there already.
+        batch: pictures in one run of the network; one where heat maps are drawn or scores are logged.
+        log: told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is
+            given; None for no log.
+    """
+
+    scorer: "Scorer"
+    reader: "PictureReader"
+    heatmaps: Path | None
+    not_drawn: Callable[[str], None]
+    keep_drawn: bool = False
+    batch: int = 1
+    log: Callable[[Result, str | None], None] | None = None
+
+
+def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
+    """Score files in batches, yielding results in order.
+
+    Args:
+        task: what to score with.
+        files: their names; `-` is standard input.
+
+    Raises:
+        StorageError: a result cannot be logged, so it is not given.
+    """
+    taken: set[str] = set()
+    for names in _batches(files, 1 if task.heatmaps or task.log else task.batch):
+        loaded = [_load(name, task) for name in names]
+        scores = iter(
+            _score(task.scorer, [(one.name, one.found) for one in loaded if not isinstance(one.found, Failure)])
+        )
+        for one in loaded:
+            result = one.found if isinstance(one.found, Failure) else next(scores)
+            if task.heatmaps is not None and isinstance(result, Score):
+                try:
+                    result = _drawn(result, one, task.heatmaps, task, taken)
+                except StorageError as error:  # the score is made: a full disk must not cost it
+                    task.not_drawn(f"{one.name}: no heat map: {error}")
+            if task.log is not None:
+                task.log(result, one.sha256)
+            yield result
+
+
+def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
+    ahead = iter(names)
+    while batch := list(islice(ahead, size)):
+        yield batch
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    name: str
+    found: "Prepared | Failure"
+    sha256: str | None = None  # of the file's bytes, where a log asks for it
+    pixels: NDArray[np.uint8] | None = None  # (H, W, 3), where a heat map needs them again
+
+
+def _load(name: str, task: Task) -> _Loaded:
+    if not name:
+        return _Loaded(name, Failure(image=name, code="missing", message="an empty name names no file; check it"))
+    started, sha256 = time.perf_counter(), None
+    try:
+        data = (
+            sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if name == STANDARD_INPUT else read_bounded(name, MAX_FILE_BYTES)
+        )
+        if task.log is not None and len(data) <= MAX_FILE_BYTES:
+            sha256 = hashlib.sha256(data).hexdigest()
+        pixels = task.reader.read(data)
+        prepared = task.scorer.prepare(pixels)
+    except EdgeflError as error:
+        return _Loaded(name, Failure(image=name, code=error.code, message=str(error)), sha256)
+    except ValueError:  # a name with a NUL byte
+        return _Loaded(name, Failure(image=name, code="missing", message="this is no name of a file; check it"))
+    # Only a heat map needs the photograph again: a batch of large ones must not lie in memory.
+    prepared = dataclasses.replace(prepared, milliseconds=(time.perf_counter() - started) * 1e3)
+    return _Loaded(name, prepared, sha256, None if task.heatmaps is None else pixels)
+
+
+def _score(scorer: "Scorer", photos: Sequence[tuple[str, "Prepared"]]) -> list[Result]:
+    """Score a batch; where it fails as a whole, score one by one, so that one picture cannot spoil the others."""
+    if not photos:
+        return []
+    try:
+        return list(scorer.score_batch([prepared for _, prepared in photos], [name for name, _ in photos]))
+    except EdgeflError as error:
+        if len(photos) == 1:
+            return [Failure(image=photos[0][0], code=error.code, message=str(error))]
+        return [result for photo in photos for result in _score(scorer, [photo])]
+
+
+def _drawn(score: Score, photo: _Loaded, folder: Path, task: Task, taken: set[str]) -> Score:
+    """The score with its heat map on the disk; none for networks without attention, and none for what is not skin.
+
+    Raises:
+        StorageError: the heat map cannot be written.
+    """
+    if score.attention is None or photo.pixels is None or "not_skin" in score.refer_reasons:
+        return score
+    stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
+    name, number = f"{stem}{_DRAWN}", 2
+    while name in taken or (task.keep_drawn and (folder / name).exists()):
+        name, number = f"{stem}-{number}{_DRAWN}", number + 1
+    taken.add(name)
+    path = folder / name
+    from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
+
+    picture = draw_heatmap(photo.pixels, score, task.scorer.fit, rule_set=task.scorer.refers_uncertain)
+    write_atomic(path, png_bytes(picture))
+    return dataclasses.replace(score, heatmap=str(path))

@@ -1,0 +1,256 @@
+"""Scores pictures with a verified bundle on onnxruntime.
+
+* The graph is loaded from the bytes that `load_bundle` verified, never from a path, and with an empty folder as the
+  only place external data could come from (docs/security.md, attack list 1 and 2).
+* Inputs and outputs are those that `load_bundle` checked; numbers that are not finite never become a score.
+* Threads are pinned in number and do not spin while waiting, so a device can do other things.
+* A photo is prepared by `edgefl_protocol.pictures.imaging` alone, the code that prepared the training pictures, and
+  judged by `edgefl_protocol.pictures.quality` before the network sees it.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph, processors
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.model_card import Card
+from edgefl_protocol.errors import BundleError, EdgeflError
+from edgefl_protocol.payload import digest
+from edgefl_protocol.pictures.imaging import decode, from_pillow, prepare
+from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.pictures.referral import ReferralRules
+from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
+
+if TYPE_CHECKING:
+    from edgefl_client.scoring.personal import PersonalState
+
+Photo = bytes | Image.Image | NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+
+class ScoreError(EdgeflError):
+    """The network gave no usable numbers for a picture."""
+
+    code = "not_finite"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A picture that is ready for the network, and judged; the photograph itself is no longer needed.
+
+    Attributes:
+        pixels: (S, S, 3), the network's input.
+        gate: reasons to refer, found before the model runs.
+        milliseconds: what this took.
+    """
+
+    pixels: NDArray[np.uint8]
+    gate: tuple[str, ...]
+    milliseconds: float
+
+
+class Scorer:
+    """Scores pictures with one bundle.
+
+    Args:
+        bundle: a verified bundle.
+        threads: threads of one run; None for the processors this process may use.
+        refer_above: vacuity (softmax methods: entropy in nats) above which a picture is referred; None for the card's.
+        clock: gives Unix milliseconds; a scorer that outlives its bundle refers everything.
+        personal: values learned here that passed their gate, to score with in place of the bundle's.
+
+    Attributes:
+        model: which model speaks.
+        threads: threads of one run.
+
+    Raises:
+        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
+        ValueError: `threads` or `refer_above` is out of range.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        threads: int | None = None,
+        refer_above: float | None = None,
+        clock: Callable[[], int] | None = None,
+        personal: "PersonalState | None" = None,
+    ) -> None:
+        if threads is not None and not 1 <= threads <= 1024:
+            raise ValueError(f"threads is {threads}; allowed are 1 to 1024")
+        most = largest_uncertainty(bundle)
+        if refer_above is not None and not 0.0 <= refer_above <= most:  # above it, the rule would be off unnoticed
+            raise ValueError(f"refer_above is {refer_above}; for this model, allowed are 0 to {most:g}")
+        check_runtime(bundle.manifest.min_runtime)
+        self._bundle = without_graphs(bundle)
+        self._weights = bundle.weights if personal is None else personal.weights
+        self._classes = bundle.labels.classes
+        self._seen = bundle.labels.seen if personal is None else personal.seen
+        self._rules = _rules(bundle.card, refer_above)
+        self._clock = clock or _wall_clock_ms
+        self.threads = threads or processors()
+        self._graph = load_graph(bundle.score_onnx, self.threads)
+        self.model = ModelInfo(
+            id=bundle.id,
+            sha256=bundle.sha256,
+            version=bundle.manifest.version,
+            state_kind="bundle" if personal is None else "personal",
+            state_sha256=digest(self._weights),
+        )
+
+    @property
+    def fit(self) -> str:
+        """How photos are brought to the network's square: `squash` or `crop`."""
+        return self._bundle.preprocess.fit
+
+    @property
+    def network_px(self) -> int:
+        """Side of the network's input in pixels."""
+        return self._bundle.preprocess.size
+
+    @property
+    def precision(self) -> str:
+        """`int8` where the card says that layers have 8 bits, else `fp32`."""
+        return "int8" if "int8" in self._bundle.card.metrics else "fp32"
+
+    @property
+    def days_left(self) -> int | None:
+        """Whole days until the bundle expires; None where it never does."""
+        expires_ms = self._bundle.manifest.expires_ms
+        return None if expires_ms is None else (expires_ms - self._clock()) // 86_400_000
+
+    @property
+    def temperature(self) -> float | None:
+        """What logits are divided by, so that probabilities are calibrated; None where the model has none."""
+        return float(self._weights["temperature"]) if "temperature" in self._weights else None
+
+    @property
+    def refers_uncertain(self) -> bool:
+        """Whether a threshold is in force above which an uncertain picture is referred."""
+        return self._rules.uncertain_above is not None
+
+    @property
+    def never_named(self) -> tuple[str, ...]:
+        """Classes that the bundle predicts and these values never do: no picture of this device taught them."""
+        labels = self._bundle.labels
+        both = zip(labels.classes, labels.seen, self._seen, strict=True)
+        return tuple(name for name, theirs, ours in both if theirs and not ours)
+
+    def score(self, image: Photo, name: str | None = None) -> Score:
+        """Score one picture.
+
+        Args:
+            image: bytes of a JPEG or PNG, a Pillow image, or upright uint8 pixels (H, W, 3).
+            name: what to call it in the score.
+
+        Raises:
+            ImageError: the picture cannot be used; `code` says why.
+            ScoreError: the network gave no finite numbers.
+        """
+        return self.score_batch([image], [name])[0]
+
+    def score_batch(self, images: Sequence[Photo | Prepared], names: Sequence[str | None] | None = None) -> list[Score]:
+        """Score several pictures in one run of the network.
+
+        Args:
+            images: as for `score`, or what `prepare` made of them.
+            names: what to call them; None for no names.
+
+        Returns:
+            One score per picture, in order.
+
+        Raises:
+            ImageError: a picture cannot be used.
+            ScoreError: the network gave no finite numbers.
+        """
+        called = list(names) if names is not None else [None] * len(images)
+        if len(called) != len(images):
+            raise ValueError(f"{len(images)} pictures but {len(called)} names")
+        if not images:
+            return []
+        prepared = [image if isinstance(image, Prepared) else self.prepare(image) for image in images]
+        started = time.perf_counter()
+        found = self._run(np.stack([one.pixels for one in prepared]))
+        share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
+        return [self._judge(found, row, called[row], one, share_ms) for row, one in enumerate(prepared)]
+
+    def prepare(self, image: Photo) -> Prepared:
+        """Make the network's input of a picture, and judge the picture.
+
+        Args:
+            image: as for `score`.
+
+        Raises:
+            ImageError: the picture cannot be used.
+        """
+        started = time.perf_counter()
+        if isinstance(image, bytes):
+            photo = decode(image)
+        elif isinstance(image, Image.Image):
+            photo = from_pillow(image)
+        else:
+            photo = image
+        pixels = prepare(photo, self._bundle.preprocess)
+        gate = measure_quality(photo).reasons(self._bundle.preprocess.size)
+        return Prepared(pixels, gate, (time.perf_counter() - started) * 1e3)
+
+    def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
+        try:
+            values = self._graph.run(list(self._bundle.outputs), {"image": pixels, **self._weights})
+        except RUNTIME_ERRORS as error:
+            raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
+        found = dict(zip(self._bundle.outputs, values, strict=True))
+        for name, value in found.items():
+            if not np.isfinite(value).all():
+                raise ScoreError(f"the model's output {name} is not finite for this picture; report it to the signer")
+        return found
+
+    def _judge(
+        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: Prepared, share_ms: float
+    ) -> Score:
+        expires_ms = self._bundle.manifest.expires_ms
+        return make_score(
+            {key: values[row] for key, values in found.items()},
+            name=name,
+            classes=self._classes,
+            seen=self._seen,
+            rules=self._rules,
+            gate=prepared.gate,
+            expired=expires_ms is not None and self._clock() >= expires_ms,
+            model=self.model,
+            milliseconds=prepared.milliseconds + share_ms,
+        )
+
+
+def without_graphs(bundle: Bundle) -> Bundle:
+    """The bundle for a process that has loaded the graph: the bytes of its graphs, most of the file, are given back.
+
+    Args:
+        bundle: a verified bundle; itself unchanged.
+    """
+    return replace(bundle, score_onnx=b"", extras=MappingProxyType({}))
+
+
+def largest_uncertainty(bundle: Bundle) -> float:
+    """What a bundle's measure of uncertainty is at most: 1 for vacuity, ln K for the entropy of K classes in nats."""
+    return 1.0 if "vacuity" in bundle.outputs else math.log(len(bundle.labels.classes))
+
+
+def _rules(card: Card, refer_above: float | None) -> ReferralRules:
+    stated = card.metrics.get("refer_dissonance_above")
+    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int | float)):
+        raise BundleError("the card's metric refer_dissonance_above is no number; ask the signer", "bad_card")
+    uncertain_above = card.refer_above if refer_above is None else refer_above
+    return ReferralRules(uncertain_above=uncertain_above, dissonance_above=None if stated is None else float(stated))
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000

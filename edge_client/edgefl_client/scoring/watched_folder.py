@@ -1,0 +1,220 @@
+"""The work of `edgefl watch`: which files of a folder are new and whole, and which were scored before.
+
+* A file is taken when its size and time are the same at two looks in a row, so a picture that is still being copied
+  is left alone. Its identity is name, size and time: one that is written anew is scored anew.
+* Each is scored once, also across restarts and crashes. Order: the file is noted as begun, with the
+  length of the output; its line is written and flushed to the disk; the file is noted as done. After a crash in
+  between, the length of the output says whether the line was written; half a line is cut off. On standard output,
+  where nothing can be read back, a crash at that moment scores one picture twice rather than never.
+* Notes lie in the home folder, at most `MAX_NOTES` of a folder besides those of files that are still there. A file is
+  noted by the bytes of its name below the folder, so a folder is the same however it is named, and so is a file whose
+  name is no text.
+"""
+
+import fcntl
+import hashlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from edgefl_client.home import Home
+from edgefl_client.scoring.score_files import pictures_below
+from edgefl_protocol.errors import StorageError
+
+MAX_NOTES = 100_000
+
+_TABLE = """
+CREATE TABLE IF NOT EXISTS watched (
+  number INTEGER PRIMARY KEY, folder BLOB NOT NULL, name BLOB NOT NULL, size INTEGER NOT NULL, time_ns INTEGER NOT NULL,
+  begun_at INTEGER, UNIQUE (folder, name)
+)"""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A file as it was at one look.
+
+    Attributes:
+        size_bytes: its length.
+        time_ns: its time of change.
+    """
+
+    size_bytes: int
+    time_ns: int
+
+
+def look(folder: Path, suffixes: Sequence[str]) -> dict[str, Seen]:
+    """Pictures below a folder as they are now, in name order.
+
+    Raises:
+        StorageError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise StorageError(f"{folder} is no folder, or cannot be reached", "missing")
+    found = {}
+    for name in pictures_below(folder, suffixes):
+        try:
+            status = os.stat(name)  # noqa: PTH116 - names by the thousand, at every look
+        except OSError:  # gone since it was listed
+            continue
+        found[name] = Seen(status.st_size, status.st_mtime_ns)
+    return found
+
+
+class Notes:
+    """Which files of one folder were scored; lasting.
+
+    Args:
+        home: where the notes lie.
+        folder: the watched folder.
+
+    Raises:
+        StorageError: the notes cannot be kept, or another process watches the folder.
+    """
+
+    def __init__(self, home: Home, folder: Path) -> None:
+        self._folder = os.fsencode(folder.resolve())
+        self._before = str(folder / "x")[:-1]  # how the names of its files begin
+        root = home.prepare()
+        digest = hashlib.sha256(self._folder).hexdigest()[:16]
+        self._lock = os.fdopen(_own(root / f"watch-{digest}.lock"), "ab")
+        os.close(_own(root / "watched.sqlite3"))
+        self._watched = sqlite3.connect(root / "watched.sqlite3", timeout=10, isolation_level=None)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._watched.execute("PRAGMA journal_mode=DELETE")
+            self._watched.execute("PRAGMA synchronous=FULL")
+            self._watched.execute(_TABLE)
+        except BlockingIOError as error:
+            self.close()
+            raise StorageError(f"another edgefl watch is at work on {folder}; stop it first", "busy") from error
+        except sqlite3.Error as error:
+            self.close()
+            raise _storage_error(error) from error
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._watched.close()
+        self._lock.close()
+
+    def recover(self, output: BinaryIO | None) -> None:
+        """Settle the file that was begun when the process before this one died.
+
+        Args:
+            output: the file of results, open for reading and appending; None for standard output.
+        """
+        begun = self._run("SELECT name, begun_at FROM watched WHERE folder = ? AND begun_at IS NOT NULL", self._folder)
+        for key, position in begun:
+            if output is not None and _was_written(output, position):
+                self._finish(key)
+            else:
+                self._run("DELETE FROM watched WHERE folder = ? AND name = ?", self._folder, key)
+
+    def scored(self) -> dict[str, Seen]:
+        """Files that were scored, as they were then."""
+        rows = self._run("SELECT name, size, time_ns FROM watched WHERE folder = ? AND begun_at IS NULL", self._folder)
+        return {self._name(key): Seen(size, time_ns) for key, size, time_ns in rows}
+
+    def begin(self, name: str, seen: Seen, position: int) -> None:
+        """Note that the line of a file is about to be written.
+
+        Args:
+            name: of the file.
+            seen: how the file was.
+            position: length of the output before the line, bytes; 0 on standard output.
+        """
+        self._run(
+            "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at) VALUES (?, ?, ?, ?, ?)",
+            self._folder, self._key(name), seen.size_bytes, seen.time_ns, position,
+        )  # fmt: skip
+
+    def finish(self, name: str) -> None:
+        """Note that the line of a file is written."""
+        self._finish(self._key(name))
+
+    def forget(self, present: dict[str, Seen]) -> int:
+        """Drop the oldest notes beyond `MAX_NOTES`, of files that are gone.
+
+        Args:
+            present: files that are there; their notes stay, else they would be scored again.
+
+        Returns:
+            Number of notes dropped.
+        """
+        rows = self._run("SELECT number, name FROM watched WHERE folder = ? ORDER BY number", self._folder)
+        surplus = [number for number, key in rows if self._name(key) not in present][: max(len(rows) - MAX_NOTES, 0)]
+        for number in surplus:
+            self._run("DELETE FROM watched WHERE number = ?", number)
+        return len(surplus)
+
+    def _finish(self, key: bytes) -> None:
+        self._run("UPDATE watched SET begun_at = NULL WHERE folder = ? AND name = ?", self._folder, key)
+
+    def _key(self, name: str) -> bytes:
+        return os.fsencode(name.removeprefix(self._before))
+
+    def _name(self, key: bytes) -> str:
+        return self._before + os.fsdecode(key)
+
+    def _run(self, statement: str, *values: object) -> list[Any]:
+        try:
+            return self._watched.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise _storage_error(error) from error
+
+
+def _own(path: Path) -> int:
+    """Open a file of the home, made where it is missing, for its owner alone."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextmanager
+def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
+    """The file that takes the lines, for appending, held for one process alone; None for standard output.
+
+    Raises:
+        OSError: it cannot be opened.
+        StorageError: another process holds it; after a crash nobody could tell whose its last line is.
+    """
+    if path is None:
+        yield None
+        return
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StorageError(f"another edgefl watch writes to {path}; give each its own file", "busy") from error
+        except OSError:  # a share that knows no locks
+            pass
+        yield file
+
+
+def write_line(output: BinaryIO, line: str) -> None:
+    """Append a line and flush it to the disk.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    output.write(line.encode() + b"\n")
+    output.flush()
+    os.fsync(output.fileno())
+
+
+def _was_written(output: BinaryIO, position: int) -> bool:
+    """Whether a whole line follows a position; half a line after it is cut off."""
+    end = output.seek(0, os.SEEK_END)
+    if end <= position:
+        return False
+    output.seek(end - 1)
+    if output.read(1) == b"\n":
+        return True
+    output.truncate(position)
+    return False
+
+
+def _storage_error(error: sqlite3.Error) -> StorageError:
+    return StorageError(f"the notes of edgefl watch cannot be kept: {error}; free space, or remove watched.sqlite3")

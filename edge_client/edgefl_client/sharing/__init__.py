@@ -1,0 +1,1 @@
+"""What may leave a device, what would leave, and how it leaves."""

@@ -1,0 +1,153 @@
+"""A device's part in a federation: enrol, pull (`contributing` and `syncing` do the rest).
+
+Each function does one command's work and gives what `--json` prints. Nothing is printed here.
+"""
+
+import datetime
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl_client.home import Home
+from edgefl_client.trust import models
+from edgefl_client.trust.signers import signers_in_force
+from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
+from edgefl_exchange.enrolment import enrol, trust_certificate
+from edgefl_exchange.errors import ExchangeError
+from edgefl_exchange.https import HttpsTransport
+from edgefl_exchange.identity import Identity
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import Membership, ca_file, read_ca
+from edgefl_exchange.outbox import Outbox
+from edgefl_exchange.transport import Transport
+from edgefl_protocol.bundle.archive import open_archive
+from edgefl_protocol.errors import BundleError
+from edgefl_protocol.records.invite import decode_invite
+
+Connect = Callable[[Path, Membership], Transport]
+
+
+def connect_https(folder: Path, membership: Membership) -> Transport:
+    """The transport of a real device."""
+    return HttpsTransport(membership.url, ca_file(folder, membership), membership.proxy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the commands need of this device.
+
+    Attributes:
+        home: its home folder.
+        passphrase: opens encrypted keys, or None.
+        connect: makes the transport; a test passes its own.
+        clock_ms: this machine's clock.
+    """
+
+    home: Home
+    passphrase: bytes | None = None
+    connect: Connect = connect_https
+    clock_ms: Callable[[], int] = wall_clock_ms
+
+    def member(self) -> Member:
+        """Open the membership."""
+        folder = self.home.member
+        return Member(
+            folder,
+            lambda membership: self.connect(folder, membership),
+            passphrase=self.passphrase,
+            clock_ms=self.clock_ms,
+        )
+
+    def outbox(self, identity: Identity) -> Outbox:
+        """Open the outbox."""
+        self.home.prepare()
+        return Outbox(self.home.outbox_file, identity.outbox_key)
+
+
+def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, suite: int) -> dict[str, Any]:
+    """Join the federation of an invite, or go on where a joining was cut off.
+
+    Args:
+        device: this device.
+        text: the invite.
+        ca: file of the coordinator's certificate or authority, or None.
+        proxy: proxy to use from now on, or None.
+        suite: of the sealing key.
+
+    Raises:
+        EdgeflError: the enrolment is refused or cannot go on.
+    """
+    # This clock may be ahead by as much as signed time corrects; `enrol` judges by the corrected one.
+    invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
+    if not (device.home.member / "membership.json").exists():
+        _forget_rounds(device.home)
+    folder = device.home.prepare(device.home.member)
+    own_ca = trust_certificate(folder, invite, None if ca is None else read_ca(ca))
+    draft = Membership(
+        url=invite.url, federation=invite.federation, name=invite.name, role=invite.role, state="joining",
+        coordinator_key_id=invite.coordinator_key_id, key_record=b"", key_number=0, key_fetched_ms=0, own_ca=own_ca,
+        proxy=proxy, token_sha256=invite.token_sha256, idem="",
+    )  # fmt: skip
+    membership = enrol(
+        folder, invite, device.connect(folder, draft), own_ca=own_ca, proxy=proxy, suite=suite,
+        passphrase=device.passphrase, clock_ms=device.clock_ms,
+    )  # fmt: skip
+    return {
+        "federation": membership.federation,
+        "name": membership.name,
+        "role": membership.role,
+        "state": membership.state,
+        "fingerprint": membership.fingerprint,
+    }
+
+
+def _forget_rounds(home: Home) -> None:
+    """Remove what a membership that is gone left of its rounds: numbers and names may come again."""
+    for old in home.broadcasts.glob("*.payload"):
+        old.unlink(missing_ok=True)
+    if home.learning.exists():
+        from edgefl_client.learning.live_round import (
+            forget_federation,  # brings the runtime, which enrolling does without
+        )
+
+        forget_federation(home)
+
+
+def run_pull(device: Device) -> dict[str, Any]:
+    """Fetch the federation's current bundle, verify it and use it from now on.
+
+    Raises:
+        EdgeflError: no answer, a refusal, or a bundle that is not what it should be; the one in use stays.
+    """
+    home = device.home
+    with device.member() as member:
+        task = member.task()
+        entry = member.index().current(task.line, task.task)
+        if entry is None:
+            raise ExchangeError(f"the federation has published no bundle for {task.line}/{task.task} yet", "no_bundle")
+        wanted = {"line": entry.line, "task": entry.task, "version": entry.version, "sha256": entry.sha256}
+        if models.is_in_use(home, entry.sha256):
+            return {"changed": False, "file": str(models.current_file(home)), **wanted}
+        data = member.bundle(entry.line, entry.task, entry.version)
+        signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it
+        bundle = models.verify_with(home, open_archive(io.BytesIO(data)), signers, member.now_ms())
+        named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
+        if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
+            raise BundleError(
+                f"the bundle that came is {bundle.id} version {bundle.manifest.version}, not the one of the signed "
+                "index; try again later, and tell the operator",
+                code="other_bundle",
+            )
+        models.check_replaces(home, bundle, signers)
+        from edgefl_client.scoring.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
+
+        Scorer(bundle, threads=1)  # what this runtime cannot load must not take the place of what it can
+        path = models.install(home, data, bundle)  # while the keys are held: a second pull may be at an older index
+    return {"changed": True, "file": str(path), **wanted}
+
+
+def today() -> datetime.date:
+    """The date by this machine's clock."""
+    return datetime.datetime.now(datetime.UTC).date()

@@ -1,0 +1,227 @@
+"""Features of this device's pictures, by the encoder of a round: `encode.onnx` with the values of its broadcast.
+
+    order     drawn from the federation's seed, this member's name and the round; at most K pictures that pass the gate
+    views     one random view of each (`learning.views`), a batch at a time: no more than a batch lies in memory
+    features  128 numbers of length 1 a picture, with the statistics of the batch, as the slow encoder makes them
+    rows      float16, in an order that depends on nothing but the features themselves
+
+Guarantees: the same pictures, broadcast and number of threads give the same rows, bit for bit; a row that is not
+finite or not of unit length never leaves. Source: FedCLF (arXiv 2208.11278) section III; docs/methods.md, FedCLF;
+docs/decisions/0033.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_client.learning.draws import generator
+from edgefl_client.learning.views import draw, views
+from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
+from edgefl_client.scoring.pictures import PictureReader
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, FEATURES, LEAST_BATCH, VIEW, FedCLFPlan
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import BundleError, EdgeflError, ImageError
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
+from edgefl_protocol.pictures.quality import measure_quality
+
+NORM_TOLERANCE = 0.01  # of a row's length, as the federation takes it; float16 is off by 0.0005 at most
+
+Rows = NDArray[np.float16]  # (n, 128), rows of length 1
+Pixels = NDArray[np.uint8]  # (S, S, 3)
+
+
+class FeaturesError(EdgeflError):
+    """No features can be contributed."""
+
+    code = "no_features"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What was made of a device's pictures.
+
+    Attributes:
+        rows: the features.
+        paths: the picture of each row; none of it leaves.
+        looked_at: pictures that were read.
+        left_out: reason → pictures that give no feature: of the gate, or the code of an error.
+    """
+
+    rows: Rows
+    paths: tuple[Path, ...]
+    looked_at: int
+    left_out: Mapping[str, int]
+
+
+class Encoder:
+    """The encoder of one round.
+
+    Args:
+        bundle: the verified bundle.
+        plan: its record of learning.
+        network: the encoder's tensors of the round, by name.
+        threads: of a run.
+
+    Raises:
+        FeaturesError: the network is not the bundle's (`other_network`).
+        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
+    """
+
+    def __init__(self, bundle: Bundle, plan: FedCLFPlan, network: Mapping[str, NDArray[Any]], threads: int) -> None:
+        for name, shape in plan.parameters.items():
+            value = network.get(name)
+            if value is None or value.shape != shape or value.dtype != np.float32:
+                raise FeaturesError(
+                    f"the round's network is not this bundle's: {name[:80]} is "
+                    f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch the federation's "
+                    "bundle with edgefl pull",
+                    "other_network",
+                )
+        check_runtime(bundle.manifest.min_runtime)
+        self._network = {name: network[name] for name in plan.parameters}
+        self._graph = load_graph(bundle.extras[ENCODER], threads)
+
+    def __call__(self, given: NDArray[np.float32]) -> Rows:
+        """Features of views (B, 3, px, px), B at least 2.
+
+        Raises:
+            BundleError: the runtime failed.
+            FeaturesError: one is not finite or not of length 1 (`bad_feature`).
+        """
+        try:
+            found = np.asarray(self._graph.run([ENCODED], {VIEW: given, **self._network})[0])
+        except RUNTIME_ERRORS as error:
+            raise BundleError(f"the encoder cannot run: {first_line(error)}", "graph_run") from error
+        rows: Rows = found.astype(np.float16)
+        length = np.linalg.norm(rows.astype(np.float64), axis=1) if rows.ndim == 2 else np.zeros(1)
+        if rows.shape != (len(given), FEATURES) or not (np.abs(length - 1) <= NORM_TOLERANCE).all():
+            raise FeaturesError(
+                "the encoder gives a feature that is not finite or not of length 1; tell the federation's operator",
+                "bad_feature",
+            )
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draw:
+    """Where the random numbers of a contribution come from.
+
+    Attributes:
+        seed: of the federation's task.
+        site: this member's name.
+        round: the round.
+    """
+
+    seed: int
+    site: str
+    round: int
+
+    def rng(self, purpose: str) -> np.random.Generator:
+        """The generator of one purpose."""
+        return generator(self.seed, self.site, "contribution", purpose, self.round)
+
+
+def encode_pictures(
+    encoder: Encoder,
+    plan: FedCLFPlan,
+    preprocess: Preprocess,
+    files: Sequence[Path],
+    reader: PictureReader,
+    draws: Draw,
+) -> Encoded:
+    """Features of at most K of the pictures; one that cannot be read, or that the gate refers, gives none.
+
+    Args:
+        encoder: of the round.
+        plan: of the bundle.
+        preprocess: of the bundle.
+        files: the pictures.
+        reader: decodes them.
+        draws: of orders and views.
+
+    Raises:
+        FeaturesError: fewer pictures are left than a batch needs (`few_images`).
+        BundleError: the runtime failed.
+    """
+    order, reasons = draws.rng("order").permutation(len(files)), Counter[str]()
+    looked_at = [0]
+
+    def fit() -> Iterator[tuple[Path, Pixels]]:
+        found = 0
+        for position in order:
+            if found == plan.queue:
+                return
+            looked_at[0] += 1
+            path = files[position]
+            try:
+                pixels, gate = _prepared(path, preprocess, reader)
+            except ImageError as error:
+                reasons[error.code] += 1
+                continue
+            reasons.update(gate)
+            if not gate:
+                found += 1
+                yield path, pixels
+
+    rng, rows, paths = draws.rng("views"), list[Rows](), list[Path]()
+    for part in batches(fit(), plan.batch):
+        images = np.stack([pixels for _, pixels in part])
+        rows.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
+        paths += [path for path, _ in part]
+    told = {name: reasons[name] for name in sorted(reasons)}
+    if not rows:
+        why = "; ".join(f"{name}: {number}" for name, number in told.items())
+        raise FeaturesError(
+            f"{LEAST_BATCH} pictures at least must be fit to give features, of {len(files)} there are fewer"
+            + (f" ({why})" if why else "")
+            + ": name more",
+            "few_images",
+        )
+    together = np.concatenate(rows)
+    keys = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in together]
+    by_key = sorted(range(len(keys)), key=keys.__getitem__)
+    return Encoded(together[by_key], tuple(paths[index] for index in by_key), looked_at[0], told)
+
+
+def batches(pictures: Iterator[tuple[Path, Pixels]], batch: int) -> Iterator[list[tuple[Path, Pixels]]]:
+    """Pictures in batches; fewer than four at the end join the batch before, and alone they give none.
+
+    Args:
+        pictures: in order.
+        batch: B, at least 4.
+    """
+    waiting: list[tuple[Path, Pixels]] = []
+    for one in pictures:
+        waiting.append(one)
+        if len(waiting) >= batch + LEAST_BATCH:
+            yield waiting[:batch]
+            waiting = waiting[batch:]
+    if len(waiting) >= LEAST_BATCH:
+        yield waiting
+
+
+def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:
+    """A picture as the network takes it, and why the gate refers it.
+
+    Raises:
+        ImageError: it cannot be used.
+        StorageError: the file cannot be read.
+    """
+    photo = reader.read(read_bounded(path, MAX_FILE_BYTES))
+    return prepare(photo, preprocess), measure_quality(photo).reasons(preprocess.size)
+
+
+def picture_of(path: Path, preprocess: Preprocess, reader: PictureReader) -> Pixels:
+    """A picture as the network takes it, for its owner's eyes.
+
+    Raises:
+        EdgeflError: it cannot be used any more.
+    """
+    return _prepared(path, preprocess, reader)[0]

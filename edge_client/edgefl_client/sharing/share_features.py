@@ -1,0 +1,232 @@
+"""`edgefl contribute --features`: from unlabelled pictures to features in the outbox, or to a view of what leaves.
+
+A reply of features alone: they join the bank that the others are dealt, and weigh nothing in the average (`n_train`
+is 0). What makes them is the encoder of the round, so the round's broadcast must be here. Nothing enters the outbox
+that the owner's policy does not allow, and a dry run makes the very bytes that a real one would keep. Source:
+docs/methods.md, FedCLF; docs/decisions/0033.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_client.home import Home
+from edgefl_client.learning.checkpoint import load_standing
+from edgefl_client.learning.feature_queue import BANK, SENT
+from edgefl_client.learning.label_table import read_images
+from edgefl_client.learning.own_pictures import remembered_table
+from edgefl_client.learning.round_plan import agreed
+from edgefl_client.learning.session import plan_of
+from edgefl_client.runtime import processors
+from edgefl_client.scoring.pictures import PictureReader
+from edgefl_client.scoring.score_files import expand, pictures_below
+from edgefl_client.sharing.disclosure import describe
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.feature_encoding import Draw, Encoded, Encoder, FeaturesError, encode_pictures, picture_of
+from edgefl_client.sharing.policy import Spent, load_policy
+from edgefl_client.sharing.release import keep, policy_told, refused
+from edgefl_exchange.errors import ExchangeError
+from edgefl_exchange.membership import Membership, load_membership, load_task
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.contrast_plan import ENCODER, SLOW, FedCLFPlan
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
+from edgefl_protocol.errors import BundleError, PayloadError, StorageError
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.payload import Payload, digest
+
+_STANDING = "live.payload"  # what this device remembers of the rounds it learned in (`learning.live`)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contribution:
+    """What the owner asks for.
+
+    Attributes:
+        images: files, folders and patterns; empty for those that learning was given last.
+        threads: of the encoder; None for the processors this process may use.
+        dry_run: keep nothing; only say what would leave.
+        sheets: folder for the two sheets that show it (`feature_sheet`); None for none.
+    """
+
+    images: Sequence[str] = ()
+    threads: int | None = None
+    dry_run: bool = False
+    sheets: Path | None = None
+
+
+def run_features(device: Device, asked: Contribution, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
+    """Encode pictures here and put their features into the outbox.
+
+    Args:
+        device: this device.
+        asked: what for.
+        reader: decodes the pictures.
+        bundle: the verified bundle, with its graphs.
+
+    Returns:
+        What `--json` prints.
+
+    Raises:
+        FeaturesError: bundle, federation, round or pictures give no features; nothing is kept.
+        PolicyError: the owner has not allowed that features leave, or not so much; nothing is kept.
+        EdgeflError: the membership, a file or the disk.
+    """
+    home = device.home
+    membership, task = load_membership(home.member), load_task(home.member)
+    if task is None:
+        raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
+    plan = _plan(bundle, membership, task)
+    policy, spent = load_policy(home), Spent(now_ms=device.clock_ms())  # a day's limits are judged when it leaves
+    if not asked.dry_run:
+        policy.check(("features",), 0, spent)  # before the work
+    own = _own_state(home, membership, bundle)
+    network = _slow_encoder(plan, _broadcast(home, membership, task).arrays, own)
+    encoder = Encoder(bundle, plan, network, asked.threads or processors())
+    draws = Draw(seed=task.seed, site=membership.name, round=task.round)
+    files = _files(home, asked.images, reader)
+    found = encode_pictures(encoder, plan, bundle.preprocess, files, reader, draws)
+    payload = Payload({SENT: found.rows}, {"n_train": 0, "site_sha256": digest(own)})
+    content = payload.to_bytes()
+    if len(content) > task.max_reply_bytes:
+        raise FeaturesError(
+            f"the features take {len(content)} bytes, allowed are {task.max_reply_bytes}: name fewer pictures",
+            "too_large",
+        )
+    described = describe(content)
+    refusal = refused(policy, described, spent)
+    if refusal is not None and not asked.dry_run:
+        raise refusal
+    drawn = None if asked.sheets is None else _draw(found, bundle, reader, described, asked.sheets)
+    return {
+        "dry_run": asked.dry_run,
+        "policy": policy_told(refusal),
+        "round": task.round,
+        "images": len(files),
+        "left_out": {"images": found.looked_at - len(found.paths), "reasons": dict(found.left_out)},
+        "features": len(found.paths),
+        "length": _lengths(found),
+        **described,
+        "made_of": [{"array": SENT, "row": row, "image": str(path)} for row, path in enumerate(found.paths)],
+        "sheets": drawn,
+        "idem": None if asked.dry_run else keep(device, content),
+    }
+
+
+def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan:
+    """How the bundle's encoder is used, where the federation's round takes features of it.
+
+    Raises:
+        FeaturesError: it does not, or the bundle has no encoder.
+        LearningError: the bundle cannot follow the federation's settings, such as noise on features.
+        BundleError: the bundle is of another line.
+    """
+    shares = "features" in task.travels if task.travels else task.method == "fedclf"
+    if not shares:
+        raise FeaturesError(f"the federation learns {task.method}, which takes no features: take part with edgefl sync")
+    if task.state == "done" or task.phase == "final":
+        raise FeaturesError("the federation's rounds are over, its last exchange takes no features", "rounds_over")
+    wanted = (membership.federation, task.line, task.task)
+    if bundle.manifest.line_key != wanted:
+        raise BundleError(
+            f"the model is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl pull",
+            "other_line",
+        )
+    if ENCODER not in bundle.extras:
+        raise FeaturesError(
+            f"this bundle brings no encoder ({ENCODER}), so it gives no features; ask the operator to publish one made "
+            "with edgefl-export bundle --with-training, and fetch it with edgefl pull"
+        )
+    plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
+    if not isinstance(plan, FedCLFPlan):
+        raise FeaturesError(f"this bundle learns {plan.kind}, so it gives no features: fetch another with edgefl pull")
+    return plan
+
+
+def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
+    """The round's broadcast, which holds the encoder's values.
+
+    Raises:
+        FeaturesError: it is not here (`no_broadcast`).
+        StorageError: it is damaged or cannot be read.
+    """
+    path = home.broadcasts / f"{membership.federation}-{task.round:06d}.payload"
+    if task.round < 1 or not path.exists():
+        raise FeaturesError(
+            "the round's broadcast, which holds the encoder's values, is not here: fetch it with edgefl sync --no-learn"
+            + ("; no round has begun yet" if task.round < 1 else ""),
+            "no_broadcast",
+        )
+    try:
+        return Payload.from_bytes(read_bounded(path, MAX_BLOB_BYTES), MAX_BLOB_BYTES)
+    except PayloadError as error:
+        raise StorageError(f"{path} is damaged; remove it and run edgefl sync --no-learn", "damaged") from error
+
+
+def _slow_encoder(
+    plan: FedCLFPlan, broadcast: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]
+) -> dict[str, NDArray[Any]]:
+    """The slow encoder of a round, which makes the features that all share: a copy of the encoder unless it outlives
+    the round; what stays on this device is its own.
+
+    Args:
+        plan: says what travels and what stays.
+        broadcast: arrays of the round.
+        own: what this device remembers.
+    """
+    round_ = {**broadcast, **{name: value for name, value in own.items() if name != BANK}}
+    outlives = plan.momentum_encoder != "reset"
+    slow = {name: round_[SLOW + name] for name in plan.network if outlives and SLOW + name in round_}
+    return {**{name: round_[name] for name in plan.network if name in round_}, **slow}
+
+
+def _own_state(home: Home, membership: Membership, bundle: Bundle) -> dict[str, NDArray[Any]]:
+    """What this device remembers of the rounds it learned in; empty where it never learned in this federation.
+
+    Raises:
+        StorageError: the record is damaged.
+    """
+    found = load_standing(home.learning / _STANDING)
+    if found is None or (found.bundle_sha256, found.federation) != (bundle.sha256, membership.federation):
+        return {}
+    return dict(found.state)
+
+
+def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path]:
+    """The pictures, by name; those of the table or folder that was named last where none are named.
+
+    Raises:
+        FeaturesError: nothing was ever named (`no_pictures`).
+        LabelsError: the table cannot be used.
+    """
+    if given:
+        files = [Path(name) for name in expand(given, reader.suffixes)]
+    else:
+        table = remembered_table(home)
+        if table is None:
+            raise FeaturesError("no pictures are named: edgefl contribute --features IMAGES...", "no_pictures")
+        if table.file.is_dir():
+            files = [Path(name) for name in pictures_below(table.file, reader.suffixes)]
+        else:
+            files = [row.path for row in read_images(table.file)]
+    return sorted(set(files))
+
+
+def _lengths(found: Encoded) -> dict[str, float]:
+    length = np.linalg.norm(found.rows.astype(np.float64), axis=1)
+    return {"min": round(float(length.min()), 6), "max": round(float(length.max()), 6)}
+
+
+def _draw(
+    found: Encoded, bundle: Bundle, reader: PictureReader, described: dict[str, Any], folder: Path
+) -> dict[str, str]:
+    """Both sheets; pictures are read once more, so that never all of them lie in memory."""
+    from edgefl_client.sharing.feature_sheet import MOST_ROWS, draw_feature_sheets
+
+    pictures = (picture_of(path, bundle.preprocess, reader) for path in found.paths[:MOST_ROWS])
+    names = [path.name for path in found.paths[:MOST_ROWS]]
+    return draw_feature_sheets(folder, found.rows, names, pictures, described["sha256"], described["bytes"])

@@ -1,0 +1,227 @@
+"""`edgefl contribute`: from a table of labelled pictures to rollout maps in the outbox, or to a view of what leaves.
+
+Nothing enters the outbox that the owner's policy does not allow, and a dry run makes the very bytes that a real one
+would keep: same pictures, same values, same SHA-256.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl_client.learning.label_table import (
+    MAX_MAPS,
+    Candidate,
+    LabelsError,
+    read_labels,
+    reply_payload,
+    select_maps,
+)
+from edgefl_client.learning.round_plan import agreed
+from edgefl_client.scoring.pictures import PictureReader
+from edgefl_client.scoring.scorer import Scorer
+from edgefl_client.sharing.disclosure import describe
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.policy import Spent, load_policy
+from edgefl_client.sharing.release import keep, policy_told, refused
+from edgefl_exchange.errors import ExchangeError
+from edgefl_exchange.membership import load_membership, load_task
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.payload import Payload
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
+from edgefl_protocol.pictures.referral import REASON_WORDS
+from edgefl_protocol.pictures.score import Score
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What scores, and what may be scored."""
+
+    scorer: Scorer
+    reader: PictureReader
+    classes: Sequence[str]
+    labels: Path
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Pictures whose maps may travel, and those chosen: class index to positions."""
+
+    candidates: Sequence[Candidate]
+    paths: Sequence[Path]
+    chosen: Mapping[int, Sequence[int]]
+    left_out: Mapping[str, Any]
+
+
+def run_contribute(
+    device: Device,
+    labels: Path,
+    reader: PictureReader,
+    scorer: Scorer,
+    bundle: Bundle,
+    *,
+    dry_run: bool,
+    sheets: Path | None = None,
+) -> dict[str, Any]:
+    """Score labelled pictures here and put the chosen rollout maps into the outbox.
+
+    A picture that the gate would refer gives no map: what is blurred, badly lit, too small or no skin teaches nobody.
+
+    Args:
+        device: this device.
+        labels: CSV with the columns image and label.
+        reader: decodes the pictures.
+        scorer: scores with `bundle`.
+        bundle: the model.
+        dry_run: keep nothing; only say what would leave.
+        sheets: folder for the two sheets that show it (`contact_sheet`); None for none.
+
+    Raises:
+        LabelsError: the table or the model cannot give maps, or no picture passes the gate.
+        LearningError: the model is of another form than the federation's, so its maps mean something else.
+        PolicyError: the owner has not allowed that maps leave, or not so much; nothing is kept.
+        ImageError: a picture cannot be used; nothing is kept.
+        EdgeflError: the membership or the disk.
+    """
+    task = _task(device, required=not dry_run)
+    policy = load_policy(device.home)
+    spent = Spent(now_ms=device.clock_ms())  # a day's limits are judged when it leaves
+    if not dry_run:
+        policy.check(("maps",), 0, spent)  # before the work
+    if task is not None and bundle.training is not None and bundle.training.kind == task.method:
+        agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)  # a bundle that tells its form
+    work = _Work(scorer, reader, _classes(bundle, task), labels)
+    found = _choose(work, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
+    payload = reply_payload(found.candidates, found.chosen, scorer.model.state_sha256)
+    _check_fits(payload, task)
+    content = payload.to_bytes()
+    described = describe(content)
+    refusal = refused(policy, described, spent)
+    if refusal is not None and not dry_run:
+        raise refusal
+    return {
+        "dry_run": dry_run,
+        "policy": policy_told(refusal),
+        "images": len(found.candidates),
+        "left_out": found.left_out,
+        "maps": {work.classes[label]: len(positions) for label, positions in found.chosen.items()},
+        **described,
+        "made_of": _made_of(found, work.classes),
+        "sheets": None if sheets is None else _draw(work, found, payload, described, sheets),
+        "idem": None if dry_run else keep(device, content),
+    }
+
+
+def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
+    """Names of the classes, in the order in which the reply numbers them."""
+    classes = bundle.labels.classes if task is None else task.classes
+    if set(classes) != set(bundle.labels.classes):
+        raise LabelsError(
+            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
+            code="other_classes",
+        )
+    return classes
+
+
+def _task(device: Device, *, required: bool) -> TaskReply | None:
+    """The task as last fetched, of a method that takes maps; where it is required and missing, say how to get it."""
+    if required:
+        load_membership(device.home.member)
+    task = load_task(device.home.member)
+    if task is None and required:
+        raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
+    if task is not None and not (task.tokens and task.maps_per_class):
+        raise LabelsError(
+            f"the federation learns {task.method}, which takes no maps: take part with edgefl sync"
+            + (", or give features with edgefl contribute --features" if "features" in task.travels else ""),
+            "no_maps",
+        )
+    return task
+
+
+def _choose(work: _Work, most: int) -> _Found:
+    """The pictures whose maps may travel, and how many the gate left out, with its reasons."""
+    candidates: list[Candidate] = []
+    paths: list[Path] = []
+    reasons: Counter[str] = Counter()
+    rows = read_labels(work.labels, work.classes)
+    for row in rows:
+        try:
+            prepared = work.scorer.prepare(work.reader.read(read_bounded(row.path, MAX_FILE_BYTES)))
+            reasons.update(prepared.gate)
+            if not prepared.gate:
+                candidates.append(_candidate(work.scorer.score_batch([prepared])[0], row.label))
+                paths.append(row.path)
+        except LabelsError:
+            raise
+        except EdgeflError as error:
+            raise type(error)(f"{row.path}: {error}", error.code) from error
+    told = {name: reasons[name] for name in sorted(reasons)}
+    if not candidates:
+        said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
+        raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
+    left_out = {"images": len(rows) - len(candidates), "reasons": told}
+    return _Found(candidates, paths, select_maps(candidates, most), left_out)
+
+
+def _candidate(score: Score, label: int) -> Candidate:
+    if score.attention is None or score.vacuity is None:
+        raise LabelsError("this model gives no rollout map or no vacuity, so it has nothing to contribute", "no_maps")
+    return Candidate(label=label, vacuity=score.vacuity, attention=score.attention)
+
+
+def _check_fits(payload: Payload, task: TaskReply | None) -> None:
+    if task is None:
+        return
+    for name, array in payload.arrays.items():
+        if array.shape[1] != task.tokens:
+            raise LabelsError(
+                f"{name} has {array.shape[1]} patches a map, the federation's task {task.tokens}: pull its bundle",
+                code="other_tokens",
+            )
+    size = len(payload.to_bytes())
+    if size > task.max_reply_bytes:
+        raise LabelsError(f"the maps take {size} bytes, the federation allows {task.max_reply_bytes}", "too_large")
+
+
+def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
+    """For the owner's eyes: which picture each map comes from. None of it leaves."""
+    return [
+        {
+            "array": f"maps.{label}",
+            "row": row,
+            "label": classes[label],
+            "image": str(found.paths[position]),
+            "vacuity": found.candidates[position].vacuity,
+        }
+        for label, positions in found.chosen.items()
+        for row, position in enumerate(positions)
+    ]
+
+
+def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, Any], folder: Path) -> dict[str, str]:
+    """Both sheets; the chosen pictures are read once more, so that never all of them lie in memory."""
+    from edgefl_client.sharing.contact_sheet import Shared, draw_sheets
+
+    shared = []
+    for label, positions in found.chosen.items():
+        for row, position in enumerate(positions):
+            path = found.paths[position]
+            prepared = work.scorer.prepare(work.reader.read(read_bounded(path, MAX_FILE_BYTES)))
+            name = f"maps.{label}"
+            shared.append(
+                Shared(
+                    array=name,
+                    row=row,
+                    label=work.classes[label],
+                    values=payload.arrays[name][row],
+                    name=path.name,
+                    vacuity=found.candidates[position].vacuity,
+                    pixels=prepared.pixels,
+                )
+            )
+    return draw_sheets(folder, shared, described["sha256"], described["bytes"])

@@ -1,0 +1,149 @@
+"""What left this device and when, so that the policy's limits hold across restarts and crashes.
+
+* An entry is on the disk before the first byte leaves, so a crash can count something that did not leave, never miss
+  something that did. The file is replaced atomically; a damaged one is an error, never "nothing was spent".
+* An entry is known by the key of its work item: a reply that is sent again under the same key counts once.
+* Entries older than 24 hours are dropped. One dated in the future came from a wrong clock and ages from now on.
+* Only the holder of the member's keys writes, so two processes cannot lose each other's entries.
+
+No content is kept: key, federation, round, kinds, bytes, time. Source: docs/security.md, reliability table.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_client.sharing.policy import Policy, PolicyError, Spent, travels_of
+from edgefl_exchange.delivery import Permit
+from edgefl_exchange.outbox import WorkItem
+from edgefl_protocol.errors import StorageError
+
+DAY_MS = 86_400_000
+MAX_ENTRIES = 500  # of 24 hours; the file stays small enough to be read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A reply that left.
+
+    Attributes:
+        idem: key of its work item.
+        federation: whom it was for.
+        round: the round it answered.
+        travels: kinds of content in it, with spaces between.
+        bytes: of its payload.
+        at_ms: when, Unix milliseconds.
+    """
+
+    idem: str
+    federation: str
+    round: int
+    travels: str
+    bytes: int
+    at_ms: int
+
+
+def read_spent(
+    home: Home, now_ms: int, *, federation: str = "", round_number: int | None = None, idem: str = ""
+) -> Spent:
+    """What left in the last 24 hours, apart from one reply.
+
+    Args:
+        home: the device's home.
+        now_ms: Unix milliseconds, by the best clock there is.
+        federation: of the reply in question; empty for none.
+        round_number: its round, which is not counted among the others; None where it has none yet.
+        idem: key of its work item, which is not counted; empty for none.
+
+    Raises:
+        StorageError: the notes are damaged or cannot be read.
+    """
+    entries = [one for one in _entries(home) if one.at_ms > now_ms - DAY_MS]
+    rounds = {(one.federation, one.round) for one in entries} - {(federation, round_number)}
+    return Spent(now_ms=now_ms, rounds=len(rounds), bytes=sum(one.bytes for one in entries if one.idem != idem))
+
+
+def note_spent(
+    home: Home, now_ms: int, *, federation: str, round_number: int, idem: str, travels: Sequence[str], size: int
+) -> None:
+    """Note durably that a reply is about to leave.
+
+    Args:
+        home: the device's home.
+        now_ms: Unix milliseconds, by the best clock there is.
+        federation: whom it is for.
+        round_number: the round it answers.
+        idem: key of its work item; noted once.
+        travels: kinds of content in it.
+        size: bytes of its payload.
+
+    Raises:
+        StorageError: it cannot be noted, so it must not leave.
+    """
+    entry = Entry(
+        idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms
+    )
+    _write(home, [*(one for one in _entries(home) if one.idem != idem), entry], now_ms)
+
+
+def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
+    """The question to ask right before a work item is sent: None where it may leave, which is then noted.
+
+    To be asked by the holder of the member's keys alone.
+
+    Args:
+        home: the device's home.
+        policy: the owner's decisions.
+        clock_ms: Unix milliseconds, by the corrected clock.
+    """
+
+    def ask(item: WorkItem, round_number: int) -> PolicyError | None:
+        now_ms, size = clock_ms(), item.size
+        entries = _entries(home)
+        if any(one.at_ms > now_ms for one in entries):  # by a clock that was ahead: from now on they age
+            _write(home, entries, now_ms)
+        travels = travels_of(item.names)
+        spent = read_spent(home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem)
+        try:
+            policy.check(travels, size, spent)
+        except PolicyError as error:
+            return error
+        recent = [one for one in entries if one.at_ms > now_ms - DAY_MS and one.idem != item.idem]
+        if len(recent) >= MAX_ENTRIES:
+            return PolicyError(
+                f"{len(recent)} replies left this device in the last 24 hours, more than {MAX_ENTRIES} are never sent: "
+                "wait, and tell the operator",
+                "too_many_rounds",
+            )
+        note_spent(
+            home, now_ms, federation=item.federation, round_number=round_number, idem=item.idem, travels=travels,
+            size=size,
+        )  # fmt: skip
+        return None
+
+    return ask
+
+
+def _write(home: Home, entries: Sequence[Entry], now_ms: int) -> None:
+    home.prepare()
+    kept = [replace(one, at_ms=min(one.at_ms, now_ms)) for one in entries if one.at_ms > now_ms - DAY_MS]
+    write_json(home.spent_file, {"format": 1, "left": [asdict(one) for one in kept]})
+
+
+def _entries(home: Home) -> list[Entry]:
+    record = read_json(home.spent_file, "what left in the last 24 hours")
+    if record is None:
+        return []
+    try:
+        if set(record) != {"format", "left"} or record["format"] != 1:
+            raise ValueError("not the form that is written here")
+        entries = [Entry(**one) for one in record["left"]]
+        if not all(type(getattr(one, field.name)) is field.type for one in entries for field in fields(Entry)):
+            raise ValueError("a value of another type")
+    except (ValueError, TypeError) as error:
+        raise StorageError(
+            f"{home.spent_file} is damaged: it does not say what left in the last 24 hours; restore it, or move it "
+            "away where you know that little left",
+            "damaged",
+        ) from error
+    return entries

@@ -1,0 +1,301 @@
+"""`edgefl sync`: do what is due in the federation, then leave. Made to be started by cron or systemd, and killed.
+
+    exchange   the task; what waits in the outbox and is due; the round's broadcast
+    learn      the open round, where the owner named pictures and the bundle brings a training step (`learning.live`)
+    exchange   the reply into the outbox, and off
+
+The keys are held during an exchange only, so other commands work while a device learns for hours; a second sync that
+starts meanwhile exchanges and leaves. Every step is on the disk before the next depends on it: started again after a
+kill at any moment, it goes on where it was, and nothing is sent or counted twice. What may leave is asked of the
+owner's policy before the work, before a reply enters the outbox, and again when it is sent. Source: docs/design.md,
+sections 9 and 10; docs/security.md, replay window and idempotency.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgefl_client.home import Home
+from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.feature_queue import RECEIVED
+from edgefl_client.learning.label_table import MAX_MAPS
+from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live, refused_reply
+from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.own_pictures import remembered_table
+from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, travels_of
+from edgefl_client.sharing.spending import permit, read_spent
+from edgefl_client.trust import models
+from edgefl_exchange.delivery import Delivery
+from edgefl_exchange.errors import Refused
+from edgefl_exchange.member import Member
+from edgefl_exchange.outbox import LEARNED, WorkItem
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.durable import file_bytes, read_bounded, write_atomic
+from edgefl_protocol.errors import BundleError, EdgeflError, PayloadError
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.payload import Payload
+
+KEPT_BROADCASTS = 3
+_MAX_BROADCAST_BYTES = 2**30
+HELD_BACK = "held_back"
+# Reasons to leave the round alone that are no failure.
+_SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Synced:
+    """What a sync did.
+
+    Attributes:
+        report: what `--json` prints.
+        problem: why the open round could not be learned; None where nothing failed.
+    """
+
+    report: dict[str, Any]
+    problem: EdgeflError | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Exchanged:
+    """What one exchange brought."""
+
+    federation: str
+    site: str
+    now_ms: int
+    task: TaskReply
+    sent: tuple[Delivery, ...]
+    expired: int
+    broadcast: dict[str, Any] | None
+    waiting: int
+    queued: int | None  # round whose learned reply lies in the outbox
+    keys_changed: bool  # this device's keys were 30 days old
+
+    @property
+    def replied(self) -> bool:
+        """Whether the coordinator has a reply of the round."""
+        here = self.task.round
+        return self.task.replied or any(one.outcome == "accepted" and one.round == here for one in self.sent)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Learned:
+    """What learning brought: a report, and a reply or what kept it from being one."""
+
+    report: dict[str, Any] | None = None
+    reply: Payload | None = None
+    problem: EdgeflError | None = None
+
+
+def run_sync(
+    device: Device, options: TrainOptions | None = None, trusted: Sequence[bytes] = (), *, hold: bool = False
+) -> Synced:
+    """Do what is due, then leave.
+
+    Args:
+        device: this device.
+        options: limits, threads and report of learning; None to learn nothing.
+        trusted: keys of bundle signers trusted for this call beside the list.
+        hold: send nothing that lies in the outbox, nor what is learned: its owner wants to look at it first.
+
+    Raises:
+        EdgeflError: no answer or a refusal; what was not answered stays in the outbox.
+    """
+    first = _exchange(device, hold=hold)
+    learned = _Learned() if options is None else _learn(device, first, options, trusted)
+    last = first if learned.reply is None else _exchange(device, learned.reply, first.task.round, hold=hold)
+    both = [first] if last is first else [first, last]
+    task = last.task
+    report = {
+        "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},
+        "broadcast": last.broadcast,
+        "learning": learned.report,
+        "sent": [dataclasses.asdict(delivery) for one in both for delivery in one.sent],
+        "expired": sum(one.expired for one in both),
+        "waiting": last.waiting,
+        "keys_changed": any(one.keys_changed for one in both),
+    }
+    return Synced(report=report, problem=learned.problem)
+
+
+def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, hold: bool) -> _Exchanged:
+    """One meeting with the coordinator; first of all, a reply that was learned enters the outbox."""
+    home = device.home
+    with device.member() as member, device.outbox(member.identity) as outbox:
+        federation = member.membership.federation
+        if reply is not None:
+            outbox.put_learned(federation, number, reply.to_bytes(), member.now_ms())
+        task = member.task()
+        allowed = _held_back if hold else permit(home, load_policy(home), member.now_ms)
+        sent = member.deliver(outbox, task, allowed, lambda item, delivery: _settled(home, item, delivery))
+        # Only now: what can be sent is sent first, and signed answers have corrected the clock by which things age.
+        expired = outbox.expire(member.now_ms())
+        learned = [item.round for item in outbox.items(federation) if item.kind == LEARNED]
+        return _Exchanged(
+            federation=federation,
+            site=member.membership.name,
+            now_ms=member.now_ms(),
+            task=task,
+            sent=tuple(sent),
+            expired=expired,
+            broadcast=_fetch_broadcast(device, member, task),
+            waiting=outbox.count(),
+            queued=learned[0] if learned else None,
+            keys_changed=member.keep_fresh(),
+        )
+
+
+def _held_back(_item: WorkItem, _round: int) -> PolicyError:
+    return PolicyError("held back as --hold asks: edgefl outbox shows it, the next edgefl sync sends it", HELD_BACK)
+
+
+def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
+    """Keep what became of a learned reply, before the outbox forgets it."""
+    if item.kind != LEARNED or item.round is None:
+        return
+    if delivery.outcome == "accepted":
+        count_reply(home, item.federation, item.round)
+    else:
+        drop_reply(home, item.federation, item.round, delivery.message if delivery.outcome == "refused" else None)
+
+
+def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: Sequence[bytes]) -> _Learned:
+    """Learn the open round, where there is something to learn from; whatever keeps it from it is told."""
+    home, task = device.home, before.task
+    try:
+        table = remembered_table(home)
+        if table is None:
+            return _Learned()
+        why = _not_due(home, before)
+        if why is not None:
+            return _Learned(report={"state": "skipped", "round": task.round, "code": why[0], "message": why[1]})
+        live = _live_round(home, before)
+        report, reply = learn_live(home, _bundle(home, before, trusted), table, options, live)
+        if reply is not None:
+            _check_reply(home, before, travels_of(reply.arrays), len(reply.to_bytes()))
+    except EdgeflError as error:
+        skipped = error.code in _SKIPPED
+        told = {"state": "skipped" if skipped else "failed", "round": task.round}
+        return _Learned(report={**told, "code": error.code, "message": str(error)}, problem=None if skipped else error)
+    return _Learned(report=report, reply=reply)
+
+
+def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
+    """Code and sentence of what makes learning needless now; None where the round is due."""
+    task, got = before.task, before.broadcast
+    if task.state != "open":
+        now = f"round {task.round} is {task.state}" if task.round else "the first has not begun"
+        return "not_open", f"no round is open, {now}"
+    if before.replied:
+        return "replied", f"round {task.round} has this device's reply"
+    if before.queued is not None:  # also of an earlier round: until its answer is here, nobody knows what it left
+        return "queued", f"the reply of round {before.queued} waits in the outbox"
+    refused = refused_reply(home, before.federation, task.round)
+    if refused is not None:
+        return "refused", f"the reply of round {task.round} was refused: {refused}"
+    if got is None or got["error"] is not None:
+        return "no_broadcast", "the round has no broadcast yet" if got is None else got["error"]["message"]
+    return None
+
+
+def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
+    """The bundle in use, which must be the federation's.
+
+    Raises:
+        BundleError: it is refused, or of another line (`other_line`).
+        NoModel: there is none.
+    """
+    bundle = models.open_model(home, models.read_file(home, None), trusted, before.now_ms)
+    wanted = (before.federation, before.task.line, before.task.task)
+    if bundle.manifest.line_key != wanted:
+        raise BundleError(
+            f"the model in use is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl "
+            "pull",
+            "other_line",
+        )
+    return bundle
+
+
+def _live_round(home: Home, before: _Exchanged) -> LiveRound:
+    task, got = before.task, before.broadcast
+    assert got is not None
+    data = read_bounded(got["file"], _MAX_BROADCAST_BYTES)
+    return LiveRound(
+        federation=before.federation,
+        site=before.site,
+        number=task.round,
+        method=task.method,
+        classes=task.classes,
+        epochs=task.epochs,
+        seed=task.seed,
+        maps_per_class=min(MAX_MAPS, task.maps_per_class),
+        travels=task.travels,
+        settings=task.settings,
+        backbone=task.backbone,
+        complete=task.train_rounds > 0,
+        broadcast=Payload.from_bytes(data, _MAX_BROADCAST_BYTES),
+        permitted=lambda travels, size: _check_reply(home, before, travels, size),
+    )
+
+
+def _check_reply(home: Home, before: _Exchanged, travels: Sequence[str], size: int) -> None:
+    """Refuse what may not enter the outbox: asked before the work with the most a reply can take, and after it.
+
+    Raises:
+        PolicyError: the owner's policy does not allow it.
+        LearningError: it is larger than the federation takes (`too_large`).
+    """
+    task = before.task
+    spent = read_spent(home, before.now_ms, federation=before.federation, round_number=task.round)
+    load_policy(home).check(travels, size, spent)
+    if size > task.max_reply_bytes:
+        raise LearningError(
+            f"the reply takes {size} bytes, the federation allows {task.max_reply_bytes}: tell its operator",
+            "too_large",
+        )
+
+
+def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[str, Any] | None:
+    """Keep this round's broadcast, after the last round the final one; a typed refusal is reported, not an error."""
+    if task.round < 1:
+        return None
+    number = task.round + (task.state == "done")
+    path = device.home.prepare(device.home.broadcasts) / f"{member.membership.federation}-{number:06d}.payload"
+    _forget_later(path.parent, number)
+    found = _kept_broadcast(path)
+    if found is None:
+        try:
+            found = member.broadcast(number)
+        except Refused as refusal:
+            error = {"code": refusal.code, "message": str(refusal)}
+            return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
+        write_atomic(path, found.to_bytes(), mode=0o600)
+        for old in sorted(path.parent.glob("*.payload"), key=_round_of)[:-KEPT_BROADCASTS]:
+            old.unlink(missing_ok=True)
+    maps = sum(len(array) for name, array in found.arrays.items() if name.startswith("maps."))
+    features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
+    return {"file": str(path), "maps": maps, "features": features, "bytes": file_bytes(path), "error": None}
+
+
+def _forget_later(folder: Path, number: int) -> None:
+    """Delete broadcasts of later rounds: a coordinator that was restored from a backup does these rounds again."""
+    for path in folder.glob("*.payload"):
+        if _round_of(path) > number:
+            path.unlink(missing_ok=True)
+
+
+def _round_of(path: Path) -> int:
+    digits = path.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _kept_broadcast(path: Path) -> Payload | None:
+    """The broadcast that was fetched before; None where there is none, or a damaged one, which is fetched again."""
+    if not path.exists():
+        return None
+    try:
+        return Payload.from_bytes(read_bounded(path, _MAX_BROADCAST_BYTES), _MAX_BROADCAST_BYTES)
+    except PayloadError:
+        return None

@@ -1,0 +1,1 @@
+"""Whose bundles a device accepts, and which bundle it uses."""

@@ -1,0 +1,172 @@
+"""Whose bundles this device runs: keys of signers that its owner added by hand.
+
+There is no trust on first use: a bundle's own key never enters by loading it. Keys under which anybody can sign (low
+order) are refused when they enter (docs/security.md, decision 5 and check 9).
+"""
+
+import base64
+import binascii
+import datetime
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl_client.home import Home, read_json, write_json
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.keys import PublicSigningKey
+from edgefl_protocol.errors import KeyMaterialError, StorageError
+
+MAX_KEY_FILE_BYTES = 16 * 2**10
+MAX_KEYS = 256
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrustedKey:
+    """A signer of bundles.
+
+    Attributes:
+        key: the public key.
+        name: what the owner calls it.
+        added: date it was added, ISO 8601.
+    """
+
+    key: PublicSigningKey
+    name: str
+    added: str
+
+    def to_json(self) -> dict[str, str]:
+        """The entry `edgefl trust list --json` prints."""
+        return {"name": self.name, "key_id": self.key.key_id, "public": self.key.public.hex(), "added": self.added}
+
+
+def read_public_key(given: str) -> PublicSigningKey:
+    """The public key a person names: a file, or the key itself.
+
+    Args:
+        given: path of a file, or the key as text. Either holds an Ed25519 public key as 64 hexadecimal digits, as
+            base64 of 32 bytes, or as PEM (`BEGIN PUBLIC KEY`); a file may also hold the 32 bytes themselves.
+
+    Raises:
+        KeyMaterialError: none of these, or a key of low order.
+        StorageError: the file cannot be read.
+    """
+    path = Path(given)
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):  # a long text is no file name
+        is_file = False
+    data = read_bounded(path, MAX_KEY_FILE_BYTES) if is_file else given.encode("utf-8", "replace")
+    raw = data if is_file and len(data) == 32 else _decoded(data.strip())
+    if raw is None:
+        where = f"{given} is" if is_file else f"{given[:80]!r} is no file and"
+        raise KeyMaterialError(
+            f"{where} no Ed25519 public key; give signing.pub of the signer, or the key as 64 hexadecimal digits",
+            "bad_key",
+        )
+    return PublicSigningKey(raw)
+
+
+def _decoded(text: bytes) -> bytes | None:
+    if text.startswith(b"-----BEGIN PUBLIC KEY-----"):
+        return _from_pem(text)
+    if re.fullmatch(rb"[0-9a-fA-F]{64}", text):
+        return bytes.fromhex(text.decode("ascii"))
+    try:
+        raw = base64.b64decode(text.translate(bytes.maketrans(b"-_", b"+/")), validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return raw if len(raw) == 32 else None
+
+
+def _from_pem(text: bytes) -> bytes | None:
+    # Rare, and most of the time this module takes to load.
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+    try:
+        key = load_pem_public_key(text)
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
+
+
+def list_trusted(home: Home) -> list[TrustedKey]:
+    """Trusted signers, oldest first.
+
+    Raises:
+        StorageError: the list is damaged.
+        KeyMaterialError: the list holds a key that must not be there.
+    """
+    record = read_json(home.trust_file, "the list of trusted signers")
+    entries = [] if record is None else record.get("keys")
+    try:
+        if not isinstance(entries, list) or len(entries) > MAX_KEYS:
+            raise ValueError
+        return [
+            TrustedKey(
+                key=PublicSigningKey(bytes.fromhex(entry["public"])), name=str(entry["name"]), added=str(entry["added"])
+            )
+            for entry in entries
+        ]
+    except (ValueError, TypeError, KeyError) as error:
+        raise StorageError(
+            f"{home.trust_file} is damaged; remove it and add the signers again with edgefl trust add", "damaged"
+        ) from error
+
+
+def add_trusted(home: Home, key: PublicSigningKey, name: str | None, today: datetime.date) -> TrustedKey:
+    """Trust a signer from now on; adding it again renames it.
+
+    Args:
+        home: the device's home.
+        key: the signer's key.
+        name: what to call it; None for the first digits of its key id.
+        today: date to note.
+
+    Raises:
+        StorageError: the list is damaged or cannot be written.
+        KeyMaterialError: the name is not printable text of at most 64 characters.
+    """
+    called = name or key.key_id[:16]
+    if not _NAME.fullmatch(called):
+        raise KeyMaterialError(
+            "a signer's name is 1 to 64 printable characters; choose another with --name", "bad_name"
+        )
+    entry = TrustedKey(key=key, name=called, added=today.isoformat())
+    kept = [other for other in list_trusted(home) if other.key != key]
+    if len(kept) >= MAX_KEYS:
+        raise StorageError(f"{MAX_KEYS} signers are trusted already; remove some first", "too_many_keys")
+    _write(home, [*kept, entry])
+    return entry
+
+
+def remove_trusted(home: Home, which: str) -> TrustedKey:
+    """Stop trusting a signer.
+
+    Args:
+        home: the device's home.
+        which: its name, its public key in hexadecimal, or at least 8 first digits of its key id.
+
+    Raises:
+        KeyMaterialError: no signer, or more than one, answers to this.
+    """
+    entries = list_trusted(home)
+    found = [
+        entry
+        for entry in entries
+        if which in (entry.name, entry.key.public.hex()) or (len(which) >= 8 and entry.key.key_id.startswith(which))
+    ]
+    if len(found) != 1:
+        number = "no" if not found else f"{len(found)}"
+        raise KeyMaterialError(f"{number} trusted signers answer to {which!r}; see edgefl trust list", "unknown_signer")
+    _write(home, [entry for entry in entries if entry is not found[0]])
+    return found[0]
+
+
+def _write(home: Home, entries: Iterable[TrustedKey]) -> None:
+    home.prepare()
+    keys = [{"public": entry.key.public.hex(), "name": entry.name, "added": entry.added} for entry in entries]
+    write_json(home.trust_file, {"format": 1, "keys": keys})

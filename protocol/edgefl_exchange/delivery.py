@@ -1,0 +1,205 @@
+"""Sending what waits in the outbox: an item is promised to a round durably, sent, and deleted after a signed answer.
+
+A contribution that comes too late waits for a later round. What was learned in a round (`LEARNED`) answers its
+broadcast alone: it is dropped when that round is over. Guarantees: whoever depends on what became of an item is told
+before the item is forgotten, and told again after a crash in between. Source: docs/security.md, replay window and
+idempotency.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from edgefl_exchange.errors import OutboxError, Refused, Unavailable
+from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
+from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES, BlobReference
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.messages.requests import ReplyReply, TaskReply
+from edgefl_protocol.payload import Payload
+
+# Refusals after which a reply can never be taken, in this round or a later one.
+HOPELESS = frozenset({"bad_contribution", "bad_message", "too_large", "unsupported", "idem_conflict"})
+# Refusals after which the same reply may be offered to a later round.
+TOO_LATE = frozenset({"round_closed", "no_round", "already_replied"})
+# Refusals after which the blob is sent again from the beginning.
+BLOB_LOST = frozenset({"no_blob", "bad_blob"})
+OVER = "round_over"  # of what was learned in a round that was over before it was first sent
+_LOG = logging.getLogger("edgefl.exchange")
+
+
+class Replies(Protocol):
+    """What delivery asks of a member."""
+
+    def reply(self, idem: str, payload: Payload | BlobReference, round_number: int) -> ReplyReply:
+        """Send a round's reply once."""
+
+    def send_blob(self, outbox: Outbox, item: WorkItem) -> None:
+        """Send what the coordinator lacks of a large item."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What became of a work item.
+
+    Attributes:
+        idem: its key when it was offered.
+        round: the round it was offered to.
+        outcome: "accepted", "kept" (for a later round), "late" (deleted: it was learned in a round that is over),
+            "refused" (deleted) or "held" (it may not leave; it stays).
+        code: code of the signed refusal, or of what holds it, or None.
+        message: its sentence, or None.
+        bytes: length of its payload.
+    """
+
+    idem: str
+    round: int
+    outcome: str
+    code: str | None = None
+    message: str | None = None
+    bytes: int
+
+
+Permit = Callable[[WorkItem, int], EdgeflError | None]
+Settled = Callable[[WorkItem, Delivery], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Courier:
+    """Delivers one outbox to one coordinator.
+
+    Attributes:
+        replies: the member.
+        outbox: its outbox.
+        task: as just fetched.
+        permit: asked before each item and round whether it may leave; gives what holds it, or None. None: all may.
+        settled: told of an item right before it is deleted.
+    """
+
+    replies: Replies
+    outbox: Outbox
+    task: TaskReply
+    permit: Permit | None
+    settled: Settled
+
+    def deliver(self, federation: str) -> list[Delivery]:
+        """Send what is due; at most one reply is accepted per round, so what was promised goes first.
+
+        Args:
+            federation: whose items.
+
+        Returns:
+            What became of each item that was offered.
+
+        Raises:
+            ExchangeError: no signed answer came; the items stay.
+        """
+        done: list[Delivery] = []
+        task, answered = self.task, self.task.replied
+        items = [item for item in self.outbox.items(federation) if item.kind in ("reply", LEARNED)]
+        items.sort(key=lambda item: item.round is None)  # stable: what was promised to a round is settled first
+        for item in items:
+            due = item
+            if item.round is not None:
+                # Its answer may have been lost: the same key in the same round gives the first answer again.
+                delivery, due = self._settle(item, item.round)
+                if delivery is not None:
+                    done.append(delivery)
+                    answered = answered or (delivery.outcome == "accepted" and item.round == task.round)
+                if due.round is not None or item.round == task.round:
+                    continue
+            if task.state == "open" and not answered:
+                if held := self._held(due, task.round):
+                    done.append(held)
+                    continue
+                self.outbox.promise(due.idem, task.round)
+                delivery, _ = self._offer(due, task.round)
+                done.append(delivery)
+                answered = delivery.outcome == "accepted"
+        return done
+
+    def _settle(self, item: WorkItem, round_number: int) -> tuple[Delivery | None, WorkItem]:
+        """Send what is promised to a round; gives what became of it, and the item as it is then."""
+        if item.kind == LEARNED:
+            over = self.task.round > round_number or self.task.state == "done"
+            if item.attempts == 0 and over:  # nobody can have it
+                why = f"round {round_number} was over before its reply could be sent; what was learned in it is dropped"
+                delivery = Delivery(
+                    idem=item.idem, round=round_number, outcome="late", code=OVER, message=why, bytes=item.size
+                )
+                self._forget(item, delivery)
+                return delivery, item
+            if item.attempts == 0 and self.task.state != "open":  # closed; it may open again
+                return None, item
+        if held := self._held(item, round_number):
+            return held, item
+        if item.kind == LEARNED:
+            self.outbox.promise(item.idem, round_number)
+        return self._offer(item, round_number)
+
+    def _offer(self, item: WorkItem, round_number: int) -> tuple[Delivery, WorkItem]:
+        """Send one item to one round; gives what became of it and, where it was freed, the item under its new key."""
+        delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=item.size)
+        try:
+            self._send(item, round_number)
+        except Refused as refusal:
+            if refusal.code in BLOB_LOST:
+                raise _lost_blob(item, refusal) from refusal
+            outcome = _outcome(refusal, item)
+            delivery = dataclasses.replace(delivery, outcome=outcome, code=refusal.code, message=str(refusal))
+            _LOG.warning("reply of round %d %s: %s", round_number, outcome, refusal)
+            if outcome == "kept":
+                return delivery, dataclasses.replace(item, idem=self.outbox.release(item), round=None, attempts=0)
+        self._forget(item, delivery)
+        return delivery, item
+
+    def _send(self, item: WorkItem, round_number: int) -> None:
+        """Send one item: inline, or as a blob, of which only what the coordinator lacks is sent."""
+        if item.blob is None or item.size <= MAX_INLINE_BYTES:
+            self.replies.reply(item.idem, Payload.from_bytes(item.payload), round_number)
+            return
+        try:
+            # First: it may be answered, or too late, or be there.
+            self.replies.reply(item.idem, item.blob, round_number)
+        except Refused as refusal:
+            if refusal.code != "no_blob":
+                raise
+            self.replies.send_blob(self.outbox, item)
+            self.replies.reply(item.idem, item.blob, round_number)
+
+    def _held(self, item: WorkItem, round_number: int) -> Delivery | None:
+        """What became of an item that may not leave; None where it may."""
+        error = None if self.permit is None else self.permit(item, round_number)
+        if error is None:
+            return None
+        return Delivery(
+            idem=item.idem, round=round_number, outcome="held", code=error.code, message=str(error), bytes=item.size
+        )
+
+    def _forget(self, item: WorkItem, delivery: Delivery) -> None:
+        """Delete a settled item, after all that depends on it was kept."""
+        self.settled(item, delivery)
+        self.outbox.delete(item.idem)
+
+
+def _outcome(refusal: Refused, item: WorkItem) -> str:
+    """What a refusal makes of an item.
+
+    Raises:
+        Refused: it is about something else than the item.
+    """
+    if refusal.code in HOPELESS:
+        return "refused"
+    if refusal.code in TOO_LATE:
+        return "late" if item.kind == LEARNED else "kept"
+    raise refusal
+
+
+def _lost_blob(item: WorkItem, refusal: Refused) -> EdgeflError:
+    """Why a blob that was sent does not count: our own file is damaged, or it will be sent anew."""
+    try:
+        item.content()
+    except OutboxError as error:
+        return error
+    return Unavailable(f"the coordinator does not have the reply whole ({refusal}); it is sent again", refusal.code)

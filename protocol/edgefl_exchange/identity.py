@@ -1,0 +1,288 @@
+"""A member's private keys and sequence numbers on the disk.
+
+* Keys lie in one folder (mode 0700), each file 0600 and refused when others can read it; with a passphrase they are
+  encrypted.
+* The key of the outbox is derived from the first sealing key and lies nowhere until that key is changed; then it lies
+  in `outbox.key`, kept as the keys are.
+* A sequence number is never used twice, not even after a crash: numbers are reserved on the disk in blocks of 256
+  before the first of a block is used. A lock keeps a second process (cron and a hand) from sharing the key.
+
+Source: docs/security.md, replay window, and keys at rest; RFC 5869 (HKDF). The lock is POSIX `flock`.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from edgefl_exchange import key_change
+from edgefl_exchange.errors import ExchangeError
+from edgefl_exchange.key_change import SEALING, SIGNING
+from edgefl_protocol.durable import read_private, write_atomic
+from edgefl_protocol.envelopes.key_files import sealing_key_to_pem, signing_key_to_pem
+from edgefl_protocol.envelopes.keys import (
+    DEFAULT_SUITE,
+    SealingKey,
+    SigningKey,
+    generate_sealing_key,
+    generate_signing_key,
+)
+from edgefl_protocol.errors import StorageError
+
+BLOCK = 256  # sequence numbers reserved at a time
+MAX_SEQUENCE = 2**53 - 1
+MAX_JUMP = 2**32
+LOCK_WAIT_S = 10.0
+_LOCK = "lock"
+_OUTBOX_LABEL = b"eflo1/outbox"
+
+
+class SequenceNumbers:
+    """The sequence numbers of one signing key, reserved on the disk.
+
+    Args:
+        folder: the folder of the keys.
+        key_id: of the signing key.
+        is_held: whether this process still holds the keys.
+    """
+
+    def __init__(self, folder: Path, key_id: str, is_held: Callable[[], bool]) -> None:
+        self._file = folder / f"sequence-{key_id[:16]}"
+        self._is_held = is_held
+        self._next = self._end = 0  # of the block reserved by this process
+
+    def following(self) -> int:
+        """A number that was never used with this key.
+
+        Raises:
+            StorageError: a block cannot be reserved on the disk.
+        """
+        if self._next == self._end:
+            self._reserve(self._read())
+        number = self._next
+        self._next += 1
+        return number
+
+    def jump_above(self, highest: int) -> None:
+        """Continue above what the coordinator has seen; see `Identity.jump_above`."""
+        here = max(self._next, self._read())
+        if highest + BLOCK - here > MAX_JUMP or highest + 2 * BLOCK > MAX_SEQUENCE:
+            raise ExchangeError(
+                f"the coordinator asks for sequence numbers above {highest}, this key stands at {here}: a jump above "
+                f"{MAX_JUMP} is refused; ask the operator for a new invite",
+                code="seq_jump",
+            )
+        self._reserve(max(here, highest + BLOCK))
+
+    def _read(self) -> int:
+        if not self._file.exists():
+            return 1
+        text = read_private(self._file, 32).decode("ascii", "replace")
+        # The line end shows that the number is whole: the first digits of one are a lower number, used before.
+        if not text.endswith("\n") or not text[:-1].isdigit() or not 1 <= int(text) <= MAX_SEQUENCE:
+            raise StorageError(f"{self._file} is damaged; ask the operator for a new invite", "damaged")
+        return int(text)
+
+    def _reserve(self, start: int) -> None:
+        if not self._is_held():
+            raise ExchangeError("these keys were closed", code="closed")
+        write_atomic(self._file, f"{start + BLOCK}\n".encode("ascii"), mode=0o600)
+        self._next, self._end = start, start + BLOCK
+
+
+class Successor:
+    """The next keys of a member, to speak with before they count here.
+
+    Attributes:
+        signing: the next signing key.
+        sealing: the next sealing key.
+        opening: sealing keys that an answer may be sealed for.
+    """
+
+    def __init__(self, keys: tuple[SigningKey, SealingKey], old: SealingKey, numbers: SequenceNumbers) -> None:
+        self.signing, self.sealing = keys
+        self.opening = [self.sealing, old]
+        self._numbers = numbers
+
+    def next_sequence(self) -> int:
+        """See `Identity.next_sequence`."""
+        return self._numbers.following()
+
+    def jump_above(self, highest: int) -> None:
+        """See `Identity.jump_above`."""
+        self._numbers.jump_above(highest)
+
+
+class Identity:
+    """The private half of a member, held by this process alone until `close`.
+
+    A change of keys that was cut off is finished first (`key_change`).
+
+    Args:
+        folder: the folder of the keys, made by `create`.
+        passphrase: opens encrypted keys.
+        lock_wait_s: how long to wait for another process to let go.
+
+    Raises:
+        KeyMaterialError: a key is damaged or the passphrase does not fit.
+        StorageError: a key file is missing, unreadable or open to others.
+        ExchangeError: another process holds the keys.
+    """
+
+    def __init__(self, folder: Path, passphrase: bytes | None = None, lock_wait_s: float = LOCK_WAIT_S) -> None:
+        self._folder = folder
+        self._passphrase = passphrase
+        self._following: SealingKey | None = None  # of a change that waits for the coordinator's answer
+        self._lock = _acquire(folder / _LOCK, lock_wait_s)
+        try:
+            key_change.finish_change(folder)
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes use the keys."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @property
+    def opening(self) -> list[SealingKey]:
+        """Sealing keys that an answer may be sealed for: this one, and the next where a change was begun."""
+        return [self.sealing, *([] if self._following is None else [self._following])]
+
+    @property
+    def is_changing(self) -> bool:
+        """Whether next keys wait for the coordinator's answer."""
+        return self._following is not None
+
+    def next_sequence(self) -> int:
+        """A sequence number that was never used with this key.
+
+        Raises:
+            StorageError: a block cannot be reserved on the disk.
+        """
+        return self._numbers.following()
+
+    def jump_above(self, highest: int) -> None:
+        """Continue above what the coordinator has seen, after a device was restored from an older image.
+
+        Args:
+            highest: the highest number the coordinator named, in a signed answer.
+
+        Raises:
+            ExchangeError: the jump is larger than 2^32, which no restored device needs.
+        """
+        self._numbers.jump_above(highest)
+
+    def begin_change(self) -> Successor:
+        """Make the next keys on the disk, or take those of a change that was begun; the old ones go on counting.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        keys = key_change.make_next(self._folder, self.sealing.suite, self._passphrase)
+        self._following = keys[1]
+        return Successor(keys, self.sealing, SequenceNumbers(self._folder, keys[0].key_id, self._is_held))
+
+    def commit_change(self) -> None:
+        """Use the next keys from now on: the coordinator's signed answer says that it takes them.
+
+        Raises:
+            StorageError: the disk is full; at the next start the change is finished or the old keys count.
+        """
+        key_change.commit_change(self._folder, self.outbox_key, self._passphrase)
+        self._load()
+
+    def drop_change(self) -> None:
+        """Give a change up that the coordinator refused; the keys that count stay.
+
+        Raises:
+            StorageError: a file cannot be removed.
+        """
+        key_change.drop_next(self._folder)
+        self._following = None
+
+    def _load(self) -> None:
+        self.signing, self.sealing = key_change.load_keys(self._folder, self._passphrase)
+        kept = key_change.load_outbox_key(self._folder, self._passphrase)
+        self.outbox_key = _derive(_OUTBOX_LABEL, self.sealing.secret) if kept is None else kept
+        following = key_change.load_next(self._folder, self._passphrase)
+        self._following = None if following is None else following[1]
+        self._numbers = SequenceNumbers(self._folder, self.signing.key_id, self._is_held)
+
+    def _is_held(self) -> bool:
+        return self._lock >= 0
+
+
+def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes | None = None) -> None:
+    """Make a member's keys in an existing folder of mode 0700; keys that are there stay.
+
+    Args:
+        folder: where they go.
+        suite: of the sealing key, 1 or 2.
+        passphrase: encrypts signing and sealing key.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    makers: dict[str, Callable[[], bytes]] = {
+        SIGNING: lambda: signing_key_to_pem(generate_signing_key(), passphrase),
+        SEALING: lambda: sealing_key_to_pem(generate_sealing_key(suite), passphrase),
+    }
+    for name, make in makers.items():
+        if not (folder / name).exists():
+            write_atomic(folder / name, make(), mode=0o600)
+
+
+def remove_identity(folder: Path) -> None:
+    """Remove a member's keys and sequence numbers, so that a new enrolment starts afresh.
+
+    Raises:
+        StorageError: a file cannot be removed.
+    """
+    key_change.remove_change(folder)
+    for path in [folder / name for name in (SIGNING, SEALING)] + sorted(folder.glob("sequence-*")):
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot remove {path}: {error.strerror}", "storage") from error
+
+
+def _derive(label: bytes, secret: bytes) -> bytes:
+    """32 bytes that only the holder of a secret can compute, for the one use that the label names."""
+    return HKDF(hashes.SHA256(), length=32, salt=None, info=label).derive(secret)
+
+
+def _acquire(path: Path, wait_s: float) -> int:
+    """Take the lock file; the kernel lets it go when the process ends, however it ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}", "storage") from error
+    until = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                raise ExchangeError(
+                    f"another edgefl process has used this member's keys for {wait_s:g} s; try again when it is done",
+                    code="keys_in_use",
+                ) from None
+            time.sleep(0.05)
+        else:
+            return descriptor

@@ -1,0 +1,157 @@
+"""What a member knows of its federation, as files in one folder (mode 0700).
+
+    membership.json   the record below
+    ca.pem            the coordinator's certificate or authority, where it is not a public one
+    task.payload      the task as the coordinator last described it
+    *.key, sequence-* keys and sequence numbers (`identity`, `key_change`)
+    *.record          what the federation vouches for (`edgefl_exchange.trust_records`)
+
+Every file is replaced atomically, so after a crash a folder holds the old record or the new one.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgefl_exchange.errors import NotEnrolled
+from edgefl_exchange.tls import MAX_CA_BYTES
+from edgefl_protocol import strict_json
+from edgefl_protocol.durable import read_bounded, read_private, write_atomic
+from edgefl_protocol.errors import PayloadError, StorageError
+from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.payload import Payload
+
+MAX_RECORD_BYTES = 128 * 2**10
+STATES = ("joining", "pending", "approved")
+_FILE, _CA, _TASK = "membership.json", "ca.pem", "task.payload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One membership.
+
+    Attributes:
+        url: the coordinator's public base.
+        federation: name.
+        name: this member's name.
+        role: "site" or "device".
+        state: "joining" (enrolment not answered yet), "pending" (waits for the operator) or "approved".
+        coordinator_key_id: the pinned key id of the coordinator's signing key.
+        key_record: its newest signed key record, as received.
+        key_number: number of that record; a lower one is refused.
+        key_fetched_ms: when it was fetched, Unix ms.
+        index_issued_ms: issue time of the newest index of bundles seen; an older one is refused.
+        own_ca: whether `ca.pem` holds the certificate to trust.
+        proxy: proxy to go through, or None.
+        fingerprint: what the operator compares; empty while joining.
+        root_key_id: key id of the federation's root key that the invite pins, or None.
+        keys_made_ms: when this member's own keys were made, Unix ms; 0 where unknown.
+        revoked_version: number of the newest list of revoked keys seen; an older one is refused.
+        token_sha256: hex digest of the invite's token, which tells a retry from a new invite.
+        idem: stable key of the enrolment.
+    """
+
+    url: str
+    federation: str
+    name: str
+    role: str
+    state: str
+    coordinator_key_id: str
+    key_record: bytes
+    key_number: int
+    key_fetched_ms: int
+    index_issued_ms: int = 0
+    own_ca: bool = False
+    proxy: str | None = None
+    fingerprint: str = ""
+    root_key_id: str | None = None
+    keys_made_ms: int = 0
+    revoked_version: int = 0
+    token_sha256: str
+    idem: str
+
+
+def save_membership(folder: Path, membership: Membership) -> None:
+    """Write the record.
+
+    Raises:
+        StorageError: the disk is full or the folder cannot be written; the old record is still there.
+    """
+    record = dataclasses.asdict(membership) | {"format": 1, "key_record": membership.key_record.decode("ascii")}
+    write_atomic(folder / _FILE, strict_json.dumps(record) + b"\n", mode=0o600)
+
+
+def load_membership(folder: Path) -> Membership:
+    """Read the record.
+
+    Raises:
+        NotEnrolled: there is none.
+        StorageError: it is damaged or open to others.
+    """
+    path = folder / _FILE
+    if not path.exists():
+        raise NotEnrolled(
+            "this device belongs to no federation yet; ask its operator for an invite: edgefl enrol INVITE"
+        )
+    try:
+        record = strict_json.loads(read_private(path, MAX_RECORD_BYTES).decode("ascii"))
+        if not isinstance(record, dict) or record.pop("format", None) != 1:
+            raise ValueError("unknown format")
+        record["key_record"] = record["key_record"].encode("ascii")
+        membership = Membership(**record)
+        if membership.state not in STATES:
+            raise ValueError("unknown state")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StorageError(
+            f"{path} is damaged; restore it, or move the folder {folder} away and enrol with a new invite, which the "
+            "operator gives for the same name once the old keys are revoked",
+            "damaged",
+        ) from error
+    return membership
+
+
+def ca_file(folder: Path, membership: Membership) -> Path | None:
+    """File of the certificates to trust, or None for the public authorities."""
+    return folder / _CA if membership.own_ca else None
+
+
+def save_ca(folder: Path, pem: bytes) -> None:
+    """Keep the certificate to trust.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    write_atomic(folder / _CA, pem, mode=0o600)
+
+
+def read_ca(path: Path) -> bytes:
+    """Content of a file given with `--ca`.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    return read_bounded(path, MAX_CA_BYTES)
+
+
+def save_task(folder: Path, task: TaskReply) -> None:
+    """Keep the task for work done offline.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    write_atomic(folder / _TASK, task.to_payload().to_bytes(), mode=0o600)
+
+
+def load_task(folder: Path) -> TaskReply | None:
+    """The task as last described, or None where it was never fetched.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    path = folder / _TASK
+    if not path.exists():
+        return None
+    try:
+        return TaskReply.from_payload(Payload.from_bytes(read_bounded(path, 2**20)))
+    except PayloadError as error:
+        raise StorageError(f"{path} is damaged; fetch the task again with edgefl sync", "damaged") from error

@@ -1,0 +1,321 @@
+"""A signed model package for devices: `load_bundle` returns a verified `Bundle` or raises `BundleError`.
+
+The checks run in this order and the first that fails decides; nothing of a step is used before the steps above it held:
+
+    (1) size, and a canonical stored archive                          too_large, truncated, bad_archive
+    (2) manifest.json and signatures.json are there, the latter a strict list    bad_archive, bad_signatures
+    (3) at least `threshold` trusted keys signed the manifest's bytes  no_trusted_key, untrusted_key, bad_signature
+    (4) the manifest is the strict record of a known format           unknown_format, bad_manifest
+    (5) in time, readable by this client, not older than one seen     expired, client_too_old, rolled_back
+    (6) members are exactly those of the manifest, from the known names, with its sizes and SHA-256   wrong_members,
+                                                                      wrong_hash
+    (7) preprocess, labels and card are the strict records            bad_preprocess, bad_labels, bad_card
+    (8) weights are finite tensors in bounds                          bad_weights
+    (9) every graph is self-contained, of allowed operators; the scoring graph takes these weights and gives the
+        documented outputs    external_data, bad_graph, forbidden_operator, wrong_inputs, wrong_outputs
+    (10) a training graph has its record, takes what that names and gives it back    wrong_members, bad_training,
+                                                                      wrong_inputs, wrong_outputs
+
+A file is identified by its SHA-256, a model by `id` = federation/line/task with its version. Verified bytes, never a
+path, go to the runtime. `build_bundle` gives the same bytes for the same input, and checks them with `load_bundle`.
+
+Source: docs/security.md 2.8, attack list 1 to 5 and 10, checks 26 to 31.
+"""
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+from edgefl_protocol.bounded_json import parse_json
+from edgefl_protocol.bundle.archive import Archive, open_archive, read_archive, write_archive
+from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.manifest import (
+    OPTIONAL_MEMBERS,
+    REQUIRED_MEMBERS,
+    SIGNING_LABEL,
+    BundleFields,
+    Manifest,
+    Member,
+    Signature,
+    check_update,
+    check_validity,
+    parse_manifest,
+    parse_signatures,
+    write_signatures,
+)
+from edgefl_protocol.bundle.model_card import Card, Labels
+from edgefl_protocol.bundle.onnx_rules import check_operators, check_score_graph
+from edgefl_protocol.bundle.onnx_training import check_contrast_graphs, check_training_graph
+from edgefl_protocol.bundle.onnx_wire import Graph
+from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, Plan, read_plan
+from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
+from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
+from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.tensors import read_tensors
+
+__all__ = [
+    "Bundle",
+    "BundleFields",
+    "Card",
+    "Labels",
+    "Manifest",
+    "build_bundle",
+    "check_update",
+    "load_bundle",
+    "unverified_manifest",
+]
+
+MAX_WEIGHTS_BYTES = 256 * 1024 * 1024
+
+_MANIFEST = "manifest.json"
+_SIGNATURES = "signatures.json"
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bundle:
+    """A verified bundle. Only `load_bundle` makes one.
+
+    Attributes:
+        manifest: the signed record.
+        preprocess: how a photograph becomes the input.
+        labels: classes, and which of them training saw.
+        card: the model card.
+        score_onnx: the scoring graph, for the runtime.
+        weights: tensors by name (read-only), the graph's inputs besides `image`.
+        extras: optional members that are there, by name (`train_step.onnx`, `training.json`, `encode.onnx`,
+            `tokenizer.json`, `answers.json`).
+        outputs: names of the scoring graph's outputs, in order.
+        sha256: of the file, 64 hex digits.
+        signers: key ids of the trusted keys whose signatures held.
+        training: how a device learns with `train_step.onnx`; None where the bundle only scores.
+    """
+
+    manifest: Manifest
+    preprocess: Preprocess
+    labels: Labels
+    card: Card
+    score_onnx: bytes
+    weights: Mapping[str, NDArray[Any]]
+    extras: Mapping[str, bytes]
+    outputs: tuple[str, ...]
+    sha256: str
+    signers: tuple[str, ...]
+    training: Plan | None = None
+
+    @property
+    def id(self) -> str:
+        """federation/line/task, `-` for no federation; the same for every version."""
+        return "/".join((self.manifest.federation or "-", self.manifest.line, self.manifest.task))
+
+
+def load_bundle(
+    data: bytes | Archive,
+    trust: Iterable[bytes],
+    now_ms: int,
+    last_seen: Mapping[tuple[str | None, str, str], int] | None = None,
+    *,
+    threshold: int = 1,
+) -> Bundle:
+    """Verify a bundle.
+
+    Args:
+        data: the whole `.edgefl` file, or what `open_archive` made of it (step 1).
+        trust: Ed25519 public keys of bundle signers, 32 bytes each.
+        now_ms: milliseconds since 1970 (UTC).
+        last_seen: (federation, line, task) to the highest version seen on this device; a lower one is refused.
+        threshold: how many different trusted keys must have signed.
+
+    Returns:
+        The verified bundle.
+
+    Raises:
+        BundleError: the bundle is refused; `code` names the check.
+        KeyMaterialError: an entry of `trust` is not a usable key.
+        ValueError: `threshold` is below 1.
+    """
+    if threshold < 1:
+        raise ValueError(f"threshold is {threshold}; at least one signature is needed")
+    archive = data if isinstance(data, Archive) else open_archive(io.BytesIO(data))  # (1)
+    members = dict(archive.members)
+    if list(members)[:2] != [_MANIFEST, _SIGNATURES]:  # (2)
+        raise BundleError("the archive does not begin with its manifest and signatures; fetch it again", "bad_archive")
+    signed = members.pop(_MANIFEST)
+    signatures = parse_signatures(members.pop(_SIGNATURES))
+    signers = _verify(signed, signatures, [PublicSigningKey(public) for public in trust], threshold)  # (3)
+    manifest = parse_manifest(signed)  # (4)
+    check_validity(manifest, now_ms, last_seen)  # (5)
+    _check_members(manifest, members, archive.hashes)  # (6)
+    preprocess = _read("preprocess", _preprocess, members["preprocess.json"])  # (7)
+    labels = _read("labels", Labels.from_bytes, members["labels.json"])
+    card = _read("card", Card.from_bytes, members["card.json"])
+    weights = _weights(members["weights.safetensors"])  # (8)
+    graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes)  # (9)
+    extras = {name: content for name, content in members.items() if name in OPTIONAL_MEMBERS}
+    for name, content in extras.items():
+        if name.endswith(".onnx"):
+            check_operators(content)
+    training = _training(members, weights, graph, preprocess.size)  # (10)
+    return Bundle(
+        manifest=manifest,
+        preprocess=preprocess,
+        labels=labels,
+        card=card,
+        score_onnx=members["score.onnx"],
+        weights=MappingProxyType(weights),
+        extras=MappingProxyType(extras),
+        outputs=tuple(graph.outputs),
+        sha256=archive.sha256,
+        signers=signers,
+        training=training,
+    )
+
+
+def _training(
+    members: Mapping[str, bytes], weights: Mapping[str, NDArray[Any]], score: Graph, size_px: int
+) -> Plan | None:
+    """Step 10."""
+    if (GRAPH in members) != (RECORD in members):
+        raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
+    if RECORD not in members:
+        return None
+    plan = _read("training", read_plan, members[RECORD])
+    if isinstance(plan, FedCLFPlan):
+        if ENCODER not in members:
+            raise BundleError(f"{GRAPH} of this kind comes with {ENCODER}; build the bundle again", "wrong_members")
+        check_contrast_graphs(members[GRAPH], members[ENCODER], plan)
+    else:
+        check_training_graph(members[GRAPH], plan, weights, score, size_px)
+    return plan
+
+
+def _weights(data: bytes) -> dict[str, NDArray[Any]]:
+    """Step 8."""
+    try:
+        weights, _ = read_tensors(data, max_bytes=MAX_WEIGHTS_BYTES)
+    except PayloadError as error:
+        raise BundleError(f"weights.safetensors is refused: {error}; build the bundle again", "bad_weights") from error
+    return weights
+
+
+def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Sequence[SigningKey]) -> bytes:
+    """Build and sign a bundle; the same input gives the same bytes.
+
+    Args:
+        members: name to content: the required members, and any of the optional ones.
+        fields: what the publisher decides.
+        signers: keys to sign with, at least one.
+
+    Returns:
+        The `.edgefl` file, which `load_bundle` accepts under every one of these keys.
+
+    Raises:
+        BundleError: the result would not load; `code` names the check.
+        ValueError: no signer.
+    """
+    if not signers:
+        raise ValueError("a bundle needs at least one signing key")
+    listed = tuple(
+        Member(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in sorted(members)
+    )
+    manifest = Manifest(
+        federation=fields.federation,
+        line=fields.line,
+        task=fields.task,
+        version=fields.version,
+        created_ms=fields.created_ms,
+        expires_ms=fields.expires_ms,
+        min_client=fields.min_client,
+        min_runtime=fields.min_runtime,
+        members=listed,
+    )
+    signed = manifest.to_bytes()
+    ordered = sorted(signers, key=lambda key: key.key_id)
+    signatures = [Signature(key.key_id, "ed25519", key.sign(SIGNING_LABEL, signed)) for key in ordered]
+    content = {_MANIFEST: signed, _SIGNATURES: write_signatures(signatures)}
+    data = write_archive({**content, **{name: members[name] for name in sorted(members)}})
+    load_bundle(data, [key.public for key in signers], fields.created_ms, threshold=len(signers))
+    return data
+
+
+def unverified_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
+    """Read what a bundle claims, before any signature is checked: to show it, never to act on it.
+
+    Args:
+        data: the whole `.edgefl` file.
+
+    Returns:
+        The manifest and the key ids that claim to have signed it.
+
+    Raises:
+        BundleError: steps 1, 2 or 4 failed.
+    """
+    members = read_archive(data)
+    if not {_MANIFEST, _SIGNATURES} <= set(members):
+        raise BundleError("the archive lacks its manifest or signatures; fetch it again", "bad_archive")
+    signatures = parse_signatures(members[_SIGNATURES])
+    return parse_manifest(members[_MANIFEST]), tuple(signature.keyid for signature in signatures)
+
+
+def _verify(
+    signed: bytes, signatures: Sequence[Signature], trusted: Sequence[PublicSigningKey], threshold: int
+) -> tuple[str, ...]:
+    """Give the ids of the trusted keys that signed; a trusted key's wrong signature refuses the whole bundle."""
+    claimed = [signature for signature in signatures if signature.alg == "ed25519"]
+    named = ", ".join(signature.keyid for signature in claimed) or "no Ed25519 key"
+    keys = {key.key_id: key for key in trusted}
+    if not keys:
+        raise BundleError(
+            f"no key is trusted yet; the bundle is signed by {named}: `edgefl trust add`", "no_trusted_key"
+        )
+    signers: list[str] = []
+    for signature in claimed:
+        if signature.keyid in keys:
+            try:
+                keys[signature.keyid].verify(signature.sig, SIGNING_LABEL, signed)
+            except SignatureError as error:
+                raise BundleError(
+                    f"key {signature.keyid} did not sign this manifest: the bundle was changed; fetch it again",
+                    "bad_signature",
+                ) from error
+            signers.append(signature.keyid)
+    if len(signers) < threshold:
+        raise BundleError(
+            f"{len(signers)} trusted keys signed the bundle, {threshold} must have; it is signed by {named}: if you "
+            "know that key, `edgefl trust add`",
+            "untrusted_key",
+        )
+    return tuple(signers)
+
+
+def _check_members(manifest: Manifest, members: Mapping[str, bytes], hashes: Mapping[str, str]) -> None:
+    listed = [member.name for member in manifest.members]
+    if listed != list(members):
+        odd = ", ".join(sorted(set(listed) ^ set(members))) or "their order"
+        raise BundleError(f"the archive and its manifest differ in {odd[:300]}; fetch it again", "wrong_members")
+    missing, unknown = REQUIRED_MEMBERS - set(listed), set(listed) - REQUIRED_MEMBERS - OPTIONAL_MEMBERS
+    if missing or unknown:
+        lists = [", ".join(sorted(names))[:300] or "none" for names in (missing, unknown)]
+        raise BundleError(f"missing members: {lists[0]}; unknown: {lists[1]}; build it again", "wrong_members")
+    for member in manifest.members:
+        if len(members[member.name]) != member.size or hashes[member.name] != member.sha256:
+            raise BundleError(f"{member.name} is not what was signed; fetch the bundle again", "wrong_hash")
+
+
+def _preprocess(data: bytes) -> Preprocess:
+    record = parse_json(data)
+    if not isinstance(record, dict):
+        raise ValueError("not an object")
+    return Preprocess.from_json(record)
+
+
+def _read(name: str, reader: Callable[[bytes], _T], data: bytes) -> _T:
+    try:
+        return reader(data)
+    except ValueError as error:
+        raise BundleError(f"{name}.json is refused: {error}; build the bundle again", f"bad_{name}") from error

@@ -1,0 +1,127 @@
+"""Keys as bytes at rest, with or without a passphrase.
+
+Signing keys: PKCS#8 PEM (RFC 5958, RFC 8410), readable by other tools. Sealing keys: a record of our own, because no
+standard file holds a hybrid key: base64 between PEM-like lines of
+
+    "EFLK" | version 1 | suite | 0 | secret                                   without a passphrase
+    "EFLK" | version 1 | suite | 1 | salt (16) | nonce (12) | sealed secret   with one
+
+The second form seals with ChaCha20-Poly1305 under scrypt(passphrase, salt, n=2^15, r=8, p=1), the first seven bytes as
+associated data. Where the bytes lie, and with which file mode, is the caller's business (`durable.read_private`),
+as is where the passphrase comes from (`durable.read_passphrase`).
+Source: docs/security.md 2.6, keys at rest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from typing import Final
+
+from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from edgefl_protocol.envelopes.keys import SECRET_BYTES, SealingKey, SigningKey
+from edgefl_protocol.errors import KeyMaterialError
+
+MAX_KEY_FILE_BYTES: Final = 16 << 10
+
+_BEGIN: Final = "-----BEGIN EDGEFL SEALING KEY-----"
+_END: Final = "-----END EDGEFL SEALING KEY-----"
+_MAGIC: Final = b"EFLK\x01"
+_SALT_BYTES: Final = 16
+_NONCE_BYTES: Final = 12
+
+
+def signing_key_to_pem(key: SigningKey, passphrase: bytes | None = None) -> bytes:
+    """Return the key as PKCS#8 PEM, encrypted where a passphrase is given."""
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase:
+        encryption = serialization.BestAvailableEncryption(passphrase)
+    private = Ed25519PrivateKey.from_private_bytes(key.seed)
+    return private.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+
+
+def signing_key_from_pem(data: bytes, passphrase: bytes | None = None) -> SigningKey:
+    """Load a PKCS#8 PEM Ed25519 key.
+
+    Raises:
+        KeyMaterialError: not such a key (`bad_key`), encrypted and no passphrase given (`passphrase_needed`), the wrong
+            one (`wrong_passphrase`), or one given for a key that is not encrypted (`passphrase_unused`).
+    """
+    if len(data) > MAX_KEY_FILE_BYTES:
+        raise KeyMaterialError(f"a key file of {len(data)} bytes; at most {MAX_KEY_FILE_BYTES} are allowed")
+    _check_passphrase_use(b"BEGIN ENCRYPTED PRIVATE KEY" in data, passphrase)
+    try:
+        key = serialization.load_pem_private_key(data, passphrase or None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        if passphrase:
+            raise KeyMaterialError("this passphrase does not open the signing key", "wrong_passphrase") from None
+        raise KeyMaterialError("this is not a signing key (PKCS#8 PEM, Ed25519)") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyMaterialError("this private key is not an Ed25519 key; make one with `edgefl-export keygen`")
+    return SigningKey(key.private_bytes_raw())
+
+
+def sealing_key_to_pem(key: SealingKey, passphrase: bytes | None = None) -> bytes:
+    """Return the key as our record, encrypted where a passphrase is given."""
+    head = _MAGIC + bytes([key.suite, 1 if passphrase else 0])
+    body = key.secret
+    if passphrase:
+        salt, nonce = secrets.token_bytes(_SALT_BYTES), secrets.token_bytes(_NONCE_BYTES)
+        body = salt + nonce + ChaCha20Poly1305(_stretch(passphrase, salt)).encrypt(nonce, key.secret, head)
+    text = base64.b64encode(head + body).decode("ascii")
+    lines = [text[start : start + 64] for start in range(0, len(text), 64)]
+    return "\n".join([_BEGIN, *lines, _END, ""]).encode("ascii")
+
+
+def sealing_key_from_pem(data: bytes, passphrase: bytes | None = None) -> SealingKey:
+    """Load what `sealing_key_to_pem` made.
+
+    Raises:
+        KeyMaterialError: with the codes of `signing_key_from_pem`.
+    """
+    record = _unwrap(data)
+    head, body = record[:7], record[7:]
+    suite, sealed = head[5], head[6]
+    if not head.startswith(_MAGIC) or suite not in SECRET_BYTES or sealed not in (0, 1):
+        raise KeyMaterialError("this sealing key is of an unknown version or suite")
+    _check_passphrase_use(bool(sealed), passphrase)
+    if sealed and passphrase:
+        salt, nonce = body[:_SALT_BYTES], body[_SALT_BYTES : _SALT_BYTES + _NONCE_BYTES]
+        try:
+            cipher = ChaCha20Poly1305(_stretch(passphrase, salt))
+            body = cipher.decrypt(nonce, body[_SALT_BYTES + _NONCE_BYTES :], head)
+        except (InvalidTag, ValueError):
+            raise KeyMaterialError("this passphrase does not open the sealing key", "wrong_passphrase") from None
+    return SealingKey(suite, body)
+
+
+def _unwrap(data: bytes) -> bytes:
+    """Return the bytes between the PEM-like lines."""
+    try:
+        lines = data[: MAX_KEY_FILE_BYTES + 1].decode("ascii").split()
+        text = " ".join(lines)
+        if len(data) > MAX_KEY_FILE_BYTES or not text.startswith(_BEGIN) or not text.endswith(_END):
+            raise KeyMaterialError("this is not a sealing key file")
+        record = base64.b64decode(text[len(_BEGIN) : -len(_END)].replace(" ", ""), validate=True)
+    except (UnicodeDecodeError, binascii.Error):
+        raise KeyMaterialError("this is not a sealing key file") from None
+    if len(record) < 8:
+        raise KeyMaterialError("this sealing key file is truncated")
+    return record
+
+
+def _check_passphrase_use(encrypted: bool, passphrase: bytes | None) -> None:
+    if encrypted and not passphrase:
+        raise KeyMaterialError("this key is encrypted; give its passphrase by file or environment", "passphrase_needed")
+    if passphrase and not encrypted:
+        raise KeyMaterialError("a passphrase was given but this key is not encrypted", "passphrase_unused")
+
+
+def _stretch(passphrase: bytes, salt: bytes) -> bytes:
+    return Scrypt(salt=salt, length=32, n=1 << 15, r=8, p=1).derive(passphrase)

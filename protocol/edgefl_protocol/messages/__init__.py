@@ -1,0 +1,1 @@
+"""What each route carries: typed values to and from a `Payload`."""

@@ -1,0 +1,119 @@
+"""The signed answer to `/v1/task`: what a federation learns, with all that a site needs to take part, and its round.
+
+Guarantees: as in `messages`, a value that came from `from_payload` was checked. The settings and the backbone's
+description are flat tables of plain values: what they mean is for the trainer of the site to judge, which refuses what
+it does not know. Source: docs/security.md, envelope; docs/decisions/0030.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from edgefl_protocol.fields import (
+    MAX_INT,
+    MAX_ROUND,
+    NAME,
+    choice,
+    class_names,
+    expect_names,
+    flag,
+    plain_table,
+    scalar_payload,
+    text,
+    whole,
+    words,
+)
+from edgefl_protocol.fields import Plain as Plain
+from edgefl_protocol.payload import Payload
+
+ROUND_STATES = ("waiting", "open", "closed", "done")
+_DIGEST = re.compile(r"([0-9a-f]{64})?")
+_MAX_TRAVELS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskReply:
+    """What the federation learns and where its round stands.
+
+    Attributes:
+        method: name of the federated method, e.g. "fedevprompt".
+        task: name of the task; with `line` it names the bundle a device wants.
+        line: the federation's line of bundles.
+        classes: class names in index order; `maps.<k>` is the class at index k.
+        rounds: how many rounds of the exchange there will be, first and last exchange of the method included.
+        round: the current round, from 1; 0 before the first.
+        phase: the method's phase of the current round ("warm", "train", "final"), "" before the first.
+        state: "waiting" (not begun), "open" (replies are taken), "closed" (being aggregated), "done" (all rounds).
+        deadline_ms: Unix milliseconds at which the open round closes; 0 where none is open.
+        tokens: patch tokens N of a rollout map; 0 where the method shares no maps.
+        maps_per_class: most maps M a site may send for one class.
+        quorum_min: replies below which a round is not aggregated.
+        quorum_target: replies at which a round closes before its deadline.
+        max_reply_bytes: total size of a reply's payload that is accepted.
+        replied: whether this member's reply of the current round is stored.
+        settings: hyper-parameters of the method; what is not named has its default.
+        train_rounds: training rounds R of the method; 0 from a coordinator that does not tell.
+        epochs: local epochs E of a round; 0 likewise.
+        seed: of every draw that server and sites share.
+        travels: what a site's replies hold, such as ("maps",) or ("features", "weights").
+        backbone: description of the network, its `sha256` among it; empty where it is not told.
+        state_sha256: digest of server and sites after the last round; "" before.
+    """
+
+    method: str
+    task: str
+    line: str
+    classes: tuple[str, ...]
+    rounds: int
+    round: int
+    phase: str
+    state: str
+    deadline_ms: int
+    tokens: int
+    maps_per_class: int
+    quorum_min: int
+    quorum_target: int
+    max_reply_bytes: int
+    replied: bool
+    settings: Mapping[str, Plain]
+    train_rounds: int = 0
+    epochs: int = 0
+    seed: int = 0
+    travels: tuple[str, ...] = ()
+    backbone: Mapping[str, Plain] = field(default_factory=dict)
+    state_sha256: str = ""
+
+    def to_payload(self) -> Payload:
+        """Return the payload that carries this message."""
+        return scalar_payload(self)
+
+    @classmethod
+    def from_payload(cls, payload: Payload) -> Self:
+        """Return the checked message, or raise `PayloadError`."""
+        expect_names(payload, "task reply", frozenset(cls.__dataclass_fields__))
+        scalars = payload.scalars
+        return cls(
+            method=text(scalars["method"], "method", NAME),
+            task=text(scalars["task"], "task", NAME),
+            line=text(scalars["line"], "line", NAME),
+            classes=class_names(scalars["classes"]),
+            rounds=whole(scalars["rounds"], "rounds", 1, MAX_ROUND),
+            round=whole(scalars["round"], "round", 0, MAX_ROUND),
+            phase=choice(scalars["phase"], "phase", ("", "warm", "train", "final")),
+            state=choice(scalars["state"], "state", ROUND_STATES),
+            deadline_ms=whole(scalars["deadline_ms"], "deadline_ms", 0, MAX_INT),
+            tokens=whole(scalars["tokens"], "tokens", 0, 2**20),
+            maps_per_class=whole(scalars["maps_per_class"], "maps_per_class", 0, 2**20),
+            quorum_min=whole(scalars["quorum_min"], "quorum_min", 1, 2**20),
+            quorum_target=whole(scalars["quorum_target"], "quorum_target", 1, 2**20),
+            max_reply_bytes=whole(scalars["max_reply_bytes"], "max_reply_bytes", 1, MAX_INT),
+            replied=flag(scalars["replied"], "replied"),
+            settings=plain_table(scalars["settings"], "settings"),
+            train_rounds=whole(scalars["train_rounds"], "train_rounds", 0, MAX_ROUND),
+            epochs=whole(scalars["epochs"], "epochs", 0, MAX_ROUND),
+            seed=whole(scalars["seed"], "seed", -MAX_INT, MAX_INT),
+            travels=words(scalars["travels"], "travels", _MAX_TRAVELS),
+            backbone=plain_table(scalars["backbone"], "backbone"),
+            state_sha256=text(scalars["state_sha256"], "state_sha256", _DIGEST),
+        )

@@ -1,0 +1,1 @@
+"""Pictures in, checked and resized; what is said about one picture out."""

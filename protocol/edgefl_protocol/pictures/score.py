@@ -1,0 +1,154 @@
+"""What is said about one picture, with the JSON keys other programs rely on (docs/design.md, section 5).
+
+A `Score` is a plain value: it can be printed, drawn and stored without the runtime that made it. The device and
+`edgefl-train predict` both make theirs with `make_score`, so the rules of abstention and referral exist once.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
+
+Attention = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """Which model spoke, and with which values.
+
+    Attributes:
+        id: name of the bundle's line, task and version.
+        sha256: SHA-256 of the bundle file.
+        version: version number inside the line.
+        state_kind: `bundle` for the values the bundle was signed with, `personal` for those learned on this device.
+        state_sha256: digest of the values used (prompts, head, prior …).
+    """
+
+    id: str
+    sha256: str
+    version: int
+    state_kind: str
+    state_sha256: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The `model` object of a score."""
+        return {
+            "id": self.id,
+            "sha256": self.sha256,
+            "version": self.version,
+            "state": {"kind": self.state_kind, "sha256": self.state_sha256},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Result for one picture.
+
+    Attributes:
+        image: name of the picture as the caller gave it, or None.
+        predicted: class with the largest alpha among the classes seen in training; None where the model abstains
+            and where the picture is not of skin.
+        probabilities: per class, summing to 1.
+        evidence: per class, at least 0; None for softmax methods.
+        vacuity: K/S in (0, 1]; None for softmax methods.
+        dissonance: conflicting evidence in [0, 1 - vacuity]; None for softmax methods.
+        entropy_nats: entropy of the probabilities.
+        refer: True when any reason to refer was found.
+        refer_reasons: the reasons, in the order of `referral.REASON_WORDS`.
+        heatmap: path of the drawn heat map, or None.
+        model: which model spoke.
+        milliseconds: wall time of decoding, preparing and running, per picture.
+        attention: the rollout map behind the heat map; None for networks without one. Not part of the JSON.
+    """
+
+    image: str | None
+    predicted: str | None
+    probabilities: Mapping[str, float]
+    evidence: Mapping[str, float] | None
+    vacuity: float | None
+    dissonance: float | None
+    entropy_nats: float
+    refer: bool
+    refer_reasons: tuple[str, ...]
+    heatmap: str | None
+    model: ModelInfo
+    milliseconds: float
+    attention: Attention | None = field(default=None, repr=False, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object `edgefl score --json` prints."""
+        return {
+            "image": self.image,
+            "predicted": self.predicted,
+            "probabilities": dict(self.probabilities),
+            "evidence": None if self.evidence is None else dict(self.evidence),
+            "vacuity": self.vacuity,
+            "dissonance": self.dissonance,
+            "entropy_nats": self.entropy_nats,
+            "refer": self.refer,
+            "refer_reasons": list(self.refer_reasons),
+            "heatmap": self.heatmap,
+            "model": self.model.to_json(),
+            "milliseconds": round(self.milliseconds, 3),
+        }
+
+
+def make_score(
+    outputs: Mapping[str, NDArray[np.float32]],
+    *,
+    name: str | None,
+    classes: Sequence[str],
+    seen: Sequence[bool],
+    rules: ReferralRules,
+    gate: Sequence[str],
+    expired: bool,
+    model: ModelInfo,
+    milliseconds: float,
+) -> Score:
+    """Judge one picture from what the scoring graph gave for it.
+
+    Args:
+        outputs: one row of each output: `probabilities` (K,) and, where the method has them, `evidence` (K,),
+            `vacuity` (), `dissonance` () and `map` (N,).
+        name: what to call the picture.
+        classes: class names, (K,).
+        seen: per class, whether the site had training rows of it.
+        rules: thresholds in force.
+        gate: reasons to refer that were found before the model ran (`quality.Quality.reasons`).
+        expired: the bundle is past its expiry date.
+        model: which model spoke.
+        milliseconds: wall time it took.
+    """
+    probabilities = outputs["probabilities"]
+    positive = probabilities[probabilities > 0].astype(np.float64)
+    measures = Measures(
+        probabilities=probabilities,
+        vacuity=float(outputs["vacuity"]) if "vacuity" in outputs else None,
+        dissonance=float(outputs["dissonance"]) if "dissonance" in outputs else None,
+        entropy_nats=float(-(positive * np.log(positive)).sum()) + 0.0,  # no minus zero
+    )
+    index = predicted_class(measures, seen, gate)
+    reasons = refer_reasons(measures, seen, rules, gate=gate, expired=expired)
+    return Score(
+        image=name,
+        predicted=None if index is None else classes[index],
+        probabilities=_by_class(classes, probabilities),
+        evidence=_by_class(classes, outputs["evidence"]) if "evidence" in outputs else None,
+        vacuity=measures.vacuity,
+        dissonance=measures.dissonance,
+        entropy_nats=measures.entropy_nats,
+        refer=bool(reasons),
+        refer_reasons=reasons,
+        heatmap=None,
+        model=model,
+        milliseconds=milliseconds,
+        attention=outputs["map"].copy() if "map" in outputs else None,
+    )
+
+
+def _by_class(classes: Sequence[str], values: NDArray[np.float32]) -> dict[str, float]:
+    return {name: float(value) for name, value in zip(classes, values, strict=True)}

@@ -1,0 +1,1 @@
+"""Small signed records: clock, index, root set, revoked keys, changes of keys, invites."""

@@ -1,0 +1,168 @@
+"""The invite: one string that holds all a newcomer needs, and pins whom it talks to.
+
+`efl1-` + base64url(canonical JSON record || 4 checksum bytes). Guarantees: `decode_invite` returns a record in which
+every field has its form, whose checksum holds (so a mistyped or cut string is told apart) and which has not expired;
+else `InviteError`. The coordinator's key is pinned, so first contact needs no trust on first use, and a private
+certificate authority needs no way to switch verification off. The token is a secret: it never appears in `repr`, and
+the coordinator keeps only `token_sha256`. Source: docs/security.md 2.6, step 1; `name` is ours, so that the newcomer
+enrols under the name that the operator chose.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+from edgefl_protocol import strict_json
+from edgefl_protocol.envelopes.header import MAX_SAFE_INT
+from edgefl_protocol.errors import InviteError
+from edgefl_protocol.pae import pae
+from edgefl_protocol.routes import ROLES
+
+PREFIX: Final = "efl1-"
+MAX_INVITE_CHARS: Final = 2048
+MAX_VALID_MS: Final = 72 * 3600 * 1000
+TOKEN_BYTES: Final = 32
+
+_CHECKSUM_BYTES: Final = 4
+_URL: Final = re.compile(r"https://[A-Za-z0-9.\[\]:-]{1,255}(/[A-Za-z0-9._~-]{1,64}){0,8}")
+_WORD: Final = re.compile(r"[a-z0-9-]{1,32}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_HEX64: Final = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Invite:
+    """What the operator hands to one newcomer.
+
+    Attributes:
+        url: the coordinator's public base, https, without a slash at its end.
+        federation: name.
+        coordinator_key_id: key id (SHA-256) of the coordinator's signing key: the pin.
+        root_key_id: key id of the federation's offline root key, or None.
+        tls_sha256: SHA-256 (hex, of the DER form) of the server's certificate or its authority's, or None for the
+            system's authorities.
+        token: 32 secret bytes, used once.
+        name: the newcomer's name in the federation.
+        role: "site" or "device".
+        expires_ms: Unix ms, at most 72 h after issue.
+
+    Raises:
+        InviteError: a field has not its form.
+    """
+
+    url: str
+    federation: str
+    coordinator_key_id: str
+    root_key_id: str | None
+    tls_sha256: str | None
+    token: bytes = field(repr=False)
+    name: str
+    role: str
+    expires_ms: int
+
+    def __post_init__(self) -> None:
+        forms = (("url", self.url, _URL), ("federation", self.federation, _WORD), ("name", self.name, _NAME))
+        pins = (
+            ("coordinator_key_id", self.coordinator_key_id, _HEX64),
+            ("root_key_id", "0" * 64 if self.root_key_id is None else self.root_key_id, _HEX64),
+            ("tls_sha256", "0" * 64 if self.tls_sha256 is None else self.tls_sha256, _HEX64),
+        )
+        for name, value, form in (*forms, *pins):
+            if type(value) is not str or not form.fullmatch(value):
+                raise InviteError(f"invite field {name} has not the form {form.pattern}")
+        if type(self.token) is not bytes or len(self.token) != TOKEN_BYTES:
+            raise InviteError(f"an invite's token has {TOKEN_BYTES} bytes")
+        if self.role not in ROLES:
+            raise InviteError(f"an invite's role is one of: {', '.join(ROLES)}")
+        if type(self.expires_ms) is not int or not 0 <= self.expires_ms <= MAX_SAFE_INT:
+            raise InviteError("an invite's expires_ms is a time in Unix milliseconds")
+
+    @property
+    def token_sha256(self) -> str:
+        """What the coordinator keeps of the token, hex."""
+        return hashlib.sha256(self.token).hexdigest()
+
+
+def encode_invite(invite: Invite, now_ms: int) -> str:
+    """Return the string to hand over, on a channel that the newcomer trusts.
+
+    Raises:
+        InviteError: it would be valid for more than 72 hours, or is expired.
+    """
+    if not now_ms < invite.expires_ms <= now_ms + MAX_VALID_MS:
+        raise InviteError("an invite is valid for at most 72 hours", "bad_expiry")
+    record = strict_json.dumps(
+        {
+            "url": invite.url,
+            "federation": invite.federation,
+            "coordinator": invite.coordinator_key_id,
+            "root": invite.root_key_id,
+            "tls": invite.tls_sha256,
+            "token": invite.token.hex(),
+            "name": invite.name,
+            "role": invite.role,
+            "expires_ms": invite.expires_ms,
+        }
+    )
+    text = base64.urlsafe_b64encode(record + _checksum(record)).rstrip(b"=").decode("ascii")
+    return PREFIX + text
+
+
+def decode_invite(text: str, now_ms: int) -> Invite:
+    """Read an invite.
+
+    Args:
+        text: the string; white space around it and line breaks within it are ignored.
+        now_ms: the clock, Unix ms.
+
+    Raises:
+        InviteError: damaged (`bad_invite`), or past its expiry (`expired`).
+    """
+    compact = "".join(text[: 2 * MAX_INVITE_CHARS].split())
+    if len(compact) > MAX_INVITE_CHARS or not compact.startswith(PREFIX) or not compact.isascii():
+        raise InviteError(f"an invite starts with {PREFIX} and has at most {MAX_INVITE_CHARS} characters")
+    encoded = compact[len(PREFIX) :].encode("ascii")
+    if not re.fullmatch(rb"[A-Za-z0-9_-]+", encoded):
+        raise InviteError("the invite holds characters that no invite has; copy it again, whole")
+    try:
+        data = base64.urlsafe_b64decode(encoded + b"=" * (-len(encoded) % 4))
+    except binascii.Error:
+        raise InviteError("the invite is cut short; copy it again, whole") from None
+    record, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    if checksum != _checksum(record) or base64.urlsafe_b64encode(data).rstrip(b"=") != encoded:
+        raise InviteError("the invite is damaged (its checksum does not hold); copy it again, whole")
+    invite = _read(record)
+    if now_ms > invite.expires_ms:
+        raise InviteError("the invite has expired; ask for a new one, and check this clock", "expired")
+    return invite
+
+
+def _read(record: bytes) -> Invite:
+    try:
+        fields = strict_json.loads(record.decode("ascii"))
+        known = {"url", "federation", "coordinator", "root", "tls", "token", "name", "role", "expires_ms"}
+        if type(fields) is not dict or fields.keys() != known or strict_json.dumps(fields) != record:
+            raise InviteError("the invite is of another version; update this program")
+        token = bytes.fromhex(fields["token"]) if isinstance(fields["token"], str) else b""
+    except ValueError:
+        raise InviteError("the invite's record is not strict JSON") from None
+    return Invite(
+        url=fields["url"],
+        federation=fields["federation"],
+        coordinator_key_id=fields["coordinator"],
+        root_key_id=fields["root"],
+        tls_sha256=fields["tls"],
+        token=token,
+        name=fields["name"],
+        role=fields["role"],
+        expires_ms=fields["expires_ms"],
+    )
+
+
+def _checksum(record: bytes) -> bytes:
+    return hashlib.sha256(pae(b"efl1/invite", record)).digest()[:_CHECKSUM_BYTES]

@@ -1,0 +1,122 @@
+"""`edgefl-train finetune`: go on with what a self-supervised run learned, on a share of the labels.
+
+The command takes data, sites, task, classes, seed and preset from the run it goes on with, names that run as backbone,
+and runs the method `finetune`; `edgefl-train run finetune --backbone run:RUN` with the same options does the same.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgefl_trainer.commands.extra import needs_trainer
+
+if TYPE_CHECKING:
+    from edgefl_trainer.engine.models import FinishedRun
+
+TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "preset")
+
+
+@click.command()
+@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--mode",
+    required=True,
+    type=click.Choice(["local", "federated"]),
+    help="Each site for itself, or one model that the sites average.",
+)
+@click.option(
+    "--labels",
+    required=True,
+    type=float,
+    metavar="SHARE",
+    help="Share of each site's training images whose label is used, such as 0.1, 0.2, 0.4 or 0.8; smaller shares lie "
+    "inside larger ones.",
+)
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Other data than RUN's; repeatable. See docs/data.md.")
+@click.option(
+    "--partition",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Sites and rows, as `edgefl-train partition` dealt them.  [default: RUN's]",
+)
+@click.option(
+    "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: RUN's]"
+)
+@click.option("--classes", metavar="A,B,…", help="Keep only these classes.  [default: RUN's]")
+@click.option("--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]")
+@click.option(
+    "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
+)
+@click.option(
+    "--select",
+    type=click.Choice(["last", "tune"]),
+    help="Whose round a site keeps: the last, or its best on tune rows.  [default: tune]",
+)
+@click.option("--rounds", type=int, metavar="N", help="Rounds; in local mode a model is judged after each.")
+@click.option("--epochs", type=int, metavar="N", help="Epochs of a round.  [default: the preset's]")
+@click.option("--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all.")
+@click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: RUN's]")
+@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: RUN's]")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter; repeatable.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+@click.option(
+    "--autocast",
+    type=click.Choice(["auto", "none", "bf16"]),
+    help="Network precision; auto is bf16 on CUDA.  [default: auto]",
+)
+@click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
+@needs_trainer
+def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
+    """Train the whole network of RUN, a finished run without labels, and a head on a share of the labels.
+
+    The schedule is that of the paper for the kind of network and the mode, shortened by the preset.
+    """
+    from edgefl_trainer.commands.results_text import summary_text
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.engine.run import run
+    from edgefl_trainer.engine.settings import resolve
+
+    assignments = [f"mode={options.pop('mode')}", *_checked(options.pop("assignments"))]
+    if options["classes"] is not None:
+        options["classes"] = tuple(name.strip() for name in options["classes"].split(","))
+    options["data"] = options["data"] or None
+    settings = resolve("finetune", flags_of(open_run(run_dir), options), None, assignments)
+    summary = run(settings, out, resume=resume)
+    click.echo(json.dumps(summary) if as_json else summary_text(summary))
+
+
+def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a fine-tuning run: what is given, the rest from the run it goes on with.
+
+    Args:
+        before: a finished run without labels.
+        options: given settings; None means not given.
+
+    Raises:
+        RunError: the run learned no network.
+    """
+    from edgefl_trainer.engine.settings import method_class
+    from edgefl_trainer.errors import RunError
+
+    if method_class(before.settings.method).needs_labels:
+        raise RunError(
+            f"{before.folder} is a run of {before.settings.method}, which learns no network of its own: name a "
+            "finished run of a method without labels, such as fedmae."
+        )
+    taken = {name: getattr(before.settings, name) for name in TAKEN_OVER}
+    if options.get("data") and not options.get("partition"):
+        del taken["partition"]  # it was dealt from other data
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**taken, **given, "backbone": f"run:{before.folder}"}
+
+
+def _checked(assignments: tuple[str, ...]) -> tuple[str, ...]:
+    """The assignments, none of which says the mode again."""
+    if any(text.partition("=")[0] == "mode" for text in assignments):
+        raise click.UsageError("--set mode=… and --mode cannot stand together: --mode says it.")
+    return assignments

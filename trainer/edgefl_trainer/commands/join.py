@@ -1,0 +1,112 @@
+"""`edgefl-train join`: this machine takes part in a live federation with its own data.
+
+Progress and the fingerprint go to stderr, the result to stdout. Method, settings, classes, rounds and seed come from
+the coordinator.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgefl_trainer.commands.extra import needs_trainer
+
+MAX_INVITE_CHARS = 4096
+
+
+@click.command()
+@click.argument("invite", required=False)
+@click.option("--data", multiple=True, required=True, metavar="SPEC", help="This site's images; see docs/data.md.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory, with keys.")
+@click.option("--site", metavar="NAME", help="Which site of the data this is; needed where it has several.")
+@click.option(
+    "--ca",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="PEM certificate of the coordinator or its authority.  [default: the public authorities]",
+)
+@click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
+@click.option(
+    "--backbone",
+    metavar="NAME",
+    help="Your copy of the federation's network, as in `run`.  [default: the name that the task gives]",
+)
+@click.option("--classes", metavar="A,B,…", help="Use only images of these classes.")
+@click.option(
+    "--images-per-site", type=click.IntRange(min=0), metavar="N", default=0, show_default=True, help="0 for all."
+)
+@click.option(
+    "--unlabelled",
+    type=click.Choice(["none", "site", "spread"]),
+    help="Use of images without a label.  [default: spread where the method needs no labels]",
+)
+@click.option(
+    "--balance",
+    type=click.Choice(["none", "class"]),
+    default="none",
+    show_default=True,
+    help="Draw the classes equally.",
+)
+@click.option(
+    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where to compute."
+)
+@click.option(
+    "--autocast",
+    type=click.Choice(["auto", "none", "bf16"]),
+    default="auto",
+    show_default=True,
+    help="Backbone precision; auto is bf16 on CUDA.",
+)
+@click.option("--once", is_flag=True, help="Do what is due and leave, as from a timer; else stay until the end.")
+@click.option(
+    "--passphrase-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Passphrase of the keys; else EDGEFL_KEY_PASSPHRASE; else the keys are not encrypted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@needs_trainer
+def join(invite: str | None, out: Path, as_json: bool, passphrase_file: Path | None, **options: Any) -> None:
+    """Join a live federation with the INVITE of its operator, and stay until it is over.
+
+    The same command goes on after any failure or kill; from then on INVITE may be left out. An INVITE of "-" is read
+    from standard input, so that it stands in no list of processes.
+    """
+    from edgefl_protocol.durable import read_passphrase
+    from edgefl_trainer.live import Join, SiteOptions
+    from edgefl_trainer.live import join as take_part
+
+    if invite == "-":
+        invite = sys.stdin.read(MAX_INVITE_CHARS)
+    call = Join(
+        folder=out,
+        invite=invite,
+        ca=options.pop("ca"),
+        proxy=options.pop("proxy"),
+        once=options.pop("once"),
+        passphrase=read_passphrase(passphrase_file),
+        say=lambda line: click.echo(line, err=True),
+        options=SiteOptions(
+            site=options.pop("site") or "",
+            backbone=options.pop("backbone") or "",
+            classes=tuple(name.strip() for name in (options.pop("classes") or "").split(",") if name.strip()),
+            **options,
+        ),
+    )
+    found = take_part(call)
+    click.echo(json.dumps(found) if as_json else text_of(found))
+
+
+def text_of(found: dict[str, Any]) -> str:
+    """Where the site stands, for a person."""
+    if found["summary"] is not None:
+        from edgefl_trainer.commands.results_text import summary_text
+
+        return summary_text(found["summary"])
+    told = found["round"]
+    if told is None:
+        return f"{found['name']} is {found['state']}; tell the operator this fingerprint: {found['fingerprint']}"
+    sent = "".join(f"; reply of round {one['round']} {one['outcome']}" for one in found["sent"])
+    return f"round {told['number']} of {told['rounds']} is {told['state']}{sent}"

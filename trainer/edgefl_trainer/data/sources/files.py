@@ -1,0 +1,83 @@
+"""Pixels of rows whose images are files: decoded once, by the one image path of the project.
+
+Guarantees: every picture goes through `edgefl_protocol.pictures.imaging`; a picture that has the wanted size already is
+not resampled; an unreadable picture is named with its file and its image. Source: docs/design.md 2 ("One image path").
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.pictures.imaging import Fit, decode, resize
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.rows import Pixels, Row
+from edgefl_trainer.data.sources.store import FileStore
+
+_BATCH = 256  # rows whose bytes are in memory at once
+_THREADS = 4  # Pillow decodes outside the interpreter lock
+
+
+@dataclass(frozen=True, slots=True)
+class FilePixels:
+    """Pictures in a folder or zip.
+
+    Attributes:
+        store: The folder or zip.
+        digest: What `identity` answers: `store.identity` of the rows' files.
+    """
+
+    store: FileStore
+    digest: str
+
+    @property
+    def identity(self) -> str:
+        """Digest of the files behind the rows."""
+        return self.digest
+
+    @property
+    def has_masks(self) -> bool:
+        """Files carry no lesion masks."""
+        return False
+
+    def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
+        """Decode the pictures of `rows` in order.
+
+        Args:
+            rows: Rows of this source.
+            image_px: Side of the square result, pixels.
+            fit: `squash` or `crop`, as in `imaging.resize`.
+
+        Yields:
+            Image uint8 (px, px, 3) and no mask.
+
+        Raises:
+            DataError: A file is missing or its picture cannot be read.
+        """
+        read = partial(_read_picture, self.store, image_px, fit)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for start in range(0, len(rows), _BATCH):
+                for image in pool.map(read, rows[start : start + _BATCH]):
+                    yield image, None
+
+
+def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
+    """The pixel source of rows whose `source` is a file name in `store`.
+
+    Raises:
+        DataError: A row's file is not there.
+    """
+    return FilePixels(store, store.identity([row.source for row in rows]))
+
+
+def _read_picture(store: FileStore, image_px: int, fit: Fit, row: Row) -> Pixels:
+    data = store.read(row.source)
+    try:
+        image = decode(data)
+        if image.shape == (image_px, image_px, 3):
+            return image
+        return resize(image, image_px, fit)
+    except ImageError as error:
+        reason = str(error).rstrip(".")
+        raise DataError(f"Image {row.image!r} ({row.source} in {store.name}) is not usable: {reason}.") from error

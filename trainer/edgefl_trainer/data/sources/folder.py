@@ -1,0 +1,58 @@
+"""`folder:DIR`: pictures at `site/class/*.jpg`, or at `class/*.jpg` with `@site=NAME`.
+
+A class folder called `unlabelled` holds images for self-supervised learning only. Each picture counts as a lesion of
+its own; where several pictures show one lesion, a manifest says so. Source: docs/design.md 5 (Data SPECs).
+"""
+
+from pathlib import Path
+
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.rows import UNDEALT, Row, Table
+from edgefl_trainer.data.sources.files import file_pixels
+from edgefl_trainer.data.sources.store import is_image_name, open_store
+
+UNLABELLED = "unlabelled"
+
+
+def read_folder(path: Path) -> Table:
+    """Read a folder (or zip) of pictures.
+
+    Args:
+        path: The folder; a picture's parents name its class and, above it, its site.
+
+    Returns:
+        One row for each picture, in name order; the split is dealt later.
+
+    Raises:
+        DataError: There are no pictures, one of the outermost folders has none, or they do not lie two (or all one)
+            folders deep.
+    """
+    store = open_store(path)
+    names = [name for name in store.names() if is_image_name(name)]
+    if not names:
+        raise DataError(f"{path} holds no .jpg, .jpeg or .png files; put them at SITE/CLASS/NAME.jpg.")
+    used = {name.partition("/")[0] for name in names}
+    empty = [name for name in store.top_folders() if name not in used]
+    if empty:
+        raise DataError(
+            f"The folder {empty[0]} in {path} holds no .jpg, .jpeg or .png file; add its pictures or take it away."
+        )
+    depth = 2 if any(name.count("/") == 2 for name in names) else 1
+    odd = next((name for name in names if name.count("/") != depth), None)
+    if odd is not None:
+        raise DataError(f"{odd} in {path} is out of place; pictures lie at SITE/CLASS/NAME, or all at CLASS/NAME.")
+    rows = tuple(_row(name) for name in names)
+    return Table(f"folder:{path}", rows, file_pixels(store, rows))
+
+
+def _row(name: str) -> Row:
+    *site, label, _ = name.split("/")
+    unlabelled = label == UNLABELLED
+    return Row(
+        image=name,
+        source=name,
+        label=None if unlabelled else label,
+        site=site[0] if site else None,
+        lesion=f"image:{name}",
+        split=UNLABELLED if unlabelled else UNDEALT,
+    )

@@ -1,0 +1,53 @@
+"""Pictures that do not belong to the task, to judge whether a model knows that it does not know them.
+
+Sources: `textures` and `skin` are drawn (patterns; skin without a lesion), anything else is a folder or zip of
+pictures. Guarantees: every picture goes through `edgefl_protocol.pictures.imaging`, in name order; drawn ones repeat
+exactly.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.pictures.imaging import decode, resize
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.lesions import draw_skin
+from edgefl_trainer.data.sources.store import is_image_name, open_store
+from edgefl_trainer.data.sources.textures import draw_texture
+
+DRAWN = 240  # pictures of a drawn source
+DRAWN_SITES = 6  # styles of the drawn skin
+MAX_PICTURES = 5_000  # all are in memory at once
+
+
+def read_foreign(source: str, image_px: int) -> NDArray[np.uint8]:
+    """The pictures of one source.
+
+    Args:
+        source: `textures`, `skin`, or the path of a folder or zip.
+        image_px: Side of the square result, pixels.
+
+    Returns:
+        uint8 (n, px, px, 3).
+
+    Raises:
+        DataError: There is no picture, there are too many, or one cannot be read.
+    """
+    if source == "textures":
+        return np.stack([draw_texture(i, px=image_px) for i in range(DRAWN)])
+    if source == "skin":
+        places = [divmod(i, DRAWN_SITES) for i in range(DRAWN)]
+        return np.stack([draw_skin(site=site, number=number, px=image_px) for number, site in places])
+    store = open_store(Path(source).expanduser())
+    names = [name for name in store.names() if is_image_name(name)]
+    if not 1 <= len(names) <= MAX_PICTURES:
+        raise DataError(f"{source} holds {len(names)} pictures; allowed are 1 to {MAX_PICTURES}.")
+    pictures = []
+    for name in names:
+        try:
+            pictures.append(resize(decode(store.read(name)), image_px))
+        except ImageError as error:
+            raise DataError(f"{name} in {source} is not usable: {str(error).rstrip('.')}.") from error
+    return np.stack(pictures)

@@ -1,0 +1,101 @@
+"""Read text files that list images: CSV with a header, or plain lines; with bounds and clear sentences.
+
+Guarantees: the columns asked for are there, every line has as many fields as the header, values are stripped strings.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore
+
+
+@dataclass(frozen=True, slots=True)
+class TableFile:
+    """A CSV as read.
+
+    Attributes:
+        where: "NAME in STORE", for messages.
+        records: (line number in the file, column → value).
+    """
+
+    where: str
+    records: tuple[tuple[int, dict[str, str]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """Lines as read.
+
+    Attributes:
+        where: "NAME in STORE", for messages.
+        lines: (line number in the file, line).
+    """
+
+    where: str
+    lines: tuple[tuple[int, str], ...]
+
+
+def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFile:
+    """Read one CSV.
+
+    Args:
+        store: Folder or zip that holds it.
+        name: Its name there.
+        required: Columns that must be in the header.
+
+    Raises:
+        DataError: The file is missing, not UTF-8, lacks a column, or has a line of another length than the header.
+    """
+    where = f"{name} in {store.name}"
+    text = _read_text(store, name, where, "CSV")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = [column.strip() for column in next(reader, [])]
+        _check_header(header, required, where)
+        records = []
+        for fields in reader:
+            if not fields:
+                continue
+            if len(fields) != len(header):
+                raise DataError(f"{where} line {reader.line_num} has {len(fields)} fields, its header {len(header)}.")
+            records.append((reader.line_num, dict(zip(header, (f.strip() for f in fields), strict=True))))
+    except csv.Error as error:
+        raise DataError(f"{where} is not a CSV that can be read (line {reader.line_num}: {error}).") from error
+    return TableFile(where, tuple(records))
+
+
+def read_lines(store: FileStore, name: str) -> TextFile:
+    """Read a text file that has no header.
+
+    Args:
+        store: Folder or zip that holds it.
+        name: Its name there.
+
+    Returns:
+        The lines that are not empty, stripped of white space at both ends.
+
+    Raises:
+        DataError: The file is missing or not UTF-8.
+    """
+    where = f"{name} in {store.name}"
+    lines = _read_text(store, name, where, "text").splitlines()
+    return TextFile(where, tuple((number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()))
+
+
+def _read_text(store: FileStore, name: str, where: str, form: str) -> str:
+    try:
+        return store.read(name, MAX_TABLE_BYTES).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where} is not UTF-8 text (byte {error.start}); save it as UTF-8 {form}.") from error
+
+
+def _check_header(header: Sequence[str], required: Sequence[str], where: str) -> None:
+    missing = [column for column in required if column not in header]
+    if missing:
+        found = ", ".join(header) or "nothing"
+        raise DataError(f"{where} has no column {' and no column '.join(missing)}; its columns are {found}.")
+    if len(set(header)) != len(header):
+        raise DataError(f"{where} names a column twice; column names must be unique.")

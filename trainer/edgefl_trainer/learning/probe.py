@@ -1,0 +1,96 @@
+"""Linear probe of a frozen network's features, which chooses between its two readouts.
+
+A probe is a class-balanced logistic regression fitted on a site's ``train`` rows and judged on its ``tune`` rows: it
+says how much of the answer the features already hold, before any prompt is trained. The readout (class token or mean of
+the patch tokens) with the higher mean over sites is taken and recorded (docs/methods.md, "readout"). Reported rows play
+no part.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from edgefl_trainer.evaluate.metrics import site_metrics
+from edgefl_trainer.learning.linear import fit_predict
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRows:
+    """Features and classes of one site; ``features_*`` (rows, D), ``target_*`` (rows,)."""
+
+    features_train: np.ndarray
+    target_train: np.ndarray
+    features_tune: np.ndarray
+    target_tune: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeReport:
+    """Balanced accuracies of one readout; ``None`` where a site has no tune rows."""
+
+    sites: dict[str, float | None]
+    mean: float | None  # over sites that have a figure
+    pooled: float | None  # one probe on all sites' rows
+
+
+def linear_probe(
+    features_train: Float[np.ndarray, "B D"],
+    target_train: Int[np.ndarray, " B"],
+    features_tune: Float[np.ndarray, "B2 D"],
+    target_tune: Int[np.ndarray, " B2"],
+) -> float | None:
+    """Return the balanced accuracy on the tune rows of a probe fitted on the train rows; ``None`` without either.
+
+    Args:
+        features_train: Features to learn from.
+        target_train: Their classes, from 0.
+        features_tune: Features to judge on.
+        target_tune: Their classes, from 0.
+    """
+    if target_train.size == 0 or target_tune.size == 0:
+        return None
+    classes = max(2, int(max(target_train.max(), target_tune.max())) + 1)
+    probabilities = fit_predict(features_train, target_train, features_tune, classes)
+    figure = site_metrics(probabilities, target_tune, predicted=probabilities.argmax(axis=1))["balanced_accuracy"]
+    return None if figure is None else float(figure)
+
+
+def probe_sites(rows: Mapping[str, ProbeRows]) -> ProbeReport:
+    """Probe each site alone and all sites pooled.
+
+    Args:
+        rows: Site name to the features of one readout.
+    """
+    names = sorted(rows)
+    figures = {
+        name: linear_probe(
+            rows[name].features_train, rows[name].target_train, rows[name].features_tune, rows[name].target_tune
+        )
+        for name in names
+    }
+    known = [figure for figure in figures.values() if figure is not None]
+    pooled = None
+    if names:
+        pooled = linear_probe(
+            np.concatenate([rows[name].features_train for name in names]),
+            np.concatenate([rows[name].target_train for name in names]),
+            np.concatenate([rows[name].features_tune for name in names]),
+            np.concatenate([rows[name].target_tune for name in names]),
+        )
+    return ProbeReport(sites=figures, mean=float(np.mean(known)) if known else None, pooled=pooled)
+
+
+def choose_readout(reports: Mapping[str, ProbeReport]) -> str:
+    """Return the readout with the highest mean over sites; on a tie, or without figures, the first in the mapping.
+
+    Args:
+        reports: Readout (``cls``, ``mean``) to its probe, in order of preference.
+
+    Raises:
+        ValueError: There is no readout to choose from.
+    """
+    if not reports:
+        raise ValueError("no readout was probed; give at least one")
+    return max(reports, key=lambda readout: -1.0 if (mean := reports[readout].mean) is None else mean)

@@ -1,0 +1,357 @@
+"""Momentum contrast at one site: an encoder, its slow copy, and first-in-first-out queues of features.
+
+    q = unit(f_q(x1));  theta_k <- m theta_k + (1 - m) theta_q;  k+ = unit(f_k(x2))     MomentumContrast
+    loss = -log exp(q.k+/tau) / (exp(q.k+/tau) + sum_{n in Q_CL} exp(q.n/tau))          losses.contrastive_loss
+    k+ joins the queue, the oldest leave                                                FeatureQueue
+
+Guarantees: features have unit length; a queue never holds a vector that is no feature of an image; only parameters
+follow the encoder, batch statistics of the slow copy run by themselves. Sources: MoCo (arXiv 1911.05722) Algorithm 1,
+MoCo v2 (arXiv 2003.04297); FedCLF (arXiv 2208.11278) eq. 2 to 6; docs/methods.md, FedCLF.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from edgefl_protocol import Payload
+from edgefl_protocol.bundle import contrast_plan
+from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.unlabelled import self_supervised
+from edgefl_trainer.learning.unlabelled.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, ahead, cut
+from edgefl_trainer.losses import contrastive_loss
+
+FEATURES = contrast_plan.FEATURES  # width of a feature
+BANK = "bank"  # Q_l in a site's state
+NETWORK = ("backbone.", "head.")  # names of the network's tensors begin so
+TENSORS = (*NETWORK, MOMENTUM)
+SHORT_RUN = contrast_plan.SHORT_RUN  # local steps of a run, below which the slow copy follows faster
+ALIKE = 0.95  # mean similarity of different images' keys above which they say next to nothing of the image
+START_SHARE = 0.05  # of its start in the slow copy after all steps, above which a person should know
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContrastRecipe:
+    """Hyper-parameters; symbols of the papers in the comments."""
+
+    sgd: SgdRecipe = field(default_factory=SgdRecipe)
+    queue: int = 1024  # K, features in the local bank
+    temperature: float = 0.2  # tau
+    key_momentum: float = 0.0  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
+    # at the start of a round; reset: the encoder's copy, after which banks are of another space
+    momentum_encoder: Literal["reset", "averaged", "local"] = "averaged"
+    projection: Literal["mlp", "linear"] = "mlp"  # linear: MoCo v1, with tau 0.07
+
+    def __post_init__(self) -> None:
+        checks: Sequence[tuple[str, bool, str]] = (
+            ("queue", 2 <= self.queue <= 65_536, "2 to 65536"),
+            ("temperature", 0.001 <= self.temperature <= 10, "0.001 to 10"),
+            ("key_momentum", 0 <= self.key_momentum < 1, "0 (by the length of the run) to below 1"),
+        )
+        for name, holds, allowed in checks:
+            if not holds:
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
+
+    def build(self, task: Task) -> Learner:
+        """The encoder as every site begins with it."""
+        return self_supervised.build(task, self.head)
+
+    def head(self, width: int) -> nn.Module:
+        """Projection of D pooled features to the sphere's space."""
+        if self.projection == "linear":
+            return nn.Linear(width, FEATURES)
+        return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, FEATURES))
+
+    def momentum_of(self, local_steps: int) -> float:
+        """m for a run of so many steps at a site."""
+        return self.key_momentum or (0.99 if local_steps < SHORT_RUN else 0.999)
+
+
+class FeatureQueue:
+    """The newest features, at most `capacity`, as a ring: a push overwrites the oldest."""
+
+    def __init__(self, capacity: int, device: torch.device) -> None:
+        self._rows = torch.zeros(capacity, FEATURES, device=device)
+        self._next = 0
+        self._held = 0
+
+    @property
+    def rows(self) -> Float[Tensor, "held F"]:
+        """A copy of all features, in no order that means anything."""
+        return self._rows[: self._held].clone()
+
+    def oldest_first(self) -> Float[Tensor, "held F"]:
+        """A copy of all features in the order in which they came."""
+        return torch.cat([self._rows[self._next : self._held], self._rows[: self._next]])
+
+    def push(self, features: Float[Tensor, "n F"]) -> None:
+        """Let features in, the last row last, and the oldest out; any number of them."""
+        capacity = len(self._rows)
+        newest = features[-capacity:]
+        places = torch.arange(self._next, self._next + len(newest), device=self._rows.device) % capacity
+        self._rows[places] = newest.to(self._rows.dtype)
+        self._next = (self._next + len(newest)) % capacity
+        self._held = min(capacity, self._held + len(newest))
+
+
+@dataclass(frozen=True)
+class Remote:
+    """Others' features Q_r, and where draws from them come from."""
+
+    features: Float[Tensor, "M F"]
+    rng: np.random.Generator
+
+    def draw(self, count: int) -> Float[Tensor, "count F"]:
+        """B of them, uniformly; with replacement only where there are fewer than B."""
+        chosen = self.rng.choice(len(self.features), size=count, replace=len(self.features) < count)
+        return self.features[torch.from_numpy(chosen).to(self.features.device)]
+
+
+@dataclass(frozen=True)
+class MomentumContrast:
+    """Loss of one batch from two views of each image; moves the slow copy and the queues.
+
+    `bank` is Q_l; `negatives` is Q_CL, the same queue where only local features are negatives. What enters it besides:
+    local features with `keeps_local`, others' with `remote`.
+    """
+
+    encoder: Learner
+    slow: Learner
+    momentum: float  # m
+    temperature: float  # tau
+    bank: FeatureQueue
+    negatives: FeatureQueue
+    remote: Remote | None = None
+    keeps_local: bool = True
+    similarities: list[Tensor] = field(default_factory=list)  # of the steps since `similarity` was asked
+
+    def similarity(self) -> float:
+        """Mean similarity of the keys of different images of a batch since this was last asked: near 1, all are one."""
+        mean = float(torch.stack(self.similarities).mean())
+        self.similarities.clear()
+        return mean
+
+    def __call__(self, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+        """See the module's docstring."""
+        first, second = views
+        queries = unit(self.encoder(first))
+        with torch.no_grad():
+            follow(self.slow, self.encoder, self.momentum)
+            keys = unit(self.slow(second))
+        loss = contrastive_loss(queries, keys, self.negatives.rows, self.temperature)
+        self.similarities.append(mean_similarity(keys))
+        self.bank.push(keys)
+        if self.negatives is not self.bank and self.keeps_local:
+            self.negatives.push(keys)
+        if self.remote is not None:
+            self.negatives.push(self.remote.draw(len(keys)))
+        return loss
+
+
+def unit(features: Float[Tensor, "B F"]) -> Float[Tensor, "B F"]:
+    """Rows of length 1."""
+    return nn.functional.normalize(features, dim=1)
+
+
+def mean_similarity(features: Float[Tensor, "B F"]) -> Float[Tensor, ""]:
+    """Mean inner product of two different rows of at least two unit vectors: (|sum|² - B) / (B² - B)."""
+    count = len(features)
+    return (features.sum(dim=0).square().sum() - count) / (count * (count - 1))
+
+
+def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
+    """theta_k <- m theta_k + (1 - m) theta_q, for every parameter that learns, in place."""
+    pairs = [pair for pair in zip(slow.parameters(), encoder.parameters(), strict=True) if pair[1].requires_grad]
+    theirs: list[Tensor] = [pair[0] for pair in pairs]
+    ours: list[Tensor] = [pair[1] for pair in pairs]
+    with torch.no_grad():
+        torch._foreach_mul_(theirs, momentum)
+        torch._foreach_add_(theirs, ours, alpha=1 - momentum)
+
+
+def slow_copy(model: Learner, arrays: Arrays) -> Learner:
+    """The momentum encoder at the start of a round: a copy, with the tensors that came or stayed as `momentum.*`."""
+    slow = deepcopy(model)
+    self_supervised.fill(
+        slow, {name.removeprefix(MOMENTUM): value for name, value in arrays.items() if name.startswith(MOMENTUM)}
+    )
+    return slow.train()
+
+
+def momentum_arrays(slow: Learner) -> Arrays:
+    """The slow copy's tensors by the names under which they travel or stay."""
+    return {f"{MOMENTUM}{name}": value for name, value in self_supervised.tensors_of(slow).items()}
+
+
+def local_features(
+    recipe: ContrastRecipe, site: Site, encoder: Learner, *purpose: str | int, training: bool = True
+) -> Float[Tensor, "n F"]:
+    """Features of at most K of a site's images, one random view of each.
+
+    Args:
+        recipe: hyper-parameters.
+        site: whose images.
+        encoder: left as it was.
+        *purpose: names the draws.
+        training: with the statistics of each batch, as the slow copy has them while it learns; else with the running
+            ones, so that each feature depends on its own image only.
+
+    Returns:
+        Unit vectors, on the site's device.
+    """
+    rng = site.rng(*purpose)
+    order = rng.permutation(len(site.unlabelled))[: recipe.queue]
+    prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 1)
+    model = deepcopy(encoder).train(training)
+    found = []
+    with torch.no_grad():
+        for images in ahead(site, site.unlabelled, cut(order, recipe.sgd.batch, site.name)):
+            pixels = prepare(images, rng)[0]
+            found.append(unit(model(pixels)))
+    return torch.cat(found)
+
+
+def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: Learner) -> FeatureQueue:
+    """Q_l as the site left it; where it has none yet, its images' features of today, never random vectors."""
+    bank = FeatureQueue(recipe.queue, site.device)
+    if BANK in state.arrays:
+        bank.push(torch.from_numpy(np.array(state.arrays[BANK])).to(site.device))
+    else:
+        bank.push(local_features(recipe, site, encoder, "bank"))
+    return bank
+
+
+def kept(bank: FeatureQueue) -> Arrays:
+    """Q_l for a site's state."""
+    return steps.as_arrays({BANK: bank.oldest_first()})
+
+
+class Learned(NamedTuple):
+    """What a round leaves at a site: the encoder, its slow copy and Q_l."""
+
+    encoder: Learner
+    slow: Learner
+    bank: FeatureQueue
+
+
+def start(recipe: ContrastRecipe, task: Task) -> State:
+    """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh projection."""
+    return self_supervised.start(recipe.sgd, task, recipe.head)
+
+
+def weights_to_send(state: State, phase: Phase) -> Arrays:
+    """All tensors of the network, and of its slow copy where it is averaged; nothing in the last exchange."""
+    return {} if phase.kind == "final" else {name: v for name, v in state.arrays.items() if name.startswith(TENSORS)}
+
+
+def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -> Learner:
+    """The network a site begins a round with: tensors of a broadcast, its own batch norm where that stays."""
+    model = recipe.build(site.task)
+    mine = {**arrays, **Split.of(model, recipe.sgd.bn).own(state.arrays)}
+    self_supervised.fill(model, {name: value for name, value in mine.items() if name.startswith(NETWORK)})
+    return model.at(site)
+
+
+def contrast_round(
+    recipe: ContrastRecipe,
+    site: Site,
+    state: State,
+    arrays: Arrays,
+    round_: int,
+    *,
+    others: Float[Tensor, "M F"] | None = None,
+    keeps_local: bool = True,
+) -> Learned:
+    """E epochs of one site.
+
+    Args:
+        recipe: hyper-parameters.
+        site: who learns.
+        state: what it remembers.
+        arrays: tensors of the network, from the server or from the site itself.
+        round_: train round, from 1.
+        others: Q_r; None where there is nobody else or nothing is shared, and local features serve.
+        keeps_local: whether local features are negatives beside the others'.
+    """
+    model = received(recipe, site, state, arrays)
+    slow = slow_copy(model, {} if recipe.momentum_encoder == "reset" else {**arrays, **state.arrays})
+    bank = begun_bank(recipe, site, state, slow)
+    remote, negatives = None, bank
+    if others is not None:
+        remote = Remote(others, site.rng("remote", round_))
+        negatives = FeatureQueue(recipe.queue if keeps_local else len(others), site.device)
+        negatives.push(bank.oldest_first() if keeps_local else others)
+    momentum, share = pace(recipe, site, round_)
+    objective = MomentumContrast(model, slow, momentum, recipe.temperature, bank, negatives, remote, keeps_local)
+    prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 2)
+
+    def facts() -> Mapping[str, Scalar]:
+        similarity = objective.similarity()
+        warn_of_collapse(site, round_, similarity)
+        return {"key_start_share": share, "key_similarity": similarity}
+
+    self_supervised.learn(recipe.sgd, site, model, prepare, objective, round_, facts)
+    return Learned(model, slow, bank)
+
+
+def divided(recipe: ContrastRecipe, learned: Learned, state: State) -> tuple[State, Arrays]:
+    """What a site keeps after a round, and the weights it sends."""
+    split = Split.of(learned.encoder, recipe.sgd.bn)
+    network = self_supervised.tensors_of(learned.encoder)
+    slow: Arrays = {} if recipe.momentum_encoder == "reset" else momentum_arrays(learned.slow)
+    stays = slow if recipe.momentum_encoder == "local" else split.own(slow)
+    sent = network if recipe.momentum_encoder == "local" else {**network, **slow}
+    return State({**split.own(network), **stays, **kept(learned.bank)}, state.values), split.sent(sent)
+
+
+def last_exchange(site: Site, state: State) -> tuple[State, Payload]:
+    """With `bn=local`: batch norm, sent once; nothing where the site has not learned."""
+    own = {name: value for name, value in state.arrays.items() if name.startswith(NETWORK)}
+    return state, Payload(own, {"n_train": len(site.unlabelled)})
+
+
+def average(state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+    """The mean of the tensors that sites sent; after the warm phase nothing has changed."""
+    if phase.kind == "warm":
+        return state
+    return self_supervised.average(state, replies, lambda name: name.startswith(TENSORS))
+
+
+def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]:
+    """m, and m^steps: how much of its start a slow copy that stays at its site holds after all local steps of the run.
+
+    Warns in the first round where it is, and that is much.
+    """
+    per_epoch = len(cut(np.arange(len(site.unlabelled)), recipe.sgd.batch, site.name))
+    total = site.task.rounds * site.task.epochs * per_epoch
+    momentum = recipe.momentum_of(total)
+    share = float(momentum**total)
+    if recipe.momentum_encoder == "local" and round_ == 1 and share > START_SHARE:
+        text = (
+            f"the momentum encoder of {site.name} keeps {share:.0%} of its random start after all {total} steps: "
+            "lower --set key_momentum, or learn longer."
+        )
+        site.report({"warning": text})
+    return momentum, share
+
+
+def warn_of_collapse(site: Site, round_: int, similarity: float) -> None:
+    """Say so, half-way and at the end of a run, where features of different images are nearly the same.
+
+    No loss shows this: against negatives that stay as they are for a round, it also falls where all of a site's
+    features move away from them together.
+    """
+    rounds = site.task.rounds
+    if similarity > ALIKE and round_ in (rounds // 2, rounds):
+        text = (
+            f"features of different images of {site.name} are nearly the same in round {round_} (mean similarity "
+            f"{similarity:.2f}): the encoder tells little apart; lower --set lr, or learn longer on more images."
+        )
+        site.report({"warning": text})

@@ -1,0 +1,160 @@
+"""The feature exchange: what leaves a site's bank, what the server makes of it, what another site receives.
+
+    site    `features` (n, 128) float16, n at most K; with `dp_noise` sigma: fresh features of evaluation mode, plus
+            N(0, sigma²) in every coordinate, brought back to unit length                            outgoing
+    server  refuses what cannot be such a bank, by the site's name; a new bank replaces the old      accepted
+            to a site: the union of all others' banks, never its own; no site's name, and in an
+            order that depends on nothing but the features themselves (by a hash of each row)        others_features
+    site    `remote` (M, 128) float16 as unit vectors in float32                                     incoming
+
+float16 halves the bytes and moves a similarity of unit vectors by less than 0.001. Privacy: a feature has unit length,
+which is the clipping; given the encoder, replacing one image moves one row by at most 2, so a release is a Gaussian
+mechanism of noise multiplier sigma/2, composed over releases by dp-accounting's Rényi accountant. The encoder and the
+weights that travel learned from the same images and carry no noise, so epsilon bounds what the features add, no more.
+Source: FedCLF (arXiv 2208.11278) section III; docs/methods.md, feature exchange.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgefl_protocol import Payload
+from edgefl_trainer.contract import Arrays
+from edgefl_trainer.errors import SettingError, TrainingError
+from edgefl_trainer.learning.unlabelled.contrast import FEATURES
+
+SENT, RECEIVED = "features", "remote"  # names of the arrays that travel up and down
+STORED = "features."  # and, with the site's name behind it, in the server's state
+MOST_REMOTE = 65_536  # rows a site receives: MoCo's own queue, 16 MiB; above it the first in the order stay
+NORM_TOLERANCE = 0.01  # of a row's length; float16 is off by 0.0005 at most
+SENSITIVITY = 2.0  # L2 distance of two unit vectors
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureNoise:
+    """Gaussian noise on what leaves a site."""
+
+    dp_noise: float = 0.0  # sigma in every coordinate of a unit vector; 0: none
+    dp_delta: float = 1e-5  # of the (epsilon, delta) that is told
+
+    def __post_init__(self) -> None:
+        if not (self.dp_noise == 0 or 1e-3 <= self.dp_noise <= 1e3):
+            raise SettingError(f"dp_noise is {self.dp_noise}; allowed: 0 (no noise), 0.001 to 1000.")
+        if not 1e-12 <= self.dp_delta <= 0.1:
+            raise SettingError(f"dp_delta is {self.dp_delta}; allowed: 1e-12 to 0.1.")
+
+    def check_accountant(self) -> None:
+        """Raise `SettingError` where noise is asked for and the accounting library is missing."""
+        if self.dp_noise:
+            self.epsilon(1)
+
+    def epsilon(self, releases: int) -> float:
+        """Epsilon at `dp_delta` after so many releases of a bank, for replacing one image.
+
+        Raises:
+            SettingError: the library is missing.
+        """
+        try:
+            from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+            from dp_accounting.rdp import RdpAccountant
+        except ImportError as error:
+            raise SettingError("dp_noise needs dp-accounting: pip install 'edgefl[privacy]'.") from error
+        event = GaussianDpEvent(self.dp_noise / SENSITIVITY)
+        return float(RdpAccountant().compose(SelfComposedDpEvent(event, releases)).get_epsilon(self.dp_delta))
+
+    def sentence(self, site: str, releases: int) -> str:
+        """What a person should know before the first release."""
+        return (
+            f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round, {self.epsilon(releases):.3g} "
+            f"in all, at delta {self.dp_delta:g}, given the encoders; the weights beside them carry no noise."
+        )
+
+    def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
+        """Noised features, brought back to unit length (which costs no privacy)."""
+        noised = features + rng.normal(0.0, self.dp_noise, features.shape)
+        length = np.linalg.norm(noised, axis=1, keepdims=True)
+        return np.asarray(noised / length, dtype=np.float32)
+
+
+def outgoing(features: NDArray[np.generic]) -> Arrays:
+    """The array of a reply."""
+    return {SENT: features.astype(np.float16)}
+
+
+def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays:
+    """The server's arrays with the banks of those who sent one.
+
+    Args:
+        state: banks as `features.<site>` among other arrays.
+        replies: by site.
+        most: K.
+
+    Raises:
+        TrainingError: what a site sent is no bank of this federation.
+    """
+    found = {f"{STORED}{site}": _checked(site, replies[site].arrays, most) for site in sorted(replies)}
+    return {**state, **found}
+
+
+def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
+    """What each of `sites` receives of all the others' banks, in the order of a hash of each row.
+
+    The order is a function of the set of features, so that it cannot tell where a row came from, and the same in every
+    run and after every resume.
+    """
+    banks = {name.removeprefix(STORED): rows for name, rows in sorted(state.items()) if name.startswith(STORED)}
+    if not banks:
+        return {site: {} for site in sites}
+    pooled = np.concatenate(list(banks.values()))
+    origin = np.repeat(np.array(list(banks), dtype=object), [len(rows) for rows in banks.values()])
+    keys = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in pooled]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    found: dict[str, Arrays] = {}
+    for site in sites:
+        others = order[origin[order] != site][:MOST_REMOTE]
+        found[site] = {RECEIVED: pooled[others]} if len(others) else {}
+    return found
+
+
+def incoming(received: Arrays, device: torch.device) -> Float[Tensor, "M F"] | None:
+    """Q_r as unit vectors; None where there is nobody else.
+
+    Raises:
+        TrainingError: the broadcast's features have another width.
+    """
+    if RECEIVED not in received:
+        return None
+    rows = np.asarray(received[RECEIVED], dtype=np.float32)
+    if rows.ndim != 2 or rows.shape[1] != FEATURES:
+        raise TrainingError(f"the broadcast's features have shape {rows.shape}; expected (any, {FEATURES}).")
+    return torch.nn.functional.normalize(torch.from_numpy(rows).to(device), dim=1)
+
+
+def _checked(site: str, arrays: Arrays, most: int) -> NDArray[np.generic]:
+    """The bank of one reply.
+
+    Raises:
+        TrainingError: see `accepted`.
+    """
+    rows = arrays.get(SENT)
+    if rows is None:
+        raise TrainingError(f"site {site} sent no features: it runs another method or other settings.")
+    if rows.dtype != np.float16 or rows.ndim != 2 or rows.shape[1] != FEATURES:
+        raise TrainingError(
+            f"site {site} sent features of type {rows.dtype} and shape {rows.shape}; expected float16, (n, {FEATURES})."
+        )
+    if not 1 <= len(rows) <= most:
+        raise TrainingError(f"site {site} sent {len(rows)} features; allowed: 1 to {most}.")
+    length = np.linalg.norm(rows.astype(np.float64), axis=1)
+    if not np.isfinite(length).all():
+        raise TrainingError(f"site {site} sent a feature that is not finite.")
+    if np.abs(length - 1).max() > NORM_TOLERANCE:
+        worst = length[np.abs(length - 1).argmax()]
+        raise TrainingError(f"site {site} sent a feature of length {worst:.3g}; features have length 1.")
+    return rows

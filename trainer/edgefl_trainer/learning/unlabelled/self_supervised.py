@@ -1,0 +1,317 @@
+"""What the self-supervised methods of FedCLF's paper share: a network with a small head that learns, all of it, by SGD.
+
+    build          the network of the task's backbone and its head, the same at every site
+    learn          E epochs of local batches: SGD with momentum, one cosine over all R·E epochs
+    Split          which tensors travel: all, or all but batch norm's (FedBN)
+
+Guarantees: a batch never holds a single image, for batch norm would divide by its zero spread, and two or three only
+where there are no more: what is left over joins the batch before it, and a site with one image only is refused by name.
+The next batch is read while one is learned.
+Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07623); docs/methods.md, FedCLF.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from edgefl_protocol import Payload
+from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH, SLOW
+from edgefl_trainer.augment import Recipe, contrastive_views
+from edgefl_trainer.contract import Arrays, Examples, Phase, Scalar, Site, State, Task
+from edgefl_trainer.errors import SettingError, TrainingError
+from edgefl_trainer.learning import steps
+from edgefl_trainer.models.backbones import build_network, load_weights
+from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
+from edgefl_trainer.seeded import seeded
+
+BACKBONE = "backbone."  # names of the network's tensors begin so
+LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
+LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
+MOMENTUM = SLOW  # and before it, those of a slow copy
+Images = UInt8[Tensor, "B H W 3"]
+Pixels = Float[Tensor, "B 3 px px"]
+Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]
+"""Normalised random views of a batch of images: what the loss is made of."""
+Objective = Callable[[tuple[Pixels, ...]], Float[Tensor, ""]]
+"""Loss of one batch from its views."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SgdRecipe:
+    """Hyper-parameters of local learning; the defaults are the paper's where it names them."""
+
+    lr: float = 0.03  # peak rate; cosine to 0 over all rounds
+    momentum: float = 0.9
+    weight_decay: float = 1e-4  # of every parameter, as MoCo has it
+    batch: int = 128  # B
+    bn: Literal["averaged", "local"] = "averaged"  # local: batch norm stays at its site until the end (FedBN)
+    view_px: int = 0  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
+
+    def __post_init__(self) -> None:
+        checks: Sequence[tuple[str, bool, str]] = (
+            ("lr", 0 < self.lr <= 10, "above 0, at most 10"),
+            ("momentum", 0 <= self.momentum < 1, "0 to below 1"),
+            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
+            ("batch", self.batch >= 2, "2 or more"),
+            ("view_px", self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
+        )
+        for name, holds, allowed in checks:
+            if not holds:
+                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
+
+    def side(self, spec: BackboneSpec) -> int:
+        """Side of a view in pixels.
+
+        Raises:
+            SettingError: a vision transformer cannot take that size.
+        """
+        if isinstance(spec, CNNSpec):
+            return self.view_px or max(LEAST_VIEW, spec.image_px * 8 // 9)
+        if self.view_px not in (0, spec.image_px):
+            raise SettingError(f"view_px is {self.view_px}; {spec.name} takes {spec.image_px} px only: leave it out.")
+        return spec.image_px
+
+
+class Learner(nn.Module):
+    """A timm network and what stands on it while it learns; parameters are called `backbone.*` and `head.*`."""
+
+    backbone: Any  # timm carries no types
+
+    def __init__(self, backbone: nn.Module, head: nn.Module, *, tokens: bool) -> None:
+        """Join network and head.
+
+        Args:
+            backbone: of timm, without classifier.
+            head: takes pooled features (B, D).
+            tokens: whether the network is a vision transformer, of which the mean patch token is taken.
+        """
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.tokens = tokens
+        self.autocast: torch.dtype | None = None  # of the matrix products in here; losses stay in float32
+
+    def at(self, site: Site) -> "Learner":
+        """The same, on the site's device and in its arithmetic."""
+        self.autocast = site.autocast
+        return self.to(site.device)
+
+    def forward(self, pixels: Float[Tensor, "B 3 px px"]) -> Float[Tensor, "B out"]:
+        """What the head says of normalised pixels, in float32."""
+        with torch.autocast(pixels.device.type, dtype=self.autocast, enabled=self.autocast is not None):
+            if not self.tokens:
+                return self.head(self.backbone(pixels)).float()  # type: ignore[no-any-return]
+            found = self.backbone.forward_features(pixels)[:, self.backbone.num_prefix_tokens :]  # (B, N, D)
+            return self.head(found.mean(dim=1)).float()  # type: ignore[no-any-return]
+
+
+def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
+    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed.
+
+    Args:
+        task: names backbone, seed and initial weights.
+        head: makes the head for D pooled features.
+    """
+    spec = task.backbone
+    network = build_network(spec, task.seed)
+    if task.initial:
+        load_weights(network, task.initial, spec.name)
+    with seeded(task.seed):  # torch's layers draw from the global generator
+        return Learner(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
+
+
+def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> State:
+    """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh head.
+
+    Raises:
+        SettingError: the network cannot take views of this size.
+    """
+    model, spec = build(task, head), task.backbone
+    side = recipe.side(spec)
+    if side != spec.image_px:  # that size was tried when the backbone was named
+        try:
+            with torch.inference_mode():
+                model.eval()(torch.zeros(1, 3, side, side))
+        except (RuntimeError, ValueError, AssertionError) as error:
+            raise SettingError(
+                f"backbone {spec.name} cannot take views of {side} px, which its images of {spec.image_px} px have: "
+                f"give --set view_px={spec.image_px}, a larger --image-px or another backbone."
+            ) from error
+    return State(tensors_of(model))
+
+
+def tensors_of(model: Learner) -> Arrays:
+    """All that a network learned: parameters and the statistics of batch norm, without a fixed position table."""
+    fixed = {name for name, value in model.named_parameters() if not value.requires_grad}
+    return steps.as_arrays({name: value for name, value in model.state_dict().items() if name not in fixed})
+
+
+def fill(model: Learner, arrays: Arrays) -> None:
+    """Put arrays into a network; what they do not name stays.
+
+    Raises:
+        TrainingError: one that it does not have, or of another shape.
+    """
+    own = model.state_dict()
+    for name, value in arrays.items():
+        if name not in own or own[name].shape != value.shape:
+            raise TrainingError(f"a broadcast holds {name[:60]} {value.shape}, which this network has not.")
+        own[name].copy_(torch.from_numpy(np.array(value)))
+
+
+def encoder_of(state: State) -> Arrays:
+    """The network without its head, by timm's names."""
+    return {name.removeprefix(BACKBONE): value for name, value in state.arrays.items() if name.startswith(BACKBONE)}
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which tensors of a network travel each round, and which stay at their site until the end."""
+
+    kept: frozenset[str]
+
+    @classmethod
+    def of(cls, model: Learner, bn: Literal["averaged", "local"]) -> "Split":
+        """By module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
+        layers = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
+        names = (f"{layer}.{part}" for layer in layers for part in model.get_submodule(layer).state_dict())
+        return cls(frozenset(names if bn == "local" else ()))
+
+    def sent(self, arrays: Arrays) -> Arrays:
+        """What travels."""
+        return {name: value for name, value in arrays.items() if name.removeprefix(MOMENTUM) not in self.kept}
+
+    def own(self, arrays: Arrays) -> Arrays:
+        """What stays."""
+        return {name: value for name, value in arrays.items() if name.removeprefix(MOMENTUM) in self.kept}
+
+
+def phases(recipe: SgdRecipe, rounds: int) -> list[Phase]:
+    """R rounds, and with `bn=local` one exchange that averages batch norm once, so that there is one encoder."""
+    last = [Phase("final", rounds + 1)] if recipe.bn == "local" else []
+    return [*(Phase("train", r) for r in range(1, rounds + 1)), *last]
+
+
+def average(state: State, replies: Mapping[str, Payload], names: Callable[[str], bool] = lambda name: True) -> State:
+    """The server's tensors with those that sites sent replaced by their mean, weighted by numbers of images.
+
+    Args:
+        state: of the server.
+        replies: by site; those without arrays (a site that has not learned yet) do not count.
+        names: which arrays are averaged.
+    """
+    sent = {
+        site: Payload({name: value for name, value in reply.arrays.items() if names(name)}, reply.scalars)
+        for site, reply in replies.items()
+    }
+    learned = {site: reply for site, reply in sent.items() if reply.arrays}
+    if not learned:
+        return state
+    return State({**state.arrays, **steps.weighted_mean(learned, steps.sample_weights(learned))}, state.values)
+
+
+def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
+    """What makes `count` normalised random views of each image of a batch."""
+    spec, side = site.task.backbone, recipe.side(site.task.backbone)
+    mean, std = (torch.tensor(values, device=site.device).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
+
+    def prepare(images: Images, rng: np.random.Generator) -> tuple[Pixels, ...]:
+        return tuple((contrastive_views(images, rng, kind, side) - mean) / std for _ in range(count))
+
+    return prepare
+
+
+def learn(
+    recipe: SgdRecipe,
+    site: Site,
+    model: Learner,
+    prepare: Prepare,
+    objective: Objective,
+    round_: int,
+    facts: Callable[[], Mapping[str, Scalar]] = dict,
+) -> None:
+    """E epochs on all of a site's images, in place.
+
+    Reports of each step `loss`, `images` and `wait_seconds`, the time in which there was nothing to learn from yet
+    (images read, views made); of each epoch their mean and sums.
+
+    Args:
+        recipe: hyper-parameters.
+        site: who learns.
+        model: on the site's device.
+        prepare: views of a batch.
+        objective: loss of these views.
+        round_: train round, from 1.
+        facts: asked after each epoch and told with its loss.
+
+    Raises:
+        TrainingError: a loss that is not finite, or a site with a single image.
+    """
+    optimizer = torch.optim.SGD(
+        [value for value in model.parameters() if value.requires_grad],
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+    )
+    model.train()
+    epochs = site.task.epochs
+    for epoch in range(epochs):
+        rng = site.rng("views", round_, epoch)
+        order = site.epoch_order(site.unlabelled, round_, epoch)
+        parts = cut(order, recipe.batch, site.name)
+        losses, waits = list[float](), list[float]()
+        begun = asked = perf_counter()
+        for step, images in enumerate(ahead(site, site.unlabelled, parts)):
+            pixels = prepare(images, rng)
+            waits.append(perf_counter() - asked)
+            done = (round_ - 1) * epochs + epoch + step / len(parts)
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
+            loss = objective(pixels)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(steps.check_finite(loss, site, round_, step))
+            place = {"epoch": epoch + 1, "step": step + 1, "steps": len(parts)}
+            site.report({**place, "loss": losses[-1], "images": len(images), "wait_seconds": waits[-1]})
+            asked = perf_counter()
+        took = {"images": len(order), "wait_seconds": sum(waits), "learn_seconds": perf_counter() - begun}
+        site.report({"summary": 1, "loss": float(np.mean(losses)), **facts(), **took})
+
+
+def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
+    """Positions in batches; fewer than four at the end join the batch before: of two, batch norm knows signs alone.
+
+    Raises:
+        TrainingError: there is one image only.
+    """
+    if len(order) < LEAST_IMAGES:
+        raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
+    least = min(batch, LEAST_BATCH)
+    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= least]
+    return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
+
+
+def ahead(site: Site, examples: Examples, parts: Sequence[NDArray[np.int64]]) -> Iterator[Images]:
+    """Images of each batch on the site's device; the next batch is read meanwhile."""
+
+    def read(part: NDArray[np.int64]) -> Tensor:
+        images = examples.read(part)[0]
+        return images.pin_memory() if site.device.type == "cuda" else images
+
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming = reader.submit(read, parts[0])
+        for following in [*parts[1:], None]:
+            images = coming.result()
+            if following is not None:
+                coming = reader.submit(read, following)
+            yield images.to(site.device, non_blocking=True)
