@@ -106,15 +106,16 @@ def serve_plainly(home: Path) -> None:
 
 
 def member_of(folder: Path) -> Any:
-    from edgefl_exchange import Member, ca_file
     from edgefl_exchange.https import HttpsTransport
+    from edgefl_exchange.member import Member
+    from edgefl_exchange.membership import ca_file
 
     return Member(folder, lambda found: HttpsTransport(found.url, ca_file(folder, found)))
 
 
 def send(folder: Path, megabytes: int) -> None:
     """Deliver a reply from the outbox."""
-    from edgefl_exchange import Outbox
+    from edgefl_exchange.outbox import Outbox
     from edgefl_protocol import Payload
 
     content = Payload({WEIGHTS: weights(megabytes)}, {"site_sha256": "0" * 64, "n_train": 100}).to_bytes()
@@ -128,7 +129,7 @@ def send(folder: Path, megabytes: int) -> None:
 
 def deliver(folder: Path) -> None:
     """Send what waits, as `edgefl sync` does: this process never holds the reply as a whole."""
-    from edgefl_exchange import Outbox
+    from edgefl_exchange.outbox import Outbox
 
     with member_of(folder) as member, Outbox(folder / "outbox.sqlite3", bytes(32)) as outbox:
         task, idle = member.task(), peak_mib()
@@ -182,8 +183,9 @@ def make(root: Path, megabytes: int, members: int) -> tuple[Path, list[Path], An
     from edgefl_coordinator.commands.setup import make_home
     from edgefl_coordinator.settings import Home
     from edgefl_coordinator.web.admin import run_operation
-    from edgefl_exchange import enrol, read_ca, trust_certificate
+    from edgefl_exchange.enrolment import enrol, trust_certificate
     from edgefl_exchange.https import HttpsTransport
+    from edgefl_exchange.membership import read_ca
     from edgefl_protocol.records.invite import decode_invite
 
     home = Home(root / "home")

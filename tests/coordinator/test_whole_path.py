@@ -12,8 +12,10 @@ import pytest
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import Home
 from edgefl_coordinator.web.admin import run_operation
-from edgefl_exchange import Member, ca_file, enrol, read_ca, trust_certificate
+from edgefl_exchange.enrolment import enrol, trust_certificate
 from edgefl_exchange.https import HttpsTransport
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import ca_file, read_ca
 from edgefl_protocol.records.invite import decode_invite
 
 pytest.importorskip("torch")

@@ -228,7 +228,7 @@ def test_an_orphan_ends_by_itself():
 
     script = (
         "import sys\n"
-        "from edgefl_client import decoders\n"
+        "from edgefl_client.scoring import decoders\n"
         "decoders.MOST_SECONDS = 1\n"
         "decoders.DECODERS['tiff'] = lambda data: [None for _ in iter(int, 1)]\n"
         "decoders.serve(sys.stdin.buffer, sys.stdout.buffer)"

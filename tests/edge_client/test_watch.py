@@ -126,7 +126,7 @@ def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeyp
 
 
 def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatch, capsys):
-    from edgefl_client.commands import watch
+    from edgefl_client.commands import watch as command
     from edgefl_client.scoring import score_files
 
     (place / "drop" / "a.png").write_bytes(good)
@@ -146,8 +146,8 @@ def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatc
             clock[0] += 2.0
 
     monkeypatch.setattr(score_files, "read_bounded", refused)
-    monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(watch, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(command, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
     assert watch(capsys)[2].count("cannot read") == 1
     assert tries == [2.0, 62.0, 122.0, 182.0]
 

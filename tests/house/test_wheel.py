@@ -99,7 +99,14 @@ def test_the_wheel_holds_the_packages_and_no_more(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
         assert archive.testzip() is None
-    packages = {"edgefl_protocol", "edgefl_trainer", "edgefl_export", "edgefl_client", "edgefl_coordinator"}
+    packages = {
+        "edgefl_protocol",
+        "edgefl_exchange",
+        "edgefl_trainer",
+        "edgefl_export",
+        "edgefl_client",
+        "edgefl_coordinator",
+    }
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
 
 

@@ -13,7 +13,7 @@ from edgefl_coordinator.commands.setup import task_of_run
 from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.rounds.worker import run_job
 from edgefl_coordinator.settings import Settings, settings_from_table
-from edgefl_exchange import Delivery
+from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.engine import run as engine

@@ -33,8 +33,10 @@ from edgefl_coordinator.store.tables import rounds as rounds_table
 from edgefl_coordinator.web import service
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_exchange import Member, Outbox, Refused, Unavailable, load_membership
-from edgefl_exchange.membership import save_membership
+from edgefl_exchange.errors import Refused, Unavailable
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import load_membership, save_membership
+from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.errors import InviteError
 from edgefl_trainer.engine import run as engine
 from edgefl_trainer.engine.checkpoint import Checkpoints

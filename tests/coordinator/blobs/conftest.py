@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgefl_client.exchange import Answer, Member, Outbox, Request, ca_file, enrol, read_ca, trust_certificate
 from sqlalchemy import select
 
 from edgefl_coordinator.commands.setup import make_home
@@ -22,7 +21,12 @@ from edgefl_coordinator.web import routes
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import serve
 from edgefl_exchange import delivery
+from edgefl_exchange.enrolment import enrol, trust_certificate
 from edgefl_exchange.https import HttpsTransport
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import ca_file, read_ca
+from edgefl_exchange.outbox import Outbox
+from edgefl_exchange.transport import Answer, Request
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.blob import BlobReference, new_blob_id, new_file_key, seal_chunks

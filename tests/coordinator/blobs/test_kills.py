@@ -10,14 +10,16 @@ import pytest
 from edgefl_coordinator.store.coordinator import wall_clock_ms
 from edgefl_coordinator.store.tables import replies, uploads
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_exchange import Outbox
+from edgefl_exchange.outbox import Outbox
 
 KILLS = 8
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 MEMBER = """
 import sys
 from pathlib import Path
-from edgefl_client.exchange import Member, Outbox, ca_file
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import ca_file
+from edgefl_exchange.outbox import Outbox
 from edgefl_exchange import blobs
 from edgefl_exchange import delivery
 from edgefl_exchange.https import HttpsTransport

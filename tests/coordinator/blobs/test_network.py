@@ -10,8 +10,10 @@ from tests.edge_client.exchange.test_network_faults import FAULTS, LONG, SHORT, 
 from edgefl_coordinator.store.coordinator import wall_clock_ms
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_exchange import Answer, Member, Outbox, Request
 from edgefl_exchange.https import HttpsTransport
+from edgefl_exchange.member import Member
+from edgefl_exchange.outbox import Outbox
+from edgefl_exchange.transport import Answer, Request
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -10,10 +10,10 @@ import pytest
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.store import publishing
 from edgefl_coordinator.store.tables import offers, replies, uploads
-from edgefl_exchange import Answer, Request, Unavailable
 from edgefl_exchange import blobs as transfer
 from edgefl_exchange.blobs import FIRST_PIECE_BYTES, MAX_SETBACKS, Pace
-from edgefl_exchange.errors import OutboxError
+from edgefl_exchange.errors import OutboxError, Unavailable
+from edgefl_exchange.transport import Answer, Request
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import BlobError, StorageError
 from edgefl_protocol.messages.blob_messages import MAX_PIECE_BYTES

@@ -14,8 +14,11 @@ import pytest
 
 from edgefl_client.cli import main
 from edgefl_client.sharing import enrolled_device
-from edgefl_exchange import Answer, Member, Membership, Request, enrol
+from edgefl_exchange.enrolment import enrol
 from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import Membership
+from edgefl_exchange.transport import Answer, Request
 from edgefl_protocol import (
     EnvelopeError,
     Expected,

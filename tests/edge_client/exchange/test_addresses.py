@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgefl_exchange import TlsRefused
+from edgefl_exchange.errors import TlsRefused
 from edgefl_exchange.https import HttpsTransport
 
 

@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 
 from edgefl_client.sharing import enrolled_device
-from edgefl_exchange import Answer, Unavailable
 from edgefl_exchange.broadcast_limits import check_broadcast, largest_broadcast, memory_bytes
+from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.transport import Answer
 from edgefl_protocol import durable
 from edgefl_protocol.envelopes.blob import BlobReference, sealed_size
 from edgefl_protocol.envelopes.keys import SigningKey

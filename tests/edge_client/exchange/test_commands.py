@@ -14,8 +14,7 @@ import pytest
 from edgefl_client.home import Home
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
 from edgefl_client.trust import models
-from edgefl_exchange import Unavailable
-from edgefl_exchange.errors import ExchangeError, TlsRefused
+from edgefl_exchange.errors import ExchangeError, TlsRefused, Unavailable
 from edgefl_exchange.identity import Identity
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal

@@ -13,8 +13,9 @@ from edgefl_client.sharing.policy import load_policy
 from edgefl_client.sharing.spending import read_spent
 from edgefl_client.trust import models
 from edgefl_client.trust.trusted_keys import list_trusted
-from edgefl_exchange import Outbox, load_membership, load_task
 from edgefl_exchange.identity import BLOCK, Identity, SequenceNumbers
+from edgefl_exchange.membership import load_membership, load_task
+from edgefl_exchange.outbox import Outbox
 from edgefl_exchange.tls import tls_context
 from edgefl_exchange.trust_records import load_revoked, load_root
 from edgefl_protocol import Payload

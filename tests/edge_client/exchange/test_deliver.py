@@ -2,7 +2,8 @@
 
 import pytest
 
-from edgefl_exchange import Outbox, Unavailable
+from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.messages.requests import Refusal
 
 KEY = bytes(32)

@@ -18,8 +18,7 @@ from edgefl_client.doctor import second_process
 from edgefl_client.doctor.checks import Diagnosis, diagnosis_text
 from edgefl_client.doctor.drawn_picture import drawn_picture
 from edgefl_client.doctor.findings import Finding
-from edgefl_exchange import Unavailable
-from edgefl_exchange.errors import TlsRefused
+from edgefl_exchange.errors import TlsRefused, Unavailable
 from edgefl_protocol.pictures.quality import measure_quality
 
 DAY_MS = 86_400_000

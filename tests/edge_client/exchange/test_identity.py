@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from edgefl_exchange import ExchangeError, Identity, create_identity
-from edgefl_exchange.errors import OutboxError
-from edgefl_exchange.identity import BLOCK, remove_identity
+from edgefl_exchange.errors import ExchangeError, OutboxError
+from edgefl_exchange.identity import BLOCK, Identity, create_identity, remove_identity
 from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
@@ -35,7 +34,7 @@ def test_numbers_never_repeat_over_reopening(keys):
 CRASH = """
 import os, sys
 from pathlib import Path
-from edgefl_exchange import Identity
+from edgefl_exchange.identity import Identity
 identity = Identity(Path(sys.argv[1]))
 for _ in range(int(sys.argv[2])):
     print(identity.next_sequence(), flush=True)

@@ -17,7 +17,9 @@ import json, os, random, select, signal, sys
 from multiprocessing.connection import Pipe
 from pathlib import Path
 
-from edgefl_exchange import Member, Outbox, enrol
+from edgefl_exchange.enrolment import enrol
+from edgefl_exchange.member import Member
+from edgefl_exchange.outbox import Outbox
 from edgefl_protocol import Payload
 from tests.edge_client.exchange.conftest import NOW_MS, FakeCoordinator, reply_of
 

@@ -6,20 +6,13 @@ import os
 import pytest
 
 from edgefl_client.commands.failures import exit_code
-from edgefl_exchange import (
-    Answer,
-    EnrolmentError,
-    ExchangeError,
-    Member,
-    NotEnrolled,
-    Outbox,
-    Refused,
-    Unavailable,
-    enrol,
-    load_membership,
-    load_task,
-)
+from edgefl_exchange.enrolment import EnrolmentError, enrol
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, Refused, Unavailable
 from edgefl_exchange.identity import BLOCK
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import load_membership, load_task
+from edgefl_exchange.outbox import Outbox
+from edgefl_exchange.transport import Answer
 from edgefl_protocol import Payload, fingerprint, generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import RecordError, StorageError
 from edgefl_protocol.messages.requests import Refusal

@@ -15,10 +15,12 @@ import time
 import pytest
 from tests.edge_client.exchange.test_https import certificate
 
-from edgefl_exchange import Member, Request, enrol
 from edgefl_exchange.caller import Caller
+from edgefl_exchange.enrolment import enrol
 from edgefl_exchange.errors import Unavailable
 from edgefl_exchange.https import Deadlines, HttpsTransport
+from edgefl_exchange.member import Member
+from edgefl_exchange.transport import Request
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import BroadcastRequest, BundleRequest, EmptyRequest, ReplyRequest
 

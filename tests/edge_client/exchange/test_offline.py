@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from edgefl_exchange import Unavailable
+from edgefl_exchange.errors import Unavailable
 
 DAY_MS = 86_400_000
 

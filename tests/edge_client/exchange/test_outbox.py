@@ -10,7 +10,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from edgefl_exchange import Bounds, Outbox, OutboxError
+from edgefl_exchange.errors import OutboxError
+from edgefl_exchange.outbox import Bounds, Outbox
 from edgefl_protocol.errors import StorageError
 
 KEY = bytes(range(32))
@@ -137,7 +138,7 @@ def test_a_second_writer_waits_or_is_told(path, monkeypatch):
 FULL_DISK = """
 import sys
 from pathlib import Path
-from edgefl_exchange import Outbox
+from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.errors import EdgeflError
 path = Path(sys.argv[1])
 with Outbox(path, bytes(32)) as outbox:
@@ -167,7 +168,7 @@ def test_a_full_disk_is_a_sentence_and_loses_nothing(path):
 PUTTER = """
 import sys
 from pathlib import Path
-from edgefl_exchange import Outbox
+from edgefl_exchange.outbox import Outbox
 with Outbox(Path(sys.argv[1]), bytes(32)) as outbox:
     for number in range(10_000):
         idem = outbox.put(f"fed-{number}", "reply", b"x" * 3000, 0)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_exchange import Bounds, Outbox, OutboxError
-from edgefl_exchange.outbox import FILE_ABOVE_BYTES
+from edgefl_exchange.errors import OutboxError
+from edgefl_exchange.outbox import FILE_ABOVE_BYTES, Bounds, Outbox
 from edgefl_protocol.durable import read_pieces
 from edgefl_protocol.envelopes.blob import open_blob
 from edgefl_protocol.errors import PayloadError, StorageError

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgefl_exchange import enrol
+from edgefl_exchange.enrolment import enrol
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.home import Home
 from edgefl_client.learning.options import TrainOptions

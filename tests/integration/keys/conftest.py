@@ -12,7 +12,9 @@ from edgefl_coordinator.settings import Home
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.web.handling import handle
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_exchange import Answer, Member, Request, enrol
+from edgefl_exchange.enrolment import enrol
+from edgefl_exchange.member import Member
+from edgefl_exchange.transport import Answer, Request
 from edgefl_protocol import SigningKey
 from edgefl_protocol.envelopes.key_files import signing_key_from_pem
 from edgefl_protocol.messages.requests import ROUTES

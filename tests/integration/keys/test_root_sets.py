@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_exchange import Answer, load_membership
 from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.membership import load_membership
+from edgefl_exchange.transport import Answer
 from edgefl_exchange.trust_records import load_revoked, load_root
 from edgefl_protocol.envelopes.key_files import signing_key_from_pem
 from edgefl_protocol.errors import RecordError

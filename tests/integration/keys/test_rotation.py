@@ -17,10 +17,12 @@ import pytest
 from edgefl_coordinator.members import key_care
 from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_exchange import Answer, Outbox, Refused, Request, load_membership
-from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.errors import Refused, Unavailable
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.key_change import finish_change
+from edgefl_exchange.membership import load_membership
+from edgefl_exchange.outbox import Outbox
+from edgefl_exchange.transport import Answer, Request
 from edgefl_exchange.upkeep import ROTATE_AFTER_MS
 from edgefl_protocol import Payload
 from edgefl_protocol.records.rotation import OVERLAP_MS

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.trainer.live.test_work import OPTIONS, told
 
-from edgefl_exchange import Delivery
+from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from edgefl_exchange import Delivery
+from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgefl_exchange import Delivery, Membership, NotEnrolled, Refused, Unavailable, load_membership
+from edgefl_exchange.delivery import Delivery
+from edgefl_exchange.errors import NotEnrolled, Refused, Unavailable
+from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply

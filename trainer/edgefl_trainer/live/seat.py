@@ -12,26 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl_exchange import (
-    Delivery,
-    EnrolmentError,
-    ExchangeError,
-    Member,
-    Membership,
-    NotEnrolled,
-    Outbox,
-    Refused,
-    TlsRefused,
-    Unavailable,
-    WorkItem,
-    ca_file,
-    enrol,
-    load_membership,
-    read_ca,
-    trust_certificate,
-)
 from edgefl_exchange.coordinator_keys import wall_clock_ms
+from edgefl_exchange.delivery import Delivery
+from edgefl_exchange.enrolment import EnrolmentError, enrol, trust_certificate
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, Refused, TlsRefused, Unavailable
 from edgefl_exchange.https import HttpsTransport
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
+from edgefl_exchange.outbox import Outbox, WorkItem
 from edgefl_protocol.errors import InviteError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.records.invite import Invite, decode_invite

@@ -20,7 +20,7 @@ from edgefl_client.sharing.policy import Policy, save_policy
 from edgefl_client.sharing.sync import Synced, run_sync
 from edgefl_client.trust.models import install
 from edgefl_client.trust.trusted_keys import add_trusted
-from edgefl_exchange import enrol
+from edgefl_exchange.enrolment import enrol
 from edgefl_protocol import Payload, ReplayWindow
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.payload import digest

@@ -16,7 +16,7 @@ from edgefl_client.learning.live_round import counted_round, drop_reply
 from edgefl_client.sharing.enrolled_device import Device, run_enrol
 from edgefl_client.sharing.sync import run_sync
 from edgefl_client.sharing.waiting_items import drop_waiting, list_waiting, show_waiting
-from edgefl_exchange import Unavailable
+from edgefl_exchange.errors import Unavailable
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal
 from edgefl_protocol.records.invite import encode_invite
