@@ -7,6 +7,7 @@ tokens there are (`models.inserts`), which tensors learn, and what travels. docs
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from edgefl_trainer.augment import dihedral
 from edgefl_trainer.contract import Arrays, Predictor, Site, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.batches import LabelledBatch, labelled_batches
+from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.inserts import Insert
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.spec import BackboneSpec, Readout, require_vit
@@ -183,25 +185,20 @@ def learn(
     for name, begun in (velocity or {}).items():
         optimizer.state[tensors[name]]["momentum_buffer"] = torch.from_numpy(np.array(begun)).to(site.device)
     score = forward or plain_forward(site, module, tensors)
-    per_epoch = -(-len(site.train) // recipe.batch)
-    for epoch in range(site.task.epochs) if epochs is None else epochs:
-        rng = site.rng("augment", round_, epoch)
-        total = 0.0
-        for step, (images, target) in enumerate(site.batches(site.train, recipe.batch, round_, epoch)):
-            views = dihedral(images, rng) if recipe.augment == "dihedral" else images
-            logits, added = score(views)
-            loss = cross_entropy(logits, target) + added
-            value = steps.check_finite(loss, site, round_, step)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if recipe.clip > 0:
-                torch.nn.utils.clip_grad_norm_(learned, recipe.clip)
-            _step(optimizer, tensors, project or {})
-            total += len(images) * value
-            site.report(
-                {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
-            )
-        site.report({"summary": 1, "loss": total / len(site.train)})
+    numbers = range(site.task.epochs) if epochs is None else epochs
+    batches = partial(labelled_batches, site, recipe.batch, recipe.augment, round_)
+
+    def loss_of(batch: LabelledBatch) -> Tensor:
+        logits, added = score(batch[0])
+        return cross_entropy(logits, batch[1]) + added
+
+    def take_step() -> None:
+        if recipe.clip > 0:
+            torch.nn.utils.clip_grad_norm_(learned, recipe.clip)
+        _step(optimizer, tensors, project or {})
+
+    for sums in run_epochs(site, round_, numbers, batches, loss_of, optimizer, take_step=take_step):
+        site.report({"summary": 1, "loss": sums.mean_of_images})
     buffers = {name: optimizer.state[tensors[name]].get("momentum_buffer") for name in names}
     return steps.as_arrays({name: buffer for name, buffer in buffers.items() if buffer is not None})
 

@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Site
+from edgefl_trainer.contract import Arrays, Site, State
 from edgefl_trainer.errors import TrainingError
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam and AdamW remember of a tensor
 
 
 def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) -> dict[str, NDArray[np.generic]]:
@@ -82,16 +84,6 @@ def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.ge
     return {allowed[name]: value for name, value in sorted(found.items())}
 
 
-def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
-    """Positions in batches; the last may be smaller.
-
-    Args:
-        order: of one epoch, (n,).
-        batch: B.
-    """
-    return [order[start : start + batch] for start in range(0, len(order), batch)]
-
-
 def cosine_rate(step: float, steps: float, warmup: float) -> float:
     """Share of the peak learning rate at a fractional step: linear warm-up, then a cosine down to zero."""
     if step < warmup:
@@ -118,6 +110,22 @@ def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) ->
             "lower the learning rate and name another --out; the rounds before are kept."
         )
     return value
+
+
+def moments_of(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor]) -> State:
+    """The moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps."""
+    found = {name: optimizer.state[tensor] for name, tensor in learned.items()}
+    arrays = as_arrays({f"optimizer.{key}.{name}": own[key] for name, own in found.items() for key in MOMENTS})
+    return State(arrays, {"optimizer.step": int(next(iter(found.values()))["step"])})
+
+
+def restore_moments(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor], state: State | None) -> None:
+    """Let an Adam go on where `moments_of` saw it; without moments in `state` it begins afresh."""
+    if state is None or "optimizer.step" not in state.values:
+        return
+    for name, tensor in learned.items():
+        moments = as_tensors({key: state.arrays[f"optimizer.{key}.{name}"] for key in MOMENTS}, tensor.device)
+        optimizer.state[tensor] = {"step": torch.tensor(float(state.values["optimizer.step"])), **moments}
 
 
 def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.generic]]:

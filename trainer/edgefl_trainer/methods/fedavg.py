@@ -32,7 +32,7 @@ from edgefl_trainer.learning.attention_buffer import (
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
-from edgefl_trainer.learning.private import begun, readout_of
+from edgefl_trainer.learning.private_prompts import begun, readout_of
 from edgefl_trainer.models.spec import settled_readout
 
 

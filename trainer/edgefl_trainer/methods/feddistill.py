@@ -30,7 +30,7 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import begun, private_round, readout_of
 from edgefl_trainer.learning.training_scores import class_means, training_scores
 
 LEAST_PROBABILITY = 1e-7  # of an answer, so that its logarithm is finite

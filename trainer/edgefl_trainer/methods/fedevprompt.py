@@ -26,7 +26,7 @@ from edgefl_trainer.learning.attention_buffer import (
     replaced,
 )
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import begun, private_round, readout_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged, softmax, steps
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import readout_named
 from edgefl_trainer.learning.softmax import (
     HEAD,
@@ -66,11 +66,11 @@ class FedPR:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights")
+        return averaged_prompts.travels(self.recipe, "prompts", "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
+        return averaged_prompts.phases(self.recipe, rounds)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Fresh prompts and head."""
@@ -78,16 +78,16 @@ class FedPR:
         generator = torch.Generator().manual_seed(task.seed)
         prompts = token_init(task.backbone, (1, self.n, task.backbone.width), generator)
         head = head_init(task.backbone, len(task.classes), generator)
-        return averaged.start(self.recipe, task, {PROMPTS: prompts, HEAD: head})
+        return averaged_prompts.start(self.recipe, task, {PROMPTS: prompts, HEAD: head})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """P and H to everyone; a site makes its own projector."""
-        return averaged.broadcast(state, phase, sites)
+        return averaged_prompts.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of P and H, the prompts only within the null space of what was sent."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_ = int(broadcast.scalars["round"])
         module = self.recipe.module(site, readout_named(broadcast.scalars["readout"]), Tokens())
         tensors = softmax.trainable(broadcast.arrays, LEARNED, site.device)
@@ -102,15 +102,15 @@ class FedPR:
         )
         learned = steps.as_arrays({name: tensors[name] for name in LEARNED})
         kept = {f"{VELOCITY}{name}": value for name, value in velocity.items() if keep}
-        return State({**learned, **kept}), averaged.reply(site, learned)
+        return State({**learned, **kept}), averaged_prompts.reply(site, learned)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """The mean of prompts and heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
+        return averaged_prompts.aggregate(self.recipe, self.weighting, state, phase, replies)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model."""
-        return averaged.predictor(self.recipe, site, Tokens(), broadcast.arrays, broadcast)
+        return averaged_prompts.predictor(self.recipe, site, Tokens(), broadcast.arrays, broadcast)
 
 
 def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool = False) -> NDArray[np.float64]:

@@ -31,7 +31,7 @@ from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import begun, private_round, readout_of
 from edgefl_trainer.learning.training_scores import class_means, training_features
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import settled_readout

@@ -21,8 +21,8 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.softmax import (
     HEAD,
     PROMPTS,
@@ -54,11 +54,11 @@ class FedVPT:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights")
+        return averaged_prompts.travels(self.recipe, "prompts", "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
+        return averaged_prompts.phases(self.recipe, rounds)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Fresh prompts and head."""
@@ -66,7 +66,7 @@ class FedVPT:
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """P and H to everyone."""
-        return averaged.broadcast(state, phase, sites)
+        return averaged_prompts.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of P and H."""
@@ -74,11 +74,11 @@ class FedVPT:
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """The mean of prompts and heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
+        return averaged_prompts.aggregate(self.recipe, self.weighting, state, phase, replies)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model."""
-        return averaged.predictor(self.recipe, site, Tokens(), broadcast.arrays, broadcast)
+        return averaged_prompts.predictor(self.recipe, site, Tokens(), broadcast.arrays, broadcast)
 
     def start_with(self, insert: Tokens, task: Task) -> State:
         """Fresh prompts for the blocks of `insert`, and a fresh head."""
@@ -86,14 +86,14 @@ class FedVPT:
         generator = torch.Generator().manual_seed(task.seed)
         prompts = token_init(task.backbone, (len(insert.blocks), self.n, task.backbone.width), generator)
         head = head_init(task.backbone, len(task.classes), generator)
-        return averaged.start(self.recipe, task, {PROMPTS: prompts, HEAD: head})
+        return averaged_prompts.start(self.recipe, task, {PROMPTS: prompts, HEAD: head})
 
     def round_with(self, insert: Tokens, site: Site, broadcast: Payload) -> tuple[State, Payload]:
         """One round with prompts where `insert` says."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
-        learned = averaged.train(self.recipe, site, insert, broadcast.arrays, broadcast, (PROMPTS, HEAD))
-        return State(learned), averaged.reply(site, learned)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
+        learned = averaged_prompts.train(self.recipe, site, insert, broadcast.arrays, broadcast, (PROMPTS, HEAD))
+        return State(learned), averaged_prompts.reply(site, learned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ class FedVPTDeep:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model."""
         insert = self._insert(site.task.backbone)
-        return averaged.predictor(self.fedvpt.recipe, site, insert, broadcast.arrays, broadcast)
+        return averaged_prompts.predictor(self.fedvpt.recipe, site, insert, broadcast.arrays, broadcast)
 
     def _insert(self, backbone: BackboneSpec) -> Tokens:
         return self.insert(require_vit(backbone, "fedvpt-deep").depth)

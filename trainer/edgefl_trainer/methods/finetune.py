@@ -24,7 +24,7 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps, whole_network
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe
 from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions

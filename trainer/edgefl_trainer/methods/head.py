@@ -16,8 +16,8 @@ import torch
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init
 
 
@@ -35,33 +35,33 @@ class Head:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "weights")
+        return averaged_prompts.travels(self.recipe, "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
+        return averaged_prompts.phases(self.recipe, rounds)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh head."""
         check_fits(task, None)
         generator = torch.Generator().manual_seed(task.seed)
-        return averaged.start(self.recipe, task, {HEAD: head_init(task.backbone, len(task.classes), generator)})
+        return averaged_prompts.start(self.recipe, task, {HEAD: head_init(task.backbone, len(task.classes), generator)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """H to everyone."""
-        return averaged.broadcast(state, phase, sites)
+        return averaged_prompts.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of H."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
-        learned = averaged.train(self.recipe, site, None, broadcast.arrays, broadcast, (HEAD,))
-        return State(learned), averaged.reply(site, learned)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
+        learned = averaged_prompts.train(self.recipe, site, None, broadcast.arrays, broadcast, (HEAD,))
+        return State(learned), averaged_prompts.reply(site, learned)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """The mean of the heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
+        return averaged_prompts.aggregate(self.recipe, self.weighting, state, phase, replies)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged head."""
-        return averaged.predictor(self.recipe, site, None, broadcast.arrays, broadcast)
+        return averaged_prompts.predictor(self.recipe, site, None, broadcast.arrays, broadcast)

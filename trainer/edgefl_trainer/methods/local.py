@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import begun, private_round, readout_of
 
 
 @dataclass(frozen=True, kw_only=True)

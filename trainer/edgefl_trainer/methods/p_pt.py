@@ -18,8 +18,8 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged, steps
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import averaged_prompts, steps
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.softmax import (
     HEAD,
     PROMPTS,
@@ -51,39 +51,39 @@ class PPT:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, *(("weights",) if self.head == "averaged" else ()))
+        return averaged_prompts.travels(self.recipe, *(("weights",) if self.head == "averaged" else ()))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
+        return averaged_prompts.phases(self.recipe, rounds)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh head; with `head=local` nothing."""
         check_fits(task, Tokens())
         shared = {HEAD: self._initial(task)[HEAD]} if self.head == "averaged" else {}
-        return averaged.start(self.recipe, task, shared)
+        return averaged_prompts.start(self.recipe, task, shared)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """H to everyone."""
-        return averaged.broadcast(state, phase, sites)
+        return averaged_prompts.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of the own prompts and of H; the prompts stay."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
         model = self._model(site, state, broadcast)
-        learned = averaged.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD))
+        learned = averaged_prompts.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD))
         shared = {HEAD: learned[HEAD]} if self.head == "averaged" else {}
-        return State(learned), averaged.reply(site, shared)
+        return State(learned), averaged_prompts.reply(site, shared)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """The mean of the heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
+        return averaged_prompts.aggregate(self.recipe, self.weighting, state, phase, replies)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's prompts, initial ones where it has none, and the averaged head, or its own."""
         model = self._model(site, state, broadcast)
-        return averaged.predictor(self.recipe, site, Tokens(), model, broadcast)
+        return averaged_prompts.predictor(self.recipe, site, Tokens(), model, broadcast)
 
     def _model(self, site: Site, state: State, broadcast: Payload) -> Arrays:
         own = state.arrays or steps.as_arrays(self._initial(site.task))

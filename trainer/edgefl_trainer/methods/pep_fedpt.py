@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.prototypes import (
     PROTOTYPES,
     LaplaceNoise,
@@ -91,7 +91,7 @@ class PepFedPT:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights", "prototypes")
+        return averaged_prompts.travels(self.recipe, "prompts", "weights", "prototypes")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """The warm start of one round's sample of sites (S_0), then R rounds."""
@@ -107,26 +107,26 @@ class PepFedPT:
             "prompts.c": token_init(spec, (classes, spec.width), draw),
             HEAD: head_init(spec, classes, draw),
         }
-        model = averaged.start(self.recipe, task, theta)
+        model = averaged_prompts.start(self.recipe, task, theta)
         none = np.zeros((len(insert.blocks), classes, spec.width), dtype=np.float32)
         return State({**model.arrays, PROTOTYPES: none, **_empty(none)}, model.values)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """theta, prototypes and the common feature statistics; nothing for the warm start."""
         model = {name: value for name, value in state.arrays.items() if name not in (SUM, COUNT)}
-        return averaged.broadcast(State(model, state.values), phase, sites)
+        return averaged_prompts.broadcast(State(model, state.values), phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Class means under what was received, then E epochs."""
         insert = self._insert(site.task.backbone)
         if broadcast.scalars["phase"] == "warm":
-            found = averaged.warm_reply(self.recipe, site)
+            found = averaged_prompts.warm_reply(self.recipe, site)
             sent, spent = self._prototypes(site, state, broadcast, class_tokens(site, insert.blocks))
             return State({}, spent), Payload({**found.arrays, **sent}, {**found.scalars, **spent})
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
         tokens = class_tokens(site, insert.blocks, insert, as_tensors(model, site.device))
         sent, spent = self._prototypes(site, state, broadcast, tokens)
-        learned = averaged.train(self.recipe, site, insert, model, broadcast, TRAINED)
+        learned = averaged_prompts.train(self.recipe, site, insert, model, broadcast, TRAINED)
         return State(learned, spent), Payload({**learned, **sent}, {"n_train": len(site.train), **spent})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
@@ -135,7 +135,7 @@ class PepFedPT:
             return state
         own: dict[str, NDArray[Any]] = {name: state.arrays[name] for name in (PROTOTYPES, SUM, COUNT)}
         theta = State({name: value for name, value in state.arrays.items() if name not in own}, state.values)
-        new = averaged.aggregate(self.recipe, self.weighting, theta, phase, replies)
+        new = averaged_prompts.aggregate(self.recipe, self.weighting, theta, phase, replies)
         total, count = contributions(replies)
         total, count = own[SUM] + total, own[COUNT] + count
         if phase.kind == "warm" or phase.round % self.period == 0:
@@ -148,7 +148,7 @@ class PepFedPT:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The shared model with this site's class shares; a site that never took part has them too."""
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
-        return averaged.predictor(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
+        return averaged_prompts.predictor(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
 
     def class_shares(self, site: Site) -> NDArray[np.float32]:
         """delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""

@@ -27,9 +27,16 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged, softmax, steps
-from edgefl_trainer.learning.averaged import Weighting
-from edgefl_trainer.learning.groups import KEYS, grouped, mean_keys, orthogonal_keys, with_momentum, without_group
+from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.prompt_groups import (
+    KEYS,
+    grouped,
+    mean_keys,
+    orthogonal_keys,
+    with_momentum,
+    without_group,
+)
 from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
 from edgefl_trainer.models.inserts import Grouped
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
@@ -88,11 +95,11 @@ class SGPT:
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights")
+        return averaged_prompts.travels(self.recipe, "prompts", "weights")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """A warm exchange where features are standardised, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
+        return averaged_prompts.phases(self.recipe, rounds)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
@@ -107,23 +114,23 @@ class SGPT:
             KEYS: orthogonal_keys(self.groups, spec.width, draw),
             HEAD: head_init(spec, len(task.classes), draw),
         }
-        model = averaged.start(self.recipe, task, tensors)
+        model = averaged_prompts.start(self.recipe, task, tensors)
         return State({**model.arrays, SELECTIONS: np.zeros(self.groups, dtype=np.int64)}, model.values)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """All of it, the same for all."""
-        return averaged.broadcast(state, phase, sites)
+        return averaged_prompts.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Stage 1, then stage 2 from what it left."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_, theta = int(broadcast.scalars["round"]), dict(broadcast.arrays)
         used = theta.pop(SELECTIONS)
         first = self._stage_1(site, theta, round_)
         second, selected = self._stage_2(site, {**theta, **first}, used, round_)
         learned = {SHARED: first[SHARED], **second}
-        return State(learned), averaged.reply(site, {**learned, SELECTIONS: selected})
+        return State(learned), averaged_prompts.reply(site, {**learned, SELECTIONS: selected})
 
     def _insert(self, backbone: BackboneSpec) -> Grouped:
         return self.insert(require_vit(backbone, "sgpt").depth)
@@ -167,7 +174,7 @@ class SGPT:
         if phase.kind == "final":
             return state
         model = State({name: value for name, value in state.arrays.items() if name != SELECTIONS}, state.values)
-        new = averaged.aggregate(self.recipe, self.weighting, model, phase, replies)
+        new = averaged_prompts.aggregate(self.recipe, self.weighting, model, phase, replies)
         if phase.kind == "warm":
             return State({**state.arrays, **new.arrays}, new.values)
         counts = np.stack([replies[name].arrays[SELECTIONS] for name in sorted(replies)])  # (C, G)

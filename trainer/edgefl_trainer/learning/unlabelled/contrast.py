@@ -24,8 +24,9 @@ from edgefl_protocol.bundle import contrast_plan
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.batches import read_ahead
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, ahead, cut
+from edgefl_trainer.learning.unlabelled.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, cut
 from edgefl_trainer.losses import contrastive_loss
 
 FEATURES = contrast_plan.FEATURES  # width of a feature
@@ -212,7 +213,7 @@ def local_features(
     model = deepcopy(encoder).train(training)
     found = []
     with torch.no_grad():
-        for images in ahead(site, site.unlabelled, cut(order, recipe.sgd.batch, site.name)):
+        for images in read_ahead(site, site.unlabelled, cut(order, recipe.sgd.batch, site.name)):
             pixels = prepare(images, rng)[0]
             found.append(unit(model(pixels)))
     return torch.cat(found)
