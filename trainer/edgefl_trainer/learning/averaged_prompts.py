@@ -1,43 +1,88 @@
 """Rounds of a prompt-tuning method whose learned tensors are one model for all sites: FedAvg over prompts and head.
 
-    before round 1, where features have to be looked at: what each site finds, pooled     warm_reply, aggregate
+    before round 1, where features have to be looked at: what each site finds, pooled     local_round, aggregate
     server sends theta, and what the head reads                                           broadcast
-    site c: E epochs from theta                                                           train
+    site c: E epochs from theta                                                           local_round
     server: theta = sum_c w_c theta_c, w_c = n_c/n or 1/C                                 aggregate
 
-A method names its tensors and where they enter; these functions do the rest. Where the readout is named and features
-are taken as they are (the papers' setting) there is no warm phase. PEP-FedPT (arXiv 2510.25372) sections 3.2 and 5.
+A method takes over the functions that fit, see `learning.method_parts`. Where the readout is named and features are
+taken as they are (the papers' setting) there is no warm phase. PEP-FedPT (arXiv 2510.25372) sections 3.2 and 5.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning import softmax, steps
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent, readout_named
-from edgefl_trainer.learning.softmax import STATISTICS, SoftmaxRecipe
-from edgefl_trainer.models.inserts import Insert
-from edgefl_trainer.models.spec import settled_readout
+from edgefl_trainer.learning.softmax import HEAD, PROMPTS, STATISTICS, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.models.inserts import Insert, Tokens
+from edgefl_trainer.models.spec import BackboneSpec, settled_readout
 
 Weighting = Literal["samples", "uniform"]
 """Of the sites in a mean: by training images, or each the same (PEP-FedPT section 3.2)."""
 
 
-def travels(recipe: SoftmaxRecipe, *kinds: str) -> tuple[str, ...]:
-    """What sites send: what a method averages, and moments of features once where they are asked for."""
-    return (*kinds, *features_sent(recipe.head_norm))
+class AveragesTensors(Protocol):
+    """A method of which some tensors are averaged."""
+
+    @property
+    def recipe(self) -> SoftmaxRecipe:
+        """Hyper-parameters of local learning."""
+
+    @property
+    def weighting(self) -> Weighting:
+        """Of the sites in the mean."""
 
 
-def phases(recipe: SoftmaxRecipe, rounds: int) -> Sequence[Phase]:
+class AveragesAll(AveragesTensors, Protocol):
+    """A method whose prompts and head are all averaged."""
+
+    @property
+    def n(self) -> int:
+        """Prompt tokens of a block; 0 without any."""
+
+    def insert_for(self, backbone: BackboneSpec) -> Tokens | None:
+        """Where they enter that network; None without any."""
+
+
+def travels(*kinds: str) -> property:
+    """What sites send (`Method.travels`): those kinds, and moments of features once where they are asked for."""
+
+    def sent(method: AveragesTensors) -> tuple[str, ...]:
+        return (*kinds, *features_sent(method.recipe.head_norm))
+
+    return property(sent)
+
+
+def phases(method: AveragesTensors, rounds: int) -> Sequence[Phase]:
     """One warm exchange where features have to be looked at, then R rounds."""
-    warm = [Phase("warm", 0)] if recipe.asks_features else []
+    warm = [Phase("warm", 0)] if method.recipe.asks_features else []
     return [*warm, *(Phase("train", r) for r in range(1, rounds + 1))]
 
 
-def start(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> State:
+def start(method: AveragesAll, task: Task, sites: Sequence[str]) -> State:
+    """Fresh prompts and head."""
+    return begin(method.recipe, task, fresh_tensors(task, method.insert_for(task.backbone), method.n))
+
+
+def fresh_tensors(task: Task, insert: Tokens | None, n: int) -> dict[str, Tensor]:
+    """N prompt tokens for each block of `insert`, and a head.
+
+    Raises:
+        SettingError: see `softmax.check_fits`.
+    """
+    check_fits(task, insert)
+    spec, generator = task.backbone, torch.Generator().manual_seed(task.seed)
+    prompts = {PROMPTS: token_init(spec, (len(insert.blocks), n, spec.width), generator)} if insert else {}
+    return {**prompts, HEAD: head_init(spec, len(task.classes), generator)}
+
+
+def begin(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> State:
     """The server before the first exchange: initial tensors, and the readout as far as it is known.
 
     Raises:
@@ -48,11 +93,21 @@ def start(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> S
     return State(steps.as_arrays(tensors), {"readout": readout, "standardise": standardise})
 
 
-def broadcast(state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+def broadcast(method: object, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
     """The model and the readout, the same for all; nothing in the warm phase."""
     if phase.kind == "warm":
         return dict.fromkeys(sites, Payload({}, {}))
     return dict.fromkeys(sites, Payload(state.arrays, {"readout": state.values["readout"]}))
+
+
+def local_round(method: AveragesAll, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+    """What a site finds in its features in the warm phase; then E epochs of prompts and head."""
+    if broadcast.scalars["phase"] == "warm":
+        return State(), warm_reply(method.recipe, site)
+    insert = method.insert_for(site.task.backbone)
+    names = (HEAD,) if insert is None else (PROMPTS, HEAD)
+    learned = train(method.recipe, site, insert, broadcast.arrays, broadcast, names)
+    return State(learned), reply(site, learned)
 
 
 def warm_reply(recipe: SoftmaxRecipe, site: Site) -> Payload:
@@ -63,7 +118,7 @@ def warm_reply(recipe: SoftmaxRecipe, site: Site) -> Payload:
 def train(
     recipe: SoftmaxRecipe, site: Site, insert: Insert | None, model: Arrays, received: Payload, names: Sequence[str]
 ) -> Arrays:
-    """E epochs of some tensors.
+    """Learn some tensors for E epochs.
 
     Args:
         recipe: hyper-parameters.
@@ -71,10 +126,7 @@ def train(
         insert: where prompt tokens enter; None without any.
         model: all tensors to start from.
         received: its `round` and `readout` are read.
-        names: which tensors learn.
-
-    Returns:
-        What was learned, by name.
+        names: which tensors learn; these are returned.
     """
     module = recipe.module(site, readout_named(received.scalars["readout"]), insert)
     tensors = softmax.trainable(model, names, site.device)
@@ -87,9 +139,7 @@ def reply(site: Site, learned: Arrays) -> Payload:
     return Payload(learned, {"n_train": len(site.train)})
 
 
-def aggregate(
-    recipe: SoftmaxRecipe, weighting: Weighting, state: State, phase: Phase, replies: Mapping[str, Payload]
-) -> State:
+def aggregate(method: AveragesTensors, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
     """Pooled statistics and readout after the warm phase, then the mean of the sites' tensors."""
     if phase.kind == "final":
         return state
@@ -98,11 +148,15 @@ def aggregate(
         return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
     shared = [name for name in state.arrays if name not in STATISTICS]
     sent = {site: Payload({name: one.arrays[name] for name in shared}, one.scalars) for site, one in replies.items()}
-    weights = dict.fromkeys(replies, 1.0) if weighting == "uniform" else steps.sample_weights(replies)
-    return State({**state.arrays, **steps.weighted_mean(sent, weights)}, state.values)
+    return State({**state.arrays, **steps.weighted_mean(sent, steps.weights(method.weighting, replies))}, state.values)
 
 
-def predictor(recipe: SoftmaxRecipe, site: Site, insert: Insert | None, model: Arrays, received: Payload) -> Predictor:
+def predictor(method: AveragesAll, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+    """The averaged model."""
+    return scoring(method.recipe, site, method.insert_for(site.task.backbone), broadcast.arrays, broadcast)
+
+
+def scoring(recipe: SoftmaxRecipe, site: Site, insert: Insert | None, model: Arrays, received: Payload) -> Predictor:
     """What a site scores with: all tensors, and the readout of a broadcast."""
     module = recipe.module(site, readout_named(received.scalars["readout"]), insert)
     return softmax.make_predictor(site, module, model)

@@ -5,15 +5,24 @@ its readout as a plain value. Methods differ only in the terms they add and in w
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Site, State
+from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.learning import evidential, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.loss_terms import Step, Term
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.rollout import PrefixMode
+
+
+class PrivatePrompts(Protocol):
+    """A method whose prompts and head stay at their site."""
+
+    @property
+    def recipe(self) -> EvidentialRecipe:
+        """Hyper-parameters of local learning."""
 
 
 def private_round(
@@ -60,6 +69,12 @@ def private_round(
     kept = evidential.optimizer_state(recipe, optimizer, tensors) if keep_optimizer else State()
     values = {"readout": before.values["readout"], **kept.values}
     return State({**steps.as_arrays(tensors), **kept.arrays}, values)
+
+
+def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+    """The site's own model; the initial one where it took part in no round. A class takes this over."""
+    own = begun(method.recipe, site, state, broadcast)
+    return evidential.make_predictor(method.recipe, site, own.arrays, readout_of(own))
 
 
 def begun(recipe: EvidentialRecipe, site: Site, state: State, broadcast: Payload) -> State:

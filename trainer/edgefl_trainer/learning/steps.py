@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,6 +43,11 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
         exact = np.rint(summed / total) if np.issubdtype(first.dtype, np.integer) else summed / total
         mean[key] = np.asarray(exact, dtype=first.dtype)  # counters of batch norm are whole numbers
     return mean
+
+
+def weights(weighting: Literal["samples", "uniform"], replies: Mapping[str, Payload]) -> dict[str, float]:
+    """The sites' weights in a mean: by training images, or each the same."""
+    return dict.fromkeys(replies, 1.0) if weighting == "uniform" else sample_weights(replies)
 
 
 def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:

@@ -223,9 +223,7 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
             return _loss(model, site, images, target)
 
     rate = partial(recipe.rate, total=total)
-    for sums in run_epochs(
-        site, round_, range(epochs), batches, loss_of, optimizer, rate=rate, tells_wait=True
-    ):
+    for sums in run_epochs(site, round_, range(epochs), batches, loss_of, optimizer, rate=rate, tells_wait=True):
         site.report({"summary": 1, "loss": sums.mean_of_images})
     return steps.moments_of(optimizer, learned_tensors(model))
 

@@ -140,7 +140,7 @@ class FedAvg:
             name: Payload({key: reply.arrays[key] for key in self.shared}, reply.scalars)
             for name, reply in replies.items()
         }
-        weights = dict.fromkeys(replies, 1.0) if self.weighting == "uniform" else steps.sample_weights(replies)
+        weights = steps.weights(self.weighting, replies)
         kept = replaced(state.arrays, replies, int(state.values["classes"])) if self.kd else state.arrays
         return State({**kept, **steps.weighted_mean(shared, weights)}, state.values)
 

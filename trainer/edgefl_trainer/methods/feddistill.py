@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.learning import method_parts, private_prompts, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.private_prompts import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import private_round, readout_of
 from edgefl_trainer.learning.training_scores import class_means, training_scores
 
 LEAST_PROBABILITY = 1e-7  # of an answer, so that its logarithm is finite
@@ -67,12 +67,10 @@ class FedDistill:
     exclude_own: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.distill_weight <= 1000:
-            raise SettingError(f"distill_weight is {self.distill_weight}; allowed: 0 to 1000.")
+        check_bounds(self, distill_weight=(0 <= self.distill_weight <= 1000, "0 to 1000"))
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds; nothing is known in the first."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds  # nothing is known in the first
+    predictor = private_prompts.predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """No output yet."""
@@ -98,11 +96,6 @@ class FedDistill:
             found = steps.by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
             kept.update({f"outputs.{k}.{site}": mean for k, mean in found.items()})
         return State(kept, state.values)
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model; the initial one where it took part in no round."""
-        own = begun(self.recipe, site, state, broadcast)
-        return make_predictor(self.recipe, site, own.arrays, readout_of(own))
 
     def _mean_outputs(self, state: State, receiver: str) -> dict[str, NDArray[np.generic]]:
         by_class: dict[str, list[NDArray[np.float64]]] = defaultdict(list)

@@ -18,6 +18,7 @@ from typing import ClassVar
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.attention_buffer import (
     MapSharing,
     distillation,
@@ -45,9 +46,7 @@ class FedEvPrompt:
         if self.recipe.prompts == "none":
             raise SettingError("prompts is 'none'; without prompts no map can be learned: use local, or leave it out.")
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds; the buffer is empty in the first."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds  # the buffer is empty in the first
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """An empty buffer."""

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.augment import random_crops, to_float
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning import method_parts, steps
 from edgefl_trainer.learning.batches import batches_of, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, encoder_of
@@ -129,13 +129,8 @@ class FedMAE:
         mean = steps.weighted_mean(replies, steps.sample_weights(replies))
         return State({**state.arrays, **mean})
 
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """None: an autoencoder names no class."""
-        return None
-
-    def backbone(self, state: State) -> Arrays:
-        """The learned encoder by timm's names; the decoder is dropped."""
-        return encoder_of(state)
+    predictor = method_parts.no_predictor
+    backbone = staticmethod(encoder_of)  # the decoder is dropped
 
     def _stays(self, name: str) -> bool:
         return name.startswith(PARTS[self.keep_local])

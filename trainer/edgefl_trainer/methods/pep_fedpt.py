@@ -65,6 +65,8 @@ class PepFedPT:
     dp_epsilon: float = 0.0  # of each prototype sent; 0: no noise
     dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data
 
+    travels = averaged_prompts.travels("prompts", "weights", "prototypes")
+
     def __post_init__(self) -> None:
         blocks = self.ccmp_blocks
         checks = (
@@ -88,11 +90,6 @@ class PepFedPT:
         blocks = self.ccmp_blocks or tuple(range(first, min(first + 3, depth)))
         return Mixed(blocks=blocks, tau=self.tau, slot=self.slot)
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; moments of features once."""
-        return averaged_prompts.travels(self.recipe, "prompts", "weights", "prototypes")
-
     def phases(self, rounds: int) -> Sequence[Phase]:
         """The warm start of one round's sample of sites (S_0), then R rounds."""
         return [Phase("warm", 0, sampled=True), *(Phase("train", r) for r in range(1, rounds + 1))]
@@ -107,14 +104,14 @@ class PepFedPT:
             "prompts.c": token_init(spec, (classes, spec.width), draw),
             HEAD: head_init(spec, classes, draw),
         }
-        model = averaged_prompts.start(self.recipe, task, theta)
+        model = averaged_prompts.begin(self.recipe, task, theta)
         none = np.zeros((len(insert.blocks), classes, spec.width), dtype=np.float32)
         return State({**model.arrays, PROTOTYPES: none, **_empty(none)}, model.values)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """theta, prototypes and the common feature statistics; nothing for the warm start."""
         model = {name: value for name, value in state.arrays.items() if name not in (SUM, COUNT)}
-        return averaged_prompts.broadcast(State(model, state.values), phase, sites)
+        return averaged_prompts.broadcast(self, State(model, state.values), phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Class means under what was received, then E epochs."""
@@ -135,7 +132,7 @@ class PepFedPT:
             return state
         own: dict[str, NDArray[Any]] = {name: state.arrays[name] for name in (PROTOTYPES, SUM, COUNT)}
         theta = State({name: value for name, value in state.arrays.items() if name not in own}, state.values)
-        new = averaged_prompts.aggregate(self.recipe, self.weighting, theta, phase, replies)
+        new = averaged_prompts.aggregate(self, theta, phase, replies)
         total, count = contributions(replies)
         total, count = own[SUM] + total, own[COUNT] + count
         if phase.kind == "warm" or phase.round % self.period == 0:
@@ -148,7 +145,7 @@ class PepFedPT:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The shared model with this site's class shares; a site that never took part has them too."""
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
-        return averaged_prompts.predictor(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
+        return averaged_prompts.scoring(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
 
     def class_shares(self, site: Site) -> NDArray[np.float32]:
         """delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""

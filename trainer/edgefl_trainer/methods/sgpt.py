@@ -63,6 +63,10 @@ class SGPT:
     prompt_momentum: float = 0.5  # share of the old group prompts
     weighting: Weighting = "samples"  # of all but the keys
 
+    travels = averaged_prompts.travels("prompts", "weights")
+    phases = averaged_prompts.phases
+    broadcast = averaged_prompts.broadcast
+
     def __post_init__(self) -> None:
         if self.recipe.readout == "mean":
             raise SettingError("readout is 'mean'; sgpt reads the class token, later with the group's: leave it out.")
@@ -92,15 +96,6 @@ class SGPT:
             )
         return Grouped(shared_blocks=shared, group_blocks=group)
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; moments of features once."""
-        return averaged_prompts.travels(self.recipe, "prompts", "weights")
-
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange where features are standardised, then R rounds."""
-        return averaged_prompts.phases(self.recipe, rounds)
-
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
         insert, spec = self._insert(task.backbone), task.backbone
@@ -114,12 +109,8 @@ class SGPT:
             KEYS: orthogonal_keys(self.groups, spec.width, draw),
             HEAD: head_init(spec, len(task.classes), draw),
         }
-        model = averaged_prompts.start(self.recipe, task, tensors)
+        model = averaged_prompts.begin(self.recipe, task, tensors)
         return State({**model.arrays, SELECTIONS: np.zeros(self.groups, dtype=np.int64)}, model.values)
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """All of it, the same for all."""
-        return averaged_prompts.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Stage 1, then stage 2 from what it left."""
@@ -174,7 +165,7 @@ class SGPT:
         if phase.kind == "final":
             return state
         model = State({name: value for name, value in state.arrays.items() if name != SELECTIONS}, state.values)
-        new = averaged_prompts.aggregate(self.recipe, self.weighting, model, phase, replies)
+        new = averaged_prompts.aggregate(self, model, phase, replies)
         if phase.kind == "warm":
             return State({**state.arrays, **new.arrays}, new.values)
         counts = np.stack([replies[name].arrays[SELECTIONS] for name in sorted(replies)])  # (C, G)

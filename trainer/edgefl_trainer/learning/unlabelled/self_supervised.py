@@ -268,9 +268,7 @@ def learn(
         return recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
 
     begun = perf_counter()
-    for sums in run_epochs(
-        site, round_, range(epochs), batches, objective, optimizer, rate=rate, tells_wait=True
-    ):
+    for sums in run_epochs(site, round_, range(epochs), batches, objective, optimizer, rate=rate, tells_wait=True):
         told = {"summary": 1, "loss": sums.mean_of_steps, **facts(), "images": sum(sums.images)}
         site.report({**told, "wait_seconds": sum(sums.waits), "learn_seconds": perf_counter() - begun})
         begun = perf_counter()
