@@ -7,7 +7,6 @@ def check_bounds(settings: object, **checks: tuple[bool, str]) -> None:
     """Refuse settings of which one is out of range.
 
     Args:
-        settings: a dataclass with the values.
         **checks: by the name of the value: whether it is in range, and what is allowed.
 
     Raises:

@@ -24,7 +24,6 @@ def adamw_step(
     Args:
         arrays: values by name, and what earlier steps left.
         gradients: by name; float64.
-        lr: learning rate.
         weight_decay: decoupled decay; a step shrinks values by lr·weight_decay.
 
     Returns:

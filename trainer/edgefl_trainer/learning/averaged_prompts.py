@@ -121,10 +121,7 @@ def train(
     """Learn some tensors for E epochs.
 
     Args:
-        recipe: hyper-parameters.
-        site: who learns.
         insert: where prompt tokens enter; None without any.
-        model: all tensors to start from.
         received: its `round` and `readout` are read.
         names: which tensors learn; these are returned.
     """

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
@@ -65,14 +66,12 @@ class EvidentialRecipe:
     augment: Literal["none", "dihedral"] = "dihedral"
 
     def __post_init__(self) -> None:
-        for name in ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
-        for name, least in (("batch", 1), ("b_blocks", 1), ("anneal_epochs", 1)):
-            if getattr(self, name) < least:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {least} or more.")
-        if not 0 <= self.prompt_length <= MAX_PROMPT_LENGTH:
-            raise SettingError(f"prompt_length is {self.prompt_length}; allowed: 0 to {MAX_PROMPT_LENGTH}.")
+        shares = ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor")
+        check_bounds(self, **{name: (0 <= getattr(self, name) <= 1, "0 to 1") for name in shares})
+        counts = ("batch", "b_blocks", "anneal_epochs")
+        check_bounds(self, **{name: (getattr(self, name) >= 1, "1 or more") for name in counts})
+        longest = MAX_PROMPT_LENGTH
+        check_bounds(self, prompt_length=(0 <= self.prompt_length <= longest, f"0 to {longest}"))
 
     @property
     def prompt_names(self) -> tuple[str, ...]:
@@ -185,14 +184,10 @@ def learn(
     """E local epochs: steps `tensors` in place and reports loss, each term's share of it and dead evidence.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose training rows are learned.
         tensors: the trained ones as leaves that require gradients, `STATISTICS` as constants where they are used.
-        readout: feature the head reads.
         round_: train round, from 1.
         optimizer: over the trained tensors, see `make_optimizer`.
         terms: what the method adds to the loss; attention stays fused where none needs maps.
-        mode: how rollout treats the prefix columns.
         epochs: another number of epochs than E; the annealing clock still counts E for each round before.
         watch: is given the epochs that are left and every step.
     """

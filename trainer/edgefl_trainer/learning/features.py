@@ -85,9 +85,7 @@ def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
     """What a site with a private head decides alone: its readout and, where used, its feature statistics.
 
     Args:
-        site: whose rows are read.
         wanted: `cls` or `mean`; `auto` takes the one that probes better.
-        standardise: whether features are standardised before the head.
 
     Returns:
         `features.mean` and `features.std` (D,) where used; the value `readout`.
@@ -105,9 +103,7 @@ def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True)
     """The site half of a warm phase, no larger than what the server will read of it.
 
     Args:
-        site: whose rows are read.
         wanted: `cls` or `mean`; `auto` lets a probe decide.
-        standardise: whether features are standardised before the head.
 
     Returns:
         Moments (2, D) of the readouts in question over the training images, if features are standardised; their probe
@@ -132,7 +128,6 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
     Args:
         replies: of `feature_reply`, by site.
         wanted: a readout; `auto` takes the one that probes better on the mean of the sites.
-        standardise: whether features are standardised before the head.
 
     Returns:
         `features.mean` and `features.std` (D,) where used; the value `readout`.

@@ -39,14 +39,8 @@ def private_round(
     """E epochs from where the site stopped; the first round starts it.
 
     Args:
-        recipe: hyper-parameters.
-        site: who learns.
         state: what it remembers; empty before the first round.
         broadcast: its `round` is read, and where it has them a `readout` and feature statistics common to all sites.
-        keep_optimizer: carry the optimiser's moments from round to round.
-        terms: what the method adds to the loss.
-        mode: how rollout treats the prefix columns.
-        watch: see `evidential.learn`.
 
     Returns:
         The site's new state.

@@ -36,10 +36,8 @@ def class_tokens(
     """Class token of every training row at the input of some blocks, deterministic view, no gradient.
 
     Args:
-        site: whose rows are read.
         blocks: rising block numbers from 0.
         insert: prompt tokens; None for the bare network.
-        tensors: what the insert reads.
 
     Returns:
         (n, J, D), before the tokens that enter at that block.
@@ -62,7 +60,6 @@ def class_prototypes(tokens: NDArray[np.float32], targets: NDArray[np.int64], cl
     Args:
         tokens: (n, J, D).
         targets: class of each row, (n,).
-        classes: K.
 
     Returns:
         (J, K, D), zeros where a class has no row.
@@ -98,7 +95,6 @@ class LaplaceNoise:
             tokens: (n, J, D).
             targets: class of each row, (n,).
             centres: prototypes of the federation, (J, K, D).
-            rng: source of the noise.
 
         Returns:
             (J, K, D), zeros for a class of fewer than two rows, and where all its rows are the centre (no noise).

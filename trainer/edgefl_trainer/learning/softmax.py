@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
@@ -51,18 +52,9 @@ class SoftmaxRecipe:
     augment: Literal["none", "dihedral"] = "dihedral"
 
     def __post_init__(self) -> None:
-        for name, most in (
-            ("lr", 10),
-            ("lr_head", 10),
-            ("lr_decay", 1),
-            ("momentum", 1),
-            ("weight_decay", 1),
-            ("clip", 1e6),
-        ):
-            if not 0 <= getattr(self, name) <= most:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to {most:g}.")
-        if self.batch < 1:
-            raise SettingError(f"batch is {self.batch}; allowed: 1 or more.")
+        largest = {"lr": 10, "lr_head": 10, "lr_decay": 1, "momentum": 1, "weight_decay": 1, "clip": 1e6}
+        in_range = {name: (0 <= getattr(self, name) <= most, f"0 to {most:g}") for name, most in largest.items()}
+        check_bounds(self, **in_range, batch=(self.batch >= 1, "1 or more"))
 
     def rate(self, name: str, round_: int) -> float:
         """Learning rate of a tensor in a round, counted from 1."""
@@ -100,6 +92,11 @@ def check_count(name: str, value: int) -> None:
         raise SettingError(f"{name} is {value}; allowed: 1 to {MAX_COUNT}.")
 
 
+def rising(blocks: Sequence[int]) -> bool:
+    """Whether these are block numbers from 0, each above the one before; so is none at all."""
+    return list(blocks) == sorted({block for block in blocks if block >= 0})
+
+
 def check_fits(task: Task, insert: Insert | None) -> None:
     """Refuse a task or backbone that cannot take these prompts, before the first step.
 
@@ -121,9 +118,7 @@ def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Genera
     """Fresh prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
 
     Args:
-        spec: backbone the prompts are for.
         shape: any, last axis D.
-        generator: source of randomness.
 
     Returns:
         Float32 of that shape.
@@ -165,11 +160,7 @@ def learn(
     """Local epochs of SGD: steps `tensors` in place and reports the loss.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose training rows are learned.
-        module: what scores.
         tensors: see `trainable`.
-        names: which of them learn.
         round_: train round, from 1; for the rates, see `SoftmaxRecipe.rate`.
         epochs: numbers of the epochs, for their draws; 0 to E − 1 by default.
         forward: another way from images to logits, see `Forward`.

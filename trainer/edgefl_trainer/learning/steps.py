@@ -74,11 +74,6 @@ def image_count(reply: Payload, name: str) -> float:
 def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.generic]]:
     """The arrays `<kind>.<k>`, by class index k.
 
-    Args:
-        arrays: of a payload; those of other kinds are passed over.
-        kind: first part of the names.
-        classes: K.
-
     Raises:
         TrainingError: a k that is no class of the task.
     """
@@ -101,8 +96,6 @@ def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) ->
     """The loss as a number.
 
     Args:
-        loss: of one batch.
-        site: who learns.
         round_: train round, from 1.
         step: of the epoch, from 0; the sentence counts from 1, as the progress display does.
 

@@ -5,7 +5,7 @@ rates that fall from the head down to the patches, drop path, warm-up and cosine
 rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.augment import dihedral, random_crops
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
@@ -50,27 +51,20 @@ class NetworkRecipe:
     smallest_crop: float = 0.2  # smallest share of the area a crop shows
 
     def __post_init__(self) -> None:
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("lr", 0 < self.lr <= 1, "above 0, at most 1"),
-            ("min_lr", 0 <= self.min_lr <= self.lr, "0 to lr"),
-            ("warmup", 0 <= self.warmup <= 10_000, "0 to 10000 epochs"),
-            ("layer_decay", 0 < self.layer_decay <= 1, "above 0, at most 1"),
-            ("drop_path", 0 <= self.drop_path < 1, "0 to below 1"),
-            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
-            ("batch", self.batch >= 1, "1 or more"),
-            ("smallest_crop", 0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
+        check_bounds(
+            self,
+            lr=(0 < self.lr <= 1, "above 0, at most 1"),
+            min_lr=(0 <= self.min_lr <= self.lr, "0 to lr"),
+            warmup=(0 <= self.warmup <= 10_000, "0 to 10000 epochs"),
+            layer_decay=(0 < self.layer_decay <= 1, "above 0, at most 1"),
+            drop_path=(0 <= self.drop_path < 1, "0 to below 1"),
+            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
+            batch=(self.batch >= 1, "1 or more"),
+            smallest_crop=(0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def rate(self, done: float, total: int) -> float:
-        """Learning rate of the head after some epochs.
-
-        Args:
-            done: epochs behind, with fractions.
-            total: epochs of the whole run.
-        """
+        """Learning rate of the head after some epochs."""
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "steps":
@@ -98,14 +92,7 @@ class Classifier(nn.Module):
     network: Any  # timm carries no types
 
     def __init__(self, network: nn.Module, width: int, classes: int, readout: Readout) -> None:
-        """Join network and head.
-
-        Args:
-            network: of timm, without classifier.
-            width: D.
-            classes: K.
-            readout: what the head reads.
-        """
+        """Join network and head."""
         super().__init__()
         self.network = network
         self.head = nn.Linear(width, classes)
@@ -113,9 +100,6 @@ class Classifier(nn.Module):
 
     def features(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
         """What the head reads; the same as the frozen network's readout in evaluation mode.
-
-        Args:
-            pixels: normalised, (B, 3, S, S).
 
         Returns:
             (B, D), float32.
@@ -146,7 +130,6 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
     Args:
         name: `head.weight`, `network.blocks.3.attn.qkv.weight` …
         depth: L, number of blocks; 0 for a convolutional network, all of which learns at one rate.
-        layer_decay: factor from layer to layer.
     """
     if depth == 0:
         return 1.0
@@ -162,8 +145,6 @@ def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: 
     """The optimiser, one group for each parameter, with the factor of its rate as `rate_share`.
 
     Args:
-        recipe: hyper-parameters.
-        model: whose parameters learn.
         depth: L; 0 for a convolutional network.
         state: where the moments go on, see `steps.moments_of`; None begins afresh.
     """
@@ -200,8 +181,6 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
     the running statistics and leaves them alone.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose training rows are learned.
         model: on the site's device.
         round_: train round, from 1.
         before: where the optimiser goes on; None begins afresh.

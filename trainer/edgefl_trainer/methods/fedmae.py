@@ -24,6 +24,7 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.augment import random_crops, to_float
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import method_parts, steps
@@ -69,19 +70,17 @@ class FedMAE:
 
     def __post_init__(self) -> None:
         width = self.decoder_width
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("mask_ratio", 0.01 <= self.mask_ratio <= 0.99, "0.01 to 0.99"),
-            ("lr", 0 < self.lr <= 1, "above 0, at most 1"),
-            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
-            ("batch", self.batch >= 1, "1 or more"),
-            ("warmup", 0 <= self.warmup <= 1, "0 to 1"),
-            ("smallest_crop", 0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
-            ("decoder_width", 0 < width <= 4096 and width % DECODER_HEAD == 0, "a multiple of 32 up to 4096"),
-            ("decoder_depth", 1 <= self.decoder_depth <= 48, "1 to 48"),
+        check_bounds(
+            self,
+            mask_ratio=(0.01 <= self.mask_ratio <= 0.99, "0.01 to 0.99"),
+            lr=(0 < self.lr <= 1, "above 0, at most 1"),
+            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
+            batch=(self.batch >= 1, "1 or more"),
+            warmup=(0 <= self.warmup <= 1, "0 to 1"),
+            smallest_crop=(0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
+            decoder_width=(0 < width <= 4096 and width % DECODER_HEAD == 0, "a multiple of 32 up to 4096"),
+            decoder_depth=(1 <= self.decoder_depth <= 48, "1 to 48"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """R rounds, then one exchange that collects what stayed local and one that hands out its mean."""

@@ -93,7 +93,6 @@ def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool 
         prompts: global prompts P, (n, D).
         ratio: 0 for the projector onto the exact null space of P; else the share of the right singular vectors of P'P
             that T keeps, those of the smallest values, as the published code does.
-        fro_norm: divide T by its Frobenius norm.
 
     Returns:
         T, symmetric, (D, D).

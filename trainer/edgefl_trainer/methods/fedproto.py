@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
@@ -85,8 +85,7 @@ class FedProto:
     prototypes: Literal["after", "during"] = "after"  # local training, or its last epoch while weights move
 
     def __post_init__(self) -> None:
-        if not 0 <= self.proto_weight <= 1000:
-            raise SettingError(f"proto_weight is {self.proto_weight}; allowed: 0 to 1000.")
+        check_bounds(self, proto_weight=(0 <= self.proto_weight <= 1000, "0 to 1000"))
 
     @property
     def travels(self) -> tuple[str, ...]:

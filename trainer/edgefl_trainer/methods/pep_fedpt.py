@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts
@@ -36,7 +37,7 @@ from edgefl_trainer.learning.prototypes import (
     contributions,
     moved,
 )
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.learning.steps import as_tensors
 from edgefl_trainer.models.inserts import Mixed
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
@@ -68,19 +69,16 @@ class PepFedPT:
     travels = averaged_prompts.travels("prompts", "weights", "prototypes")
 
     def __post_init__(self) -> None:
-        blocks = self.ccmp_blocks
-        checks = (
-            ("n_s", 1 <= self.n_s <= 1000, "1 to 1000"),
-            ("ccmp_blocks", list(blocks) == sorted({block for block in blocks if block >= 0}), "rising, from 0"),
-            ("tau", 1e-6 <= self.tau <= 1e6, "0.000001 to 1000000"),
-            ("rho", 0 <= self.rho <= 1, "0 to 1"),
-            ("period", self.period >= 1, "1 or more"),
-            ("dp_epsilon", self.dp_epsilon == 0 or 1e-6 <= self.dp_epsilon <= 1e6, "0 (no noise), 0.000001 to 1000000"),
-            ("dp_clip_l1", 0 <= self.dp_clip_l1 <= 1e9, "0 (not clipped) to 1000000000"),
+        check_bounds(
+            self,
+            n_s=(1 <= self.n_s <= 1000, "1 to 1000"),
+            ccmp_blocks=(rising(self.ccmp_blocks), "rising, from 0"),
+            tau=(1e-6 <= self.tau <= 1e6, "0.000001 to 1000000"),
+            rho=(0 <= self.rho <= 1, "0 to 1"),
+            period=(self.period >= 1, "1 or more"),
+            dp_epsilon=(self.dp_epsilon == 0 or 1e-6 <= self.dp_epsilon <= 1e6, "0 (no noise), 0.000001 to 1000000"),
+            dp_clip_l1=(0 <= self.dp_clip_l1 <= 1e9, "0 (not clipped) to 1000000000"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
         if self.dp_clip_l1 > 0 and self.dp_epsilon == 0:
             raise SettingError(f"dp_clip_l1 is {self.dp_clip_l1} without noise: give dp_epsilon, too, or leave it out.")
 

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts, softmax, steps
@@ -37,7 +38,7 @@ from edgefl_trainer.learning.prompt_groups import (
     with_momentum,
     without_group,
 )
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.models.inserts import Grouped
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
@@ -71,15 +72,14 @@ class SGPT:
         if self.recipe.readout == "mean":
             raise SettingError("readout is 'mean'; sgpt reads the class token, later with the group's: leave it out.")
         object.__setattr__(self, "recipe", replace(self.recipe, readout="cls"))
-        if not 1 <= self.groups <= 10_000:
-            raise SettingError(f"groups is {self.groups}; allowed: 1 to 10000.")
-        for name in ("key_momentum", "prompt_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
-        for name in ("shared_blocks", "group_blocks"):
-            blocks = getattr(self, name)
-            if list(blocks) != sorted({block for block in blocks if block >= 0}):
-                raise SettingError(f"{name} is {blocks}; allowed: rising, from 0.")
+        check_bounds(
+            self,
+            groups=(1 <= self.groups <= 10_000, "1 to 10000"),
+            key_momentum=(0 <= self.key_momentum <= 1, "0 to 1"),
+            prompt_momentum=(0 <= self.prompt_momentum <= 1, "0 to 1"),
+            shared_blocks=(rising(self.shared_blocks), "rising, from 0"),
+            group_blocks=(rising(self.group_blocks), "rising, from 0"),
+        )
 
     def insert(self, depth: int) -> Grouped:
         """Where prompts enter a network of that many blocks.

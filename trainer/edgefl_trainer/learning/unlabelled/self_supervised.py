@@ -10,7 +10,7 @@ The next batch is read while one is learned.
 Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07623); docs/methods.md, FedCLF.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH, SLOW
 from edgefl_trainer.augment import Recipe, contrastive_views
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
@@ -57,16 +58,14 @@ class SgdRecipe:
     view_px: int = 0  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
 
     def __post_init__(self) -> None:
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("lr", 0 < self.lr <= 10, "above 0, at most 10"),
-            ("momentum", 0 <= self.momentum < 1, "0 to below 1"),
-            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
-            ("batch", self.batch >= 2, "2 or more"),
-            ("view_px", self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
+        check_bounds(
+            self,
+            lr=(0 < self.lr <= 10, "above 0, at most 10"),
+            momentum=(0 <= self.momentum < 1, "0 to below 1"),
+            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
+            batch=(self.batch >= 2, "2 or more"),
+            view_px=(self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def side(self, spec: BackboneSpec) -> int:
         """Side of a view in pixels.
@@ -90,7 +89,6 @@ class Learner(nn.Module):
         """Join network and head.
 
         Args:
-            backbone: of timm, without classifier.
             head: takes pooled features (B, D).
             tokens: whether the network is a vision transformer, of which the mean patch token is taken.
         """
@@ -115,12 +113,7 @@ class Learner(nn.Module):
 
 
 def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
-    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed.
-
-    Args:
-        task: names backbone, seed and initial weights.
-        head: makes the head for D pooled features.
-    """
+    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
     spec = task.backbone
     network = build_network(spec, task.seed)
     if task.initial:
@@ -205,9 +198,7 @@ def average(state: State, replies: Mapping[str, Payload], names: Callable[[str],
     """The server's tensors with those that sites sent replaced by their mean, weighted by numbers of images.
 
     Args:
-        state: of the server.
         replies: by site; those without arrays (a site that has not learned yet) do not count.
-        names: which arrays are averaged.
     """
     sent = {
         site: Payload({name: value for name, value in reply.arrays.items() if names(name)}, reply.scalars)
@@ -242,12 +233,9 @@ def learn(
     """Learn E epochs on all of a site's images, in place.
 
     Args:
-        recipe: hyper-parameters.
         site: who learns; is told of each epoch the mean loss, the images, the seconds it took, and those among them in
             which there was nothing to learn from yet (images read, views made).
         model: on the site's device.
-        prepare: views of a batch.
-        objective: loss of these views.
         round_: train round, from 1.
         facts: asked after each epoch and told with its loss.
 
