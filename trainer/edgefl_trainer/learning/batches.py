@@ -1,10 +1,11 @@
-"""Batches of a site's images in the order of an epoch, on the device that learns them."""
+"""Batches of a site's images in the order of an epoch, on the device that learns them, and its arithmetic."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
 import numpy as np
+import torch
 from jaxtyping import Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
@@ -15,6 +16,11 @@ from edgefl_trainer.contract import Examples, Site
 Images = UInt8[Tensor, "B H W 3"]
 LabelledBatch = tuple[Images, Int[Tensor, " B"], int]
 """Images, their classes, and the number of the epoch."""
+
+
+def autocast(site: Site) -> torch.autocast:
+    """The arithmetic a site asks for inside a network; losses and heads stay in float32."""
+    return torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None)
 
 
 def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:

@@ -4,6 +4,7 @@ A recipe gives what differs: the batches of an epoch, the loss of one batch, the
 step to step the rate. It reads the sums of each epoch and writes the epoch's summary itself.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -15,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from edgefl_trainer.contract import Site
-from edgefl_trainer.learning.steps import check_finite
+from edgefl_trainer.errors import TrainingError
 
 Batch = TypeVar("Batch", bound=tuple[Any, ...])
 """What a loss reads; the first of it has one row for each image."""
@@ -91,3 +92,22 @@ def run_epochs(
             site.report({**told, "images": sums.images[-1], **waited})
             asked = perf_counter()
         yield sums
+
+
+def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
+    """The loss as a number.
+
+    Args:
+        round_: train round, from 1.
+        step: of the epoch, from 0; the sentence counts from 1, as the progress display does.
+
+    Raises:
+        TrainingError: it is NaN or infinite; names site, round and step.
+    """
+    value = float(loss.detach())
+    if not math.isfinite(value):
+        raise TrainingError(
+            f"the loss of site {site.name} is {value} in round {round_}, step {step + 1}: "
+            "lower the learning rate and name another --out; the rounds before are kept."
+        )
+    return value

@@ -65,10 +65,14 @@ def private_round(
     return State({**steps.as_arrays(tensors), **kept.arrays}, values)
 
 
-def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Payload) -> Predictor | None:
+def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Payload) -> Predictor:
     """The site's own model; the initial one where it took part in no round. A class takes this over."""
-    own = begun(method.recipe, site, state, broadcast)
-    return evidential.make_predictor(method.recipe, site, own.arrays, readout_of(own))
+    return scoring(method.recipe, site, begun(method.recipe, site, state, broadcast))
+
+
+def scoring(recipe: EvidentialRecipe, site: Site, own: State, mode: PrefixMode = "renormalise") -> Predictor:
+    """What scores with a site's tensors and readout."""
+    return evidential.make_predictor(recipe, site, own.arrays, readout_of(own), mode)
 
 
 def begun(recipe: EvidentialRecipe, site: Site, state: State, broadcast: Payload) -> State:

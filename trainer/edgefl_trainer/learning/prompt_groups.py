@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_trainer.contract import Site
+from edgefl_trainer.learning.batches import autocast
 from edgefl_trainer.learning.softmax import Forward
 from edgefl_trainer.models.inserts import Grouped, group_queries, unit_keys
 from edgefl_trainer.models.scoring import ScoreModule
@@ -83,7 +84,7 @@ def grouped(
     """Stage 2: selects a group for each image, counts it into `selected`, and pulls its key to the query if asked."""
 
     def score(images: Tensor) -> tuple[Tensor, Tensor | float]:
-        with torch.no_grad(), torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        with torch.no_grad(), autocast(site):
             queries = group_queries(module.vit(module.vit.normalise(images)).cls)
         cosine = queries @ unit_keys(tensors[KEYS]).T  # (B, G)
         chosen = least_used_nearest(cosine.detach(), used)
@@ -102,6 +103,6 @@ def _logits(
     images: UInt8[Tensor, "B S S 3"],
     chosen: Int[Tensor, " B"] | None,
 ) -> Float[Tensor, "B K"]:
-    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+    with autocast(site):
         output = module.vit(module.vit.normalise(images), insert=insert.bind_selected(tensors, chosen))
     return module.logits(module.features(output, tensors), tensors)

@@ -21,7 +21,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import LabelledBatch, labelled_batches
+from edgefl_trainer.learning.batches import autocast, LabelledBatch, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.inserts import Insert
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -198,7 +198,7 @@ def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:
     """The module's own logits, nothing added to the loss; the backbone runs under autocast, the head in float32."""
 
     def score(images: Tensor) -> tuple[Tensor, float]:
-        with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        with autocast(site):
             output = module.output(images, tensors, need_attention=False)
         return module.logits(module.features(output, tensors), tensors), 0.0
 

@@ -85,30 +85,21 @@ def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.ge
     return {allowed[name]: value for name, value in sorted(found.items())}
 
 
+def class_rows(
+    arrays: Arrays, kind: str, classes: int, width: int
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """The arrays `<kind>.<k>` as rows (K, width), zero where there is none, and which there are (K,)."""
+    rows, known = np.zeros((classes, width), dtype=np.float32), np.zeros(classes, dtype=np.bool_)
+    for k, row in by_class(arrays, kind, classes).items():
+        rows[k], known[k] = row, True
+    return rows, known
+
+
 def cosine_rate(step: float, steps: float, warmup: float) -> float:
     """Share of the peak learning rate at a fractional step: linear warm-up, then a cosine down to zero."""
     if step < warmup:
         return step / warmup
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1e-12, steps - warmup))))
-
-
-def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
-    """The loss as a number.
-
-    Args:
-        round_: train round, from 1.
-        step: of the epoch, from 0; the sentence counts from 1, as the progress display does.
-
-    Raises:
-        TrainingError: it is NaN or infinite; names site, round and step.
-    """
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise TrainingError(
-            f"the loss of site {site.name} is {value} in round {round_}, step {step + 1}: "
-            "lower the learning rate and name another --out; the rounds before are kept."
-        )
-    return value
 
 
 def moments_of(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor]) -> State:

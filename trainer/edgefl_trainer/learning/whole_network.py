@@ -21,7 +21,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import Images, batches_of, read_ahead
+from edgefl_trainer.learning.batches import autocast, Images, batches_of, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
 from edgefl_trainer.seeded import seeded
@@ -229,6 +229,6 @@ def _view(recipe: NetworkRecipe, images: Images, rng: np.random.Generator) -> Im
 def _loss(model: Classifier, site: Site, images: Tensor, target: Tensor) -> Float[Tensor, ""]:
     """Cross-entropy; the network runs under autocast, the head in float32."""
     assert site.backbone is not None
-    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+    with autocast(site):
         features = model.features(site.backbone.normalise(images))
     return cross_entropy(model.head(features), target)

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import evidential, steps
+from edgefl_trainer.learning import evidential, private_prompts, steps
 from edgefl_trainer.learning.attention_buffer import (
     MapSharing,
     distillation,
@@ -150,7 +150,7 @@ class FedAvg:
 
     def scoring(self, site: Site, model: State) -> Predictor:
         """What scores with a site's tensors."""
-        return evidential.make_predictor(self.recipe, site, model.arrays, readout_of(model), self.maps.rollout)
+        return private_prompts.scoring(self.recipe, site, model, self.maps.rollout)
 
     def model(self, site: Site, state: State, broadcast: Payload) -> State:
         """What a site starts a round from: the broadcast's tensors, its own for the rest, initial where it has none."""

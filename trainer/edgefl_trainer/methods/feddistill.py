@@ -28,9 +28,9 @@ from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.learning import method_parts, private_prompts, steps
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.private_prompts import private_round, readout_of
+from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_scores
 
 LEAST_PROBABILITY = 1e-7  # of an answer, so that its logarithm is finite
@@ -85,7 +85,7 @@ class FedDistill:
         """E epochs drawn to the federation's outputs, then the site's own."""
         terms = self._terms(site, broadcast)
         new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
-        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
+        predictor = private_prompts.scoring(self.recipe, site, new)
         means = class_means(training_scores(site, predictor).probabilities, site.train.targets)
         return new, Payload({f"outputs.{k}": mean for k, mean in means.items()}, {})
 
@@ -109,7 +109,6 @@ class FedDistill:
         if not broadcast.arrays or self.distill_weight == 0:
             return []
         classes = len(site.task.classes)
-        outputs, known = torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)
-        for k, mean in steps.by_class(broadcast.arrays, "outputs", classes).items():
-            outputs[k], known[k] = torch.from_numpy(np.array(mean, dtype=np.float32)), True
-        return [ToMeanOutput(self.distill_weight, outputs.to(site.device), known.to(site.device))]
+        found = steps.class_rows(broadcast.arrays, "outputs", classes, classes)
+        outputs, known = (torch.from_numpy(array).to(site.device) for array in found)
+        return [ToMeanOutput(self.distill_weight, outputs, known)]

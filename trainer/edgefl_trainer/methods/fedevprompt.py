@@ -26,8 +26,8 @@ from edgefl_trainer.learning.attention_buffer import (
     others_maps,
     replaced,
 )
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
-from edgefl_trainer.learning.private_prompts import begun, private_round, readout_of
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
+from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class FedEvPrompt:
         new = private_round(
             self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, mode=self.maps.rollout
         )
-        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new), self.maps.rollout)
+        predictor = scoring(self.recipe, site, new, self.maps.rollout)
         return new, Payload(most_certain_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
@@ -74,4 +74,4 @@ class FedEvPrompt:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own model; the initial one where it took part in no round."""
         own = begun(self.recipe, site, state, broadcast)
-        return make_predictor(self.recipe, site, own.arrays, readout_of(own), self.maps.rollout)
+        return scoring(self.recipe, site, own, self.maps.rollout)

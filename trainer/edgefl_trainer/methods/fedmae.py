@@ -28,7 +28,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import method_parts, steps
-from edgefl_trainer.learning.batches import batches_of, read_ahead
+from edgefl_trainer.learning.batches import autocast, batches_of, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
@@ -164,7 +164,7 @@ class FedMAE:
 
         def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
             views, noise = batch
-            with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+            with autocast(site):
                 return model(to_float(views, spec.mean, spec.std), noise, self.mask_ratio, self.norm_pix)  # type: ignore[no-any-return]
 
         def rate(done: float) -> float:
