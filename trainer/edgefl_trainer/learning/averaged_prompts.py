@@ -51,7 +51,7 @@ class AveragesAll(AveragesTensors, Protocol):
 
 
 def travels(*kinds: str) -> property:
-    """What sites send (`Method.travels`): those kinds, and moments of features once where they are asked for."""
+    """Say what sites send (`Method.travels`): those kinds, and moments of features once where they are asked for."""
 
     def sent(method: AveragesTensors) -> tuple[str, ...]:
         return (*kinds, *features_sent(method.recipe.head_norm))
@@ -60,18 +60,18 @@ def travels(*kinds: str) -> property:
 
 
 def phases(method: AveragesTensors, rounds: int) -> Sequence[Phase]:
-    """One warm exchange where features have to be looked at, then R rounds."""
+    """Plan one warm exchange where features have to be looked at, then R rounds."""
     warm = [Phase("warm", 0)] if method.recipe.asks_features else []
     return [*warm, *(Phase("train", r) for r in range(1, rounds + 1))]
 
 
 def start(method: AveragesAll, task: Task, sites: Sequence[str]) -> State:
-    """Fresh prompts and head."""
+    """Begin with fresh prompts and head."""
     return begin(method.recipe, task, fresh_tensors(task, method.insert_for(task.backbone), method.n))
 
 
 def fresh_tensors(task: Task, insert: Tokens | None, n: int) -> dict[str, Tensor]:
-    """N prompt tokens for each block of `insert`, and a head.
+    """Draw n prompt tokens for each block of `insert`, and a head.
 
     Raises:
         SettingError: see `softmax.check_fits`.
@@ -83,7 +83,7 @@ def fresh_tensors(task: Task, insert: Tokens | None, n: int) -> dict[str, Tensor
 
 
 def begin(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> State:
-    """The server before the first exchange: initial tensors, and the readout as far as it is known.
+    """Begin the server: initial tensors, and the readout as far as it is known.
 
     Raises:
         SettingError: the backbone has no such readout.
@@ -94,14 +94,14 @@ def begin(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> S
 
 
 def broadcast(method: object, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """The model and the readout, the same for all; nothing in the warm phase."""
+    """Send model and readout, the same for all; nothing in the warm phase."""
     if phase.kind == "warm":
         return dict.fromkeys(sites, Payload({}, {}))
     return dict.fromkeys(sites, Payload(state.arrays, {"readout": state.values["readout"]}))
 
 
 def local_round(method: AveragesAll, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-    """What a site finds in its features in the warm phase; then E epochs of prompts and head."""
+    """Look at the features in the warm phase; then learn prompts and head for E epochs."""
     if broadcast.scalars["phase"] == "warm":
         return State(), warm_reply(method.recipe, site)
     insert = method.insert_for(site.task.backbone)
@@ -111,7 +111,7 @@ def local_round(method: AveragesAll, site: Site, state: State, broadcast: Payloa
 
 
 def warm_reply(recipe: SoftmaxRecipe, site: Site) -> Payload:
-    """What a site finds in its features, as far as it is asked."""
+    """Answer what a site finds in its features, as far as it is asked."""
     return feature_reply(site, recipe.readout, standardise=recipe.standardises(site.task.backbone))
 
 
@@ -132,12 +132,12 @@ def train(
 
 
 def reply(site: Site, learned: Arrays) -> Payload:
-    """What a site sends: some tensors and its number of training images."""
+    """Send some tensors and the site's number of training images."""
     return Payload(learned, {"n_train": len(site.train)})
 
 
 def aggregate(method: AveragesTensors, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-    """Pooled statistics and readout after the warm phase, then the mean of the sites' tensors."""
+    """Pool statistics and readout after the warm phase, then average the sites' tensors."""
     if phase.kind == "final":
         return state
     if phase.kind == "warm":
@@ -149,11 +149,11 @@ def aggregate(method: AveragesTensors, state: State, phase: Phase, replies: Mapp
 
 
 def predictor(method: AveragesAll, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-    """The averaged model."""
+    """Make the averaged model."""
     return scoring(method.recipe, site, method.insert_for(site.task.backbone), broadcast.arrays, broadcast)
 
 
 def scoring(recipe: SoftmaxRecipe, site: Site, insert: Insert | None, model: Arrays, received: Payload) -> Predictor:
-    """What a site scores with: all tensors, and the readout of a broadcast."""
+    """Make what a site scores with: all tensors, and the readout of a broadcast."""
     module = recipe.module(site, readout_named(received.scalars["readout"]), insert)
     return softmax.make_predictor(site, module, model)

@@ -95,7 +95,7 @@ def run_epochs(
 
 
 def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
-    """The loss as a number.
+    """Return the loss as a number.
 
     Args:
         round_: train round, from 1.

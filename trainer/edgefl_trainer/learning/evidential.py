@@ -22,7 +22,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import autocast, LabelledBatch, labelled_batches
+from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.loss_terms import Step, Term
 from edgefl_trainer.learning.unusual_features import everything_usual

@@ -36,7 +36,7 @@ def private_round(
     mode: PrefixMode = "renormalise",
     watch: Callable[[int, Step], None] | None = None,
 ) -> State:
-    """E epochs from where the site stopped; the first round starts it.
+    """Learn E epochs from where the site stopped; the first round starts it.
 
     Args:
         state: what it remembers; empty before the first round.
@@ -66,22 +66,22 @@ def private_round(
 
 
 def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Payload) -> Predictor:
-    """The site's own model; the initial one where it took part in no round. A class takes this over."""
+    """Return the site's own model; the initial one where it took part in no round. A class takes this over."""
     return scoring(method.recipe, site, begun(method.recipe, site, state, broadcast))
 
 
 def scoring(recipe: EvidentialRecipe, site: Site, own: State, mode: PrefixMode = "renormalise") -> Predictor:
-    """What scores with a site's tensors and readout."""
+    """Make what scores with a site's tensors and readout."""
     return evidential.make_predictor(recipe, site, own.arrays, readout_of(own), mode)
 
 
 def begun(recipe: EvidentialRecipe, site: Site, state: State, broadcast: Payload) -> State:
-    """The state, or the one a site begins with where it is still empty."""
+    """Return the state, or the one a site begins with where it is still empty."""
     return state if state.arrays else begin(recipe, site, broadcast)
 
 
 def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
-    """A site before its first round: shared initial tensors, then readout and feature statistics.
+    """Begin a site: shared initial tensors, then readout and feature statistics.
 
     Those of the broadcast where it names them, the site's own otherwise.
     """
@@ -96,5 +96,5 @@ def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
 
 
 def readout_of(state: State) -> Readout:
-    """The readout a site chose when it began."""
+    """Return the readout a site chose when it began."""
     return readout_named(state.values["readout"])

@@ -21,7 +21,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import autocast, LabelledBatch, labelled_batches
+from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.inserts import Insert
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -57,7 +57,7 @@ class SoftmaxRecipe:
         check_bounds(self, **in_range, batch=(self.batch >= 1, "1 or more"))
 
     def rate(self, name: str, round_: int) -> float:
-        """Learning rate of a tensor in a round, counted from 1."""
+        """Return the learning rate of a tensor in a round, counted from 1."""
         return (self.lr_head or self.lr if name == HEAD else self.lr) * self.lr_decay ** (round_ - 1)
 
     @property
@@ -70,12 +70,12 @@ class SoftmaxRecipe:
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
 
     def module(self, site: Site, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreModule:
-        """What scores at a site; see `options`."""
+        """Make what scores at a site; see `options`."""
         assert site.backbone is not None
         return ScoreModule(site.backbone, self.options(site.task.backbone, readout, insert, prompted))
 
     def options(self, spec: BackboneSpec, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreOptions:
-        """How a model of this recipe scores."""
+        """Say how a model of this recipe scores."""
         norm: Literal["standardise", "none"] = "standardise" if self.standardises(spec) else "none"
         return ScoreOptions(
             readout=readout, output="softmax", head_norm=norm, prompts=(), insert=insert, prompted=prompted
@@ -115,7 +115,7 @@ def check_fits(task: Task, insert: Insert | None) -> None:
 
 
 def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Fresh prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
+    """Draw prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
 
     Args:
         shape: any, last axis D.
@@ -131,12 +131,12 @@ def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Genera
 
 
 def head_init(spec: BackboneSpec, classes: int, generator: torch.Generator) -> Float[Tensor, "K D"]:
-    """Fresh head without bias, N(0, 0.02)."""
+    """Draw a head without bias, N(0, 0.02)."""
     return torch.zeros((classes, spec.width)).normal_(0, 0.02, generator=generator)
 
 
 def trainable(arrays: Arrays, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
-    """Tensors to learn with: `names` as leaves with gradients, the others as constants; the head's bias is zero."""
+    """Make tensors to learn with: `names` as leaves with gradients, the others constant, a head's bias of zero."""
     tensors = steps.as_tensors(arrays, device)
     for name in names:
         tensors[name].requires_grad_(True)
@@ -157,7 +157,7 @@ def learn(
     project: Mapping[str, Float[Tensor, "D D"]] | None = None,
     velocity: Arrays | None = None,
 ) -> dict[str, NDArray[np.generic]]:
-    """Local epochs of SGD: steps `tensors` in place and reports the loss.
+    """Learn by SGD: step `tensors` in place and report the loss.
 
     Args:
         tensors: see `trainable`.
@@ -195,7 +195,7 @@ def learn(
 
 
 def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:
-    """The module's own logits, nothing added to the loss; the backbone runs under autocast, the head in float32."""
+    """Make the plain forward pass: the module's logits, nothing added; the head computes in float32."""
 
     def score(images: Tensor) -> tuple[Tensor, float]:
         with autocast(site):
@@ -206,7 +206,7 @@ def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:
 
 
 def make_predictor(site: Site, module: ScoreModule, arrays: Arrays) -> Predictor:
-    """What a site scores with: temperature 1 until calibrated, a head without bias."""
+    """Make what a site scores with: temperature 1 until calibrated, a head without bias."""
     wanted = module.options.tensors
     given = {name: np.asarray(arrays[name], dtype=np.float32) for name in wanted if name in arrays}
     fixed = {
@@ -217,7 +217,7 @@ def make_predictor(site: Site, module: ScoreModule, arrays: Arrays) -> Predictor
 
 
 def _step(optimizer: torch.optim.Optimizer, tensors: Tensors, project: Mapping[str, Tensor]) -> None:
-    """One optimiser step; where a matrix is given, the update is projected whatever the optimiser made of it."""
+    """Take one step; where a matrix is given, project the update, whatever the optimiser made of it."""
     before = {name: tensors[name].detach().clone() for name in project}
     optimizer.step()
     with torch.no_grad():

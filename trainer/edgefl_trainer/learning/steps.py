@@ -6,19 +6,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Site, State
+from edgefl_trainer.contract import Arrays, State
 from edgefl_trainer.errors import TrainingError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam and AdamW remember of a tensor
 
 
 def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) -> dict[str, NDArray[np.generic]]:
-    """FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, over every tensor of the replies.
+    """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, over every tensor of the replies.
 
     Args:
         replies: by site; all hold the same tensors.
@@ -46,12 +45,12 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
 
 
 def weights(weighting: Literal["samples", "uniform"], replies: Mapping[str, Payload]) -> dict[str, float]:
-    """The sites' weights in a mean: by training images, or each the same."""
+    """Weigh the sites in a mean: by training images, or each the same."""
     return dict.fromkeys(replies, 1.0) if weighting == "uniform" else sample_weights(replies)
 
 
 def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
-    """Weights of `weighting=samples`: each site's number of training images.
+    """Weigh each site by its number of training images.
 
     Raises:
         TrainingError: a negative number.
@@ -60,7 +59,7 @@ def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
 
 
 def image_count(reply: Payload, name: str) -> float:
-    """A number of images that a reply tells.
+    """Read a number of images that a reply tells.
 
     Raises:
         TrainingError: it is missing, no number, or negative.
@@ -72,7 +71,7 @@ def image_count(reply: Payload, name: str) -> float:
 
 
 def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.generic]]:
-    """The arrays `<kind>.<k>`, by class index k.
+    """Pick the arrays `<kind>.<k>`, by class index k.
 
     Raises:
         TrainingError: a k that is no class of the task.
@@ -85,10 +84,8 @@ def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.ge
     return {allowed[name]: value for name, value in sorted(found.items())}
 
 
-def class_rows(
-    arrays: Arrays, kind: str, classes: int, width: int
-) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """The arrays `<kind>.<k>` as rows (K, width), zero where there is none, and which there are (K,)."""
+def class_rows(arrays: Arrays, kind: str, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Stack the arrays `<kind>.<k>` as rows (K, width), zero where there is none, and which there are (K,)."""
     rows, known = np.zeros((classes, width), dtype=np.float32), np.zeros(classes, dtype=np.bool_)
     for k, row in by_class(arrays, kind, classes).items():
         rows[k], known[k] = row, True
@@ -103,7 +100,7 @@ def cosine_rate(step: float, steps: float, warmup: float) -> float:
 
 
 def moments_of(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor]) -> State:
-    """The moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps."""
+    """Read the moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps."""
     found = {name: optimizer.state[tensor] for name, tensor in learned.items()}
     arrays = as_arrays({f"optimizer.{key}.{name}": own[key] for name, own in found.items() for key in MOMENTS})
     return State(arrays, {"optimizer.step": int(next(iter(found.values()))["step"])})
@@ -119,10 +116,10 @@ def restore_moments(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tens
 
 
 def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.generic]]:
-    """Detached copies of tensors, as a payload or a state holds them."""
+    """Copy tensors to arrays, as a payload or a state holds them."""
     return {name: value.detach().cpu().numpy().copy() for name, value in tensors.items()}
 
 
 def as_tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    """Fresh tensors from a payload or a state."""
+    """Copy arrays of a payload or a state to tensors."""
     return {name: torch.from_numpy(np.array(value)).to(device) for name, value in arrays.items()}

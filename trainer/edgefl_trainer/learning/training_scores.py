@@ -23,7 +23,7 @@ class TrainingScores:
 
 
 def training_scores(site: Site, predictor: Predictor) -> TrainingScores:
-    """Scores of the site's training rows."""
+    """Score the site's training rows."""
     tensors = as_tensors(predictor.tensors, site.device)
     parts: dict[str, list[NDArray[np.float32]]] = {}
     with torch.inference_mode():
@@ -35,7 +35,7 @@ def training_scores(site: Site, predictor: Predictor) -> TrainingScores:
 
 
 def training_features(site: Site, predictor: Predictor) -> NDArray[np.float32]:
-    """What the head reads of the site's training rows, (n, D)."""
+    """Return what the head reads of the site's training rows, (n, D)."""
     module: ScoreModule = predictor.module
     tensors = as_tensors(predictor.tensors, site.device)
     parts = []
@@ -47,6 +47,6 @@ def training_features(site: Site, predictor: Predictor) -> NDArray[np.float32]:
 
 
 def class_means(values: NDArray[np.float32], targets: NDArray[np.int64]) -> dict[int, NDArray[np.float32]]:
-    """Mean row of each class that has one, float64 sums: {class: (D,)}."""
+    """Return the mean row of each class that has one, {class: (D,)}; sums in float64."""
     wide = values.astype(np.float64)
     return {int(k): wide[targets == k].mean(axis=0).astype(np.float32) for k in np.unique(targets)}

@@ -21,7 +21,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import autocast, Images, batches_of, read_ahead
+from edgefl_trainer.learning.batches import Images, autocast, batches_of, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
 from edgefl_trainer.seeded import seeded
@@ -64,7 +64,7 @@ class NetworkRecipe:
         )
 
     def rate(self, done: float, total: int) -> float:
-        """Learning rate of the head after some epochs."""
+        """Return the head's learning rate after some epochs, with fractions, of `total` in the whole run."""
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "steps":
@@ -74,7 +74,7 @@ class NetworkRecipe:
         return self.lr * share if done < warmup else self.min_lr + (self.lr - self.min_lr) * share
 
     def readout_of(self, spec: BackboneSpec) -> Readout:
-        """What the head reads of a network.
+        """Choose what the head reads of a network.
 
         Raises:
             SettingError: the network has no such feature.
@@ -112,7 +112,7 @@ class Classifier(nn.Module):
 
 
 def fresh_head(model: Classifier, seed: int) -> None:
-    """A head near zero without bias, so that the first steps do not pull the network apart."""
+    """Draw a head near zero without bias, so that the first steps do not pull the network apart."""
     kind = "cnn" if model.readout == "pooled" else "vit"
     generator = torch.Generator().manual_seed(seed)
     nn.init.trunc_normal_(model.head.weight, std=HEAD_DEVIATION[kind], generator=generator)
@@ -120,12 +120,12 @@ def fresh_head(model: Classifier, seed: int) -> None:
 
 
 def learned_tensors(model: Classifier) -> dict[str, Tensor]:
-    """Parameters that learn, in name order; fixed position tables do not."""
+    """Return the parameters that learn, in name order; fixed position tables do not."""
     return {name: value for name, value in sorted(model.named_parameters()) if value.requires_grad}
 
 
 def rate_share(name: str, depth: int, layer_decay: float) -> float:
-    """Factor of a parameter's rate: layer_decay^(L + 1 − i), with i the layer it belongs to.
+    """Compute the factor of a parameter's rate: layer_decay^(L + 1 − i), with i the layer it belongs to.
 
     Args:
         name: `head.weight`, `network.blocks.3.attn.qkv.weight` …
@@ -142,7 +142,7 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
 
 
 def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None) -> torch.optim.Optimizer:
-    """The optimiser, one group for each parameter, with the factor of its rate as `rate_share`.
+    """Make the optimiser, one group for each parameter, with the factor of its rate as `rate_share`.
 
     Args:
         depth: L; 0 for a convolutional network.
@@ -165,7 +165,7 @@ def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: 
 
 
 def with_drop_path(model: Classifier, share: float) -> None:
-    """Stochastic depth as in MAE's recipe: from 0 in the first block to `share` in the last, in equal steps."""
+    """Give a network stochastic depth as in MAE's recipe: 0 in the first block to `share` in the last."""
     from timm.layers.drop import DropPath
 
     blocks = list(model.network.blocks)
@@ -175,7 +175,7 @@ def with_drop_path(model: Classifier, share: float) -> None:
 
 
 def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, before: State | None) -> State:
-    """Local epochs of one round: steps the model in place and reports loss, images and the time spent waiting for data.
+    """Learn the epochs of one round: step the model in place and report loss, images and time without data.
 
     The schedule runs over all epochs of all rounds. A batch of one image has no spread to normalise by: it learns with
     the running statistics and leaves them alone.
@@ -208,7 +208,7 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
 
 
 def _batches(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> tuple[int, Iterator[_Batch]]:
-    """Views of one epoch, their classes, and the seed of drop path; the next batch is read while one is learned."""
+    """Make views of one epoch, with their classes and drop path's seed; the next is read while one is learned."""
     rng = site.rng("augment", round_, epoch)
     parts = batches_of(site.epoch_order(site.train, round_, epoch), recipe.batch)
 
@@ -220,14 +220,14 @@ def _batches(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> tupl
 
 
 def _view(recipe: NetworkRecipe, images: Images, rng: np.random.Generator) -> Images:
-    """One random view of each image."""
+    """Draw one view of each image."""
     if recipe.augment == "crops":
         return random_crops(images, rng, recipe.smallest_crop)
     return dihedral(images, rng) if recipe.augment == "dihedral" else images
 
 
 def _loss(model: Classifier, site: Site, images: Tensor, target: Tensor) -> Float[Tensor, ""]:
-    """Cross-entropy; the network runs under autocast, the head in float32."""
+    """Compute cross-entropy; the network runs under autocast, the head in float32."""
     assert site.backbone is not None
     with autocast(site):
         features = model.features(site.backbone.normalise(images))
