@@ -144,8 +144,8 @@ def aggregate(method: AveragesTensors, state: State, phase: Phase, replies: Mapp
         found = common_features(replies, str(state.values["readout"]), standardise=bool(state.values["standardise"]))
         return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
     shared = [name for name in state.arrays if name not in STATISTICS]
-    sent = {site: Payload({name: one.arrays[name] for name in shared}, one.scalars) for site, one in replies.items()}
-    return State({**state.arrays, **steps.weighted_mean(sent, steps.weights(method.weighting, replies))}, state.values)
+    mean = steps.weighted_mean(replies, steps.weights(method.weighting, replies), shared)
+    return State({**state.arrays, **mean}, state.values)
 
 
 def predictor(method: AveragesAll, site: Site, state: State, broadcast: Payload) -> Predictor | None:

@@ -1,7 +1,7 @@
 """Steps that several methods take, as plain functions. Sums run in float64 and in site-name order."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -16,12 +16,15 @@ from edgefl_trainer.errors import TrainingError
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam and AdamW remember of a tensor
 
 
-def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) -> dict[str, NDArray[np.generic]]:
-    """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, over every tensor of the replies.
+def weighted_mean(
+    replies: Mapping[str, Payload], weights: Mapping[str, float], tensors: Iterable[str] | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c.
 
     Args:
-        replies: by site; all hold the same tensors.
+        replies: by site; all hold these tensors.
         weights: one non-negative number for each site, not all zero.
+        tensors: names of those that are averaged; all of the replies by default.
 
     Returns:
         The averaged tensors in their own dtypes.
@@ -34,7 +37,7 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
     if total <= 0:
         raise TrainingError("no reply of this round counts a training image: nothing can be averaged.")
     mean: dict[str, NDArray[np.generic]] = {}
-    for key in sorted(replies[names[0]].arrays):
+    for key in sorted(replies[names[0]].arrays if tensors is None else tensors):
         first = replies[names[0]].arrays[key]
         summed = np.zeros(first.shape, dtype=np.float64)
         for name in names:  # one reply at a time, always in the same order

@@ -136,13 +136,9 @@ class FedAvg:
             return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
         if phase.kind == "final":
             return state
-        shared = {
-            name: Payload({key: reply.arrays[key] for key in self.shared}, reply.scalars)
-            for name, reply in replies.items()
-        }
         weights = steps.weights(self.weighting, replies)
         kept = replaced(state.arrays, replies, int(state.values["classes"])) if self.kd else state.arrays
-        return State({**kept, **steps.weighted_mean(shared, weights)}, state.values)
+        return State({**kept, **steps.weighted_mean(replies, weights, self.shared)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model, with what stayed at the site and the site's own prior."""

@@ -30,7 +30,7 @@ from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import method_parts, steps
 from edgefl_trainer.learning.batches import autocast, batches_of, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
-from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, encoder_of
+from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, average, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 from edgefl_trainer.models.spec import require_vit
@@ -121,12 +121,7 @@ class FedMAE:
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Mean weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
-        if phase.kind == "final":
-            replies = {name: reply for name, reply in replies.items() if reply.arrays}
-            if not replies:
-                return state
-        mean = steps.weighted_mean(replies, steps.sample_weights(replies))
-        return State({**state.arrays, **mean})
+        return average(state, replies)
 
     predictor = method_parts.no_predictor
     backbone = staticmethod(encoder_of)  # the decoder is dropped
