@@ -171,12 +171,12 @@ def plain_loss(model: "MaskedAutoencoder", images: "Tensor", noise: "Tensor") ->
 def checked_views(case: Case) -> "Iterator[Tensor]":
     """A few batches of crops."""
     from edgefl_trainer.augment import random_crops
-    from edgefl_trainer.learning.unlabelled.self_supervised import ahead
+    from edgefl_trainer.learning.batches import read_ahead
 
     rows, batch = case.site.unlabelled, case.method.batch
     order, rng = case.site.epoch_order(rows, 1, 0), np.random.default_rng(0)
     parts = [order[start : start + batch] for start in range(0, len(rows), batch)][:CHECKED_STEPS]
-    for images in ahead(case.site, rows, parts):
+    for images in read_ahead(case.site, rows, parts):
         yield random_crops(images, rng, case.method.smallest_crop)
 
 

@@ -43,7 +43,7 @@ from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.learning.attention_buffer import MapSharing, distillation
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
-from edgefl_trainer.learning.private import private_round
+from edgefl_trainer.learning.private_prompts import private_round
 
 ROWS, BATCH = 77, 8  # ten batches, the last of five
 CREATED_MS = 1_790_000_000_000

@@ -66,7 +66,7 @@ FLOORS = {
     ),
     "edgefl_trainer": (
         "cli", "commands", "live", "experiments", "engine", "methods", "evaluate", "learning", "data", "contract",
-        "models", "losses", "rollout", "augment", "seeded", "errors",
+        "models", "losses", "rollout", "augment", "seeded", "bounds", "errors",
     ),
     "edgefl_client": (
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",

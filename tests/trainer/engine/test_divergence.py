@@ -10,7 +10,7 @@ from edgefl_trainer.engine.checkpoint import Checkpoints
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import TrainingError
-from edgefl_trainer.learning.steps import check_finite
+from edgefl_trainer.learning.epochs import check_finite
 from edgefl_trainer.methods import METHODS
 
 EXPLODES = {"lr": 10.0, "weight_decay": 1.0, "clip": 0.0, "momentum": 0.0, "batch": 1, "lr_decay": 1.0}  # w ← −9w

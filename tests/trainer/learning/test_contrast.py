@@ -256,13 +256,13 @@ def test_any_image_can_be_among_the_k_in_any_place(monkeypatch):
     """
     site, drawn = make_site(count=12), list[np.ndarray]()
     recipe = ContrastRecipe(sgd=SgdRecipe(batch=6), queue=6)
-    plain = contrast.ahead
+    plain = contrast.read_ahead
 
     def noting(site, examples, parts):
         drawn.append(np.concatenate(parts))
         return plain(site, examples, parts)
 
-    monkeypatch.setattr(contrast, "ahead", noting)
+    monkeypatch.setattr(contrast, "read_ahead", noting)
     for round_ in range(40):
         contrast.local_features(recipe, site, Fixed(), "release", round_)
     assert all(len(set(one.tolist())) == 6 for one in drawn)  # no image twice

@@ -42,9 +42,10 @@ def mae_scales(names: list[str], depth: int, decay: float) -> dict[str, float]:
 def test_rates_of_a_twelve_block_network_are_maes():
     """arXiv 2111.06377, appendix A.1: layer-wise decay, from the head down to the patches."""
     model = classifier(VIT12)
-    names = [name.removeprefix("network.") for name in whole_network.learned_names(model)]
+    names = [name.removeprefix("network.") for name in whole_network.learned_tensors(model)]
     oracle = mae_scales(names, 12, 0.65)
-    _, shares = whole_network.make_optimizer(NetworkRecipe(layer_decay=0.65), model, 12, None)
+    optimizer = whole_network.make_optimizer(NetworkRecipe(layer_decay=0.65), model, 12, None)
+    shares = [group["rate_share"] for group in optimizer.param_groups]
     assert dict(zip(names, shares, strict=True)) == pytest.approx(oracle)
     assert oracle["head.weight"] == 1 and oracle["patch_embed.proj.weight"] == pytest.approx(0.65**13)
 
@@ -52,10 +53,10 @@ def test_rates_of_a_twelve_block_network_are_maes():
 def test_vectors_and_tokens_do_not_decay():
     """MAE's `param_groups_lrd`: no decay of one-dimensional tensors, nor of what the network names no_weight_decay."""
     model = classifier(VIT12)
-    optimizer, _ = whole_network.make_optimizer(NetworkRecipe(weight_decay=0.05), model, 12, None)
+    optimizer = whole_network.make_optimizer(NetworkRecipe(weight_decay=0.05), model, 12, None)
     decays = {
         name: group["weight_decay"]
-        for name, group in zip(whole_network.learned_names(model), optimizer.param_groups, strict=True)
+        for name, group in zip(whole_network.learned_tensors(model), optimizer.param_groups, strict=True)
     }
     assert decays["network.cls_token"] == decays["head.bias"] == decays["network.blocks.3.norm1.weight"] == 0
     assert decays["head.weight"] == decays["network.blocks.3.attn.qkv.weight"] == 0.05

@@ -68,7 +68,7 @@ def test_a_round_is_the_plain_loop_with_the_squared_distance(make_task, make_sit
     method = prox(mu=mu, augment="none")
     start = method.broadcast(State({**method.start(task, ["a"]).arrays}, {"readout": "cls", "seed": 0}), ROUND, ["a"])
     found, _ = method.local_round(site, State(), stamped(start["a"], ROUND, 1))
-    recipe, spec = method.fedavg.recipe, task.backbone
+    recipe, spec = method.base.recipe, task.backbone
     module = ScoreModule(site.backbone, recipe.options(spec, "cls"))
     before = initial_tensors(recipe, spec, 2, task.seed)
     tensors = {name: value.clone().requires_grad_() for name, value in before.items()}
@@ -95,7 +95,7 @@ def test_a_large_mu_keeps_the_model_at_the_broadcast(make_task, make_site):
     for mu in (0.0, 10.0):
         method = prox(mu=mu, weight_decay=0.0)
         _, states = play(method, task, {"a": make_site(task, count=16)})
-        begun = initial_tensors(method.fedavg.recipe, task.backbone, 2, task.seed)
+        begun = initial_tensors(method.base.recipe, task.backbone, 2, task.seed)
         gone[mu] = sum(np.square(states["a"].arrays[name] - begun[name].numpy()).sum() for name in SHARED) ** 0.5
     assert gone[10.0] < 0.4 * gone[0.0], gone
 
@@ -140,4 +140,4 @@ def test_mu_has_a_range(mu):
 
 def test_the_default_is_the_documented_one():
     assert build(METHODS["fedprox"], {}).mu == 0.01
-    assert build(METHODS["fedprox"], {}).fedavg.recipe == EvidentialRecipe()
+    assert build(METHODS["fedprox"], {}).base.recipe == EvidentialRecipe()

@@ -16,7 +16,7 @@ from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import softmax
-from edgefl_trainer.learning.groups import least_used_nearest, mean_keys, orthogonal_keys
+from edgefl_trainer.learning.prompt_groups import least_used_nearest, mean_keys, orthogonal_keys
 from edgefl_trainer.methods import METHODS
 
 PLAIN = {"batch": 4, "head_norm": "none", "groups": 6}

@@ -10,7 +10,7 @@ from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged, softmax, steps
+from edgefl_trainer.learning import averaged_prompts, softmax, steps
 from edgefl_trainer.learning.features import feature_reply
 from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, token_init
 from edgefl_trainer.methods import METHODS
@@ -145,7 +145,7 @@ def test_the_warm_phase_pools_what_all_images_together_have(standardise, make_ta
     method = build(METHODS["head"], {"readout": "mean", "head_norm": "standardise" if standardise else "none"})
     sites = {"a": make_site(task, "a", count=12, seed=1), "b": make_site(task, "b", count=20, seed=2)}
     state = method.start(task, ["a", "b"])
-    replies = {name: averaged.warm_reply(method.recipe, site) for name, site in sites.items()}
+    replies = {name: averaged_prompts.warm_reply(method.recipe, site) for name, site in sites.items()}
     state = method.aggregate(state, Phase("warm", 0), replies)
     assert state.values["readout"] == "mean"
     assert ("features.mean" in state.arrays) == standardise

@@ -3,7 +3,7 @@
 Guarantees: a held-out site takes part in no phase; its images, tune rows included, touch no weight, no temperature and
 no threshold. It scores with the method's `predictor` on an empty state and a broadcast as a newcomer would get it; of
 its own data only what scoring reads from the training rows enters: the class counts of its prior, and where evidence is
-discounted what is usual there (`learning.usual`).
+discounted what is usual there (`learning.unusual_features`).
 Where the head is learned at home and never sent, a held-out site has no model: its figures are null (NA in the papers).
 """
 

@@ -19,12 +19,11 @@ FIRST, SECOND, STEPS = "adamw.first.", "adamw.second.", "adamw.steps."
 def adamw_step(
     arrays: Arrays, gradients: Mapping[str, NDArray[np.float64]], lr: float, weight_decay: float
 ) -> dict[str, NDArray[np.generic]]:
-    """One step of every array that has a gradient.
+    """Step every array that has a gradient.
 
     Args:
         arrays: values by name, and what earlier steps left.
         gradients: by name; float64.
-        lr: learning rate.
         weight_decay: decoupled decay; a step shrinks values by lr·weight_decay.
 
     Returns:

@@ -1,13 +1,14 @@
 """How every evidential method learns prompts and head on a frozen ViT at one site.
 
 FedEvPrompt (arXiv 2411.10071) section 3: prefix prompts in every block, b-prompts slower than t-prompts, an evidential
-head, the loss L_eps plus what a method adds (`learning.terms`). Methods differ in what travels and in their terms, so
-the step is a plain function here and its settings are one dataclass that each method holds as `recipe`.
+head, the loss L_eps plus what a method adds (`learning.loss_terms`). Methods differ in what travels and in their
+terms, so the step is a plain function here and its settings are one dataclass that each method holds as `recipe`.
 docs/methods.md: prefix prompts, prior, evidential loss, readout and feature standardisation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -17,10 +18,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from edgefl_trainer.augment import dihedral
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
+from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.loss_terms import Step, Term
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.losses import class_prior, evidential_loss
@@ -33,7 +36,7 @@ from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_facto
 HEAD = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
 MAX_PROMPT_LENGTH = 10_000
-MOMENTS = ("exp_avg", "exp_avg_sq")  # of adamw and adam; plain sgd remembers nothing
+MOST_DEAD = 0.5  # share of images without evidence, above which a person should know
 LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
 
@@ -63,14 +66,12 @@ class EvidentialRecipe:
     augment: Literal["none", "dihedral"] = "dihedral"
 
     def __post_init__(self) -> None:
-        for name in ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
-        for name, least in (("batch", 1), ("b_blocks", 1), ("anneal_epochs", 1)):
-            if getattr(self, name) < least:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {least} or more.")
-        if not 0 <= self.prompt_length <= MAX_PROMPT_LENGTH:
-            raise SettingError(f"prompt_length is {self.prompt_length}; allowed: 0 to {MAX_PROMPT_LENGTH}.")
+        shares = ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor")
+        check_bounds(self, **{name: (0 <= getattr(self, name) <= 1, "0 to 1") for name in shares})
+        counts = ("batch", "b_blocks", "anneal_epochs")
+        check_bounds(self, **{name: (getattr(self, name) >= 1, "1 or more") for name in counts})
+        longest = MAX_PROMPT_LENGTH
+        check_bounds(self, prompt_length=(0 <= self.prompt_length <= longest, f"0 to {longest}"))
 
     @property
     def prompt_names(self) -> tuple[str, ...]:
@@ -183,14 +184,10 @@ def learn(
     """E local epochs: steps `tensors` in place and reports loss, each term's share of it and dead evidence.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose training rows are learned.
         tensors: the trained ones as leaves that require gradients, `STATISTICS` as constants where they are used.
-        readout: feature the head reads.
         round_: train round, from 1.
         optimizer: over the trained tensors, see `make_optimizer`.
         terms: what the method adds to the loss; attention stays fused where none needs maps.
-        mode: how rollout treats the prefix columns.
         epochs: another number of epochs than E; the annealing clock still counts E for each round before.
         watch: is given the epochs that are left and every step.
     """
@@ -199,29 +196,30 @@ def learn(
     prior = site_prior(recipe, site)
     need_maps = any(term.needs_maps for term in terms)
     count = site.task.epochs if epochs is None else epochs
-    per_epoch = -(-len(site.train) // recipe.batch)
-    largest = np.zeros(len(terms))
-    for epoch in range(count):
-        rng = site.rng("augment", round_, epoch)
+    batches = partial(labelled_batches, site, recipe.batch, recipe.augment, round_)
+    totals = np.zeros(1 + len(terms))  # of an epoch's images: dead ones, and each term's share of the loss
+
+    def loss_of(batch: LabelledBatch) -> Tensor:
+        images, target, epoch = batch
         kl_weight = recipe.kl_weight(round_, epoch, site.task.epochs)
-        totals = np.zeros(2 + len(terms))
-        for step, (images, target) in enumerate(site.batches(site.train, recipe.batch, round_, epoch)):
-            views = dihedral(images, rng) if recipe.augment == "dihedral" else images
-            seen, loss, dead = _forward(module, recipe, site, views, target, tensors, prior, kl_weight, need_maps)
-            added = [term(seen) for term in terms]
-            total = loss + sum(added)
-            value = steps.check_finite(total, site, round_, step)
-            optimizer.zero_grad(set_to_none=True)
-            total.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            if watch is not None:
-                watch(count - 1 - epoch, seen)
-            shares = [float(term.detach()) / max(1e-12, float(loss.detach())) for term in added]
-            totals += len(images) * np.array([value, dead, *shares])
-            site.report(
-                {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
-            )
-        largest = np.maximum(largest, _epoch_told(site, terms, totals / len(site.train), round_, epoch))
+        seen, loss, dead = _forward(module, recipe, site, images, target, tensors, prior, kl_weight, need_maps)
+        added = [term(seen) for term in terms]
+        shares = [float(term.detach()) / max(1e-12, float(loss.detach())) for term in added]
+        totals[:] += len(images) * np.array([dead, *shares])
+        if watch is not None:
+            watch(count - 1 - epoch, seen)
+        return loss + sum(added)
+
+    largest = np.zeros(len(terms))
+    for epoch, sums in enumerate(run_epochs(site, round_, range(count), batches, loss_of, optimizer)):
+        dead, *shares = (float(mean) for mean in totals / len(site.train))
+        totals[:] = 0
+        largest = np.maximum(largest, shares)
+        named = {f"{term.name}_share": share for term, share in zip(terms, shares, strict=True)}
+        site.report({"summary": 1, "loss": sums.mean_of_images, "zero_evidence_share": dead, **named})
+        if dead > MOST_DEAD and (round_, epoch) > (1, 0):  # in the first epoch of a run that may still be
+            text = f"{site.name}: {dead:.0%} of the images raise no evidence; try --set evidence=softplus"
+            site.report({"warning": text})
     for term, share in zip(terms, largest, strict=True):
         if share < LEAST_SHARE:
             site.report(
@@ -234,29 +232,18 @@ def make_optimizer(
 ) -> torch.optim.Optimizer:
     """The recipe's optimiser over the trained tensors; with `state`, its moments go on where they stopped."""
     rates = {"prompts.b": recipe.lr_b, "prompts.g": recipe.lr_b, "prompts.t": recipe.lr_t}
-    groups = [{"params": [tensors[name]], "lr": rates.get(name, recipe.lr_head)} for name in recipe.trained]
+    learned = {name: tensors[name] for name in recipe.trained}
+    groups = [{"params": [value], "lr": rates.get(name, recipe.lr_head)} for name, value in learned.items()]
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[recipe.optimizer]
     optimizer: torch.optim.Optimizer = kind(groups, weight_decay=recipe.weight_decay)
-    if state is not None and "optimizer.step" in state.values:
-        for name in recipe.trained:
-            moments = {key: torch.from_numpy(np.array(state.arrays[f"optimizer.{key}.{name}"])) for key in MOMENTS}
-            step = torch.tensor(float(state.values["optimizer.step"]))
-            optimizer.state[tensors[name]] = {
-                "step": step,
-                **{k: v.to(tensors[name].device) for k, v in moments.items()},
-            }
+    steps.restore_moments(optimizer, learned, state)
     return optimizer
 
 
 def optimizer_state(recipe: EvidentialRecipe, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> State:
-    """The moments of `make_optimizer`'s optimiser under stable names; nothing of one that has none."""
-    if recipe.optimizer == "sgd":
-        return State()
-    arrays = {}
-    for name in recipe.trained:
-        moments = optimizer.state[tensors[name]]
-        arrays.update({f"optimizer.{key}.{name}": moments[key].detach().cpu().numpy().copy() for key in MOMENTS})
-    return State(arrays, {"optimizer.step": int(optimizer.state[tensors["head.bias"]]["step"])})
+    """The moments of `make_optimizer`'s optimiser; nothing of one that has none."""
+    learned = {name: tensors[name] for name in recipe.trained}
+    return State() if recipe.optimizer == "sgd" else steps.moments_of(optimizer, learned)
 
 
 def trainable(recipe: EvidentialRecipe, arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
@@ -298,7 +285,7 @@ def _forward(
 
     The backbone runs under autocast, everything after it in float32.
     """
-    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+    with autocast(site):
         output = module.output(images, tensors, need_attention=need_maps)
     features = module.features(output, tensors)
     logits = module.logits(features, tensors)
@@ -309,20 +296,3 @@ def _forward(
     dead = float((evidence.detach().sum(dim=1) <= 1e-6).float().mean())
     seen = Step(features, dirichlet_summary(evidence, prior)[0], maps, target, tensors)
     return seen, evidential_loss(evidence, target, prior, kl_weight), dead
-
-
-def _epoch_told(
-    site: Site, terms: Sequence[Term], means: NDArray[np.float64], round_: int, epoch: int
-) -> NDArray[np.float64]:
-    """Report an epoch's means (loss, dead images, share of each term); returns the shares.
-
-    Says so where a head raises no evidence; in the first epoch of a run that may still be.
-    """
-    named = {f"{term.name}_share": float(share) for term, share in zip(terms, means[2:], strict=True)}
-    dead = float(means[1])
-    site.report({"summary": 1, "loss": float(means[0]), "zero_evidence_share": dead, **named})
-    if dead > 0.5 and (round_, epoch) > (1, 0):
-        site.report(
-            {"warning": f"{site.name}: {dead:.0%} of the images raise no evidence; try --set evidence=softplus"}
-        )
-    return means[2:]

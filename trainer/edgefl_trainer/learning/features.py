@@ -34,7 +34,7 @@ class FeatureMoments:
     square: NDArray[np.float64]  # (D,) mean of squares
 
     def statistics(self) -> dict[str, NDArray[np.generic]]:
-        """`features.mean` and `features.std` as payload tensors.
+        """Return `features.mean` and `features.std` as payload tensors.
 
         A feature that hardly varies over few images must not be blown up into certainty: deviations are at least a
         tenth of their median, and 1 where there are too few images to tell.
@@ -47,7 +47,7 @@ class FeatureMoments:
 
 
 def frozen_features(backbone: Backbone, rows: Examples, device: torch.device) -> dict[Readout, NDArray[np.float32]]:
-    """Every readout of the bare network, (rows, D) each."""
+    """Compute every readout of the bare network, (rows, D) each."""
     parts: dict[Readout, list[NDArray[np.float32]]] = {name: [] for name in readouts_of(backbone.spec)}
     with torch.inference_mode():
         for images, _ in rows.in_order(BATCH):
@@ -59,7 +59,7 @@ def frozen_features(backbone: Backbone, rows: Examples, device: torch.device) ->
 
 
 def moments(features: NDArray[np.float32]) -> FeatureMoments:
-    """Moments in float64, so that a mean does not depend on how the images are spread; of no image, 0 and 1."""
+    """Compute moments in float64, so that a mean does not depend on how the images are spread; of no image, 0 and 1."""
     wide = features.astype(np.float64)
     if len(wide) == 0:
         return FeatureMoments(0, np.zeros(wide.shape[1]), np.ones(wide.shape[1]))
@@ -67,7 +67,7 @@ def moments(features: NDArray[np.float32]) -> FeatureMoments:
 
 
 def probe_readouts(site: Site, features: Mapping[Readout, NDArray[np.float32]]) -> dict[Readout, float]:
-    """Balanced accuracy on tune rows of a probe fitted on train rows; 0 where a site has too little to tell."""
+    """Return a probe's balanced accuracy on tune rows, fitted on train rows; 0 where a site has too little to tell."""
     assert site.backbone is not None
     if len(site.tune) == 0 or len(np.unique(site.train.targets)) < 2:
         return dict.fromkeys(features, 0.0)
@@ -77,17 +77,15 @@ def probe_readouts(site: Site, features: Mapping[Readout, NDArray[np.float32]]) 
 
 
 def best_readout(scores: Mapping[Readout, float]) -> Readout:
-    """The readout with the higher score; the first on a tie, of a vision transformer the class token."""
+    """Choose the readout with the higher score; on a tie the first, of a vision transformer the class token."""
     return max(scores, key=lambda name: scores[name])
 
 
 def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
-    """What a site with a private head decides alone: its readout and, where used, its feature statistics.
+    """Decide for one site with a private head: its readout and, where used, its feature statistics.
 
     Args:
-        site: whose rows are read.
         wanted: `cls` or `mean`; `auto` takes the one that probes better.
-        standardise: whether features are standardised before the head.
 
     Returns:
         `features.mean` and `features.std` (D,) where used; the value `readout`.
@@ -102,12 +100,10 @@ def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
 
 
 def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True) -> Payload:
-    """The site half of a warm phase, no larger than what the server will read of it.
+    """Answer a warm phase at a site, with no more than the server will read.
 
     Args:
-        site: whose rows are read.
         wanted: `cls` or `mean`; `auto` lets a probe decide.
-        standardise: whether features are standardised before the head.
 
     Returns:
         Moments (2, D) of the readouts in question over the training images, if features are standardised; their probe
@@ -127,12 +123,11 @@ def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True)
 
 
 def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise: bool) -> State:
-    """The server half of a warm phase: the readout of all sites and, where used, pooled feature statistics.
+    """Pool the replies of a warm phase: the readout of all sites and, where used, their feature statistics.
 
     Args:
         replies: of `feature_reply`, by site.
         wanted: a readout; `auto` takes the one that probes better on the mean of the sites.
-        standardise: whether features are standardised before the head.
 
     Returns:
         `features.mean` and `features.std` (D,) where used; the value `readout`.
@@ -151,7 +146,7 @@ def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise:
 
 
 def features_sent(head_norm: str) -> tuple[str, ...]:
-    """What a warm phase adds to `Method.travels`: moments of features, once, unless the head reads them as they are.
+    """Return what a warm phase adds to `Method.travels`: moments of features, unless the head reads them as they are.
 
     With `auto` it is the backbone that decides: those of supervised ones are read as they are, and none is sent.
     """
@@ -159,6 +154,6 @@ def features_sent(head_norm: str) -> tuple[str, ...]:
 
 
 def readout_named(value: object) -> Readout:
-    """The readout that a broadcast or a state names; the class token for anything else."""
+    """Return the readout that a broadcast or a state names; the class token for anything else."""
     named: Mapping[object, Readout] = {"mean": "mean", "pooled": "pooled"}
     return named.get(value, "cls")

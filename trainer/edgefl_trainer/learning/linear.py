@@ -25,11 +25,7 @@ def fit_predict(
     """Fit on one set of rows and return the probabilities of another.
 
     Args:
-        features_fit: Features of the rows to learn from.
-        target_fit: Their classes, 0 … K-1.
-        features: Features of the rows to predict.
         classes: K; a class without a fitted row gets probability 0.
-        balanced: Weight the classes of the fitted rows equally.
         strength: Inverse of the L2 penalty's weight.
 
     Returns:

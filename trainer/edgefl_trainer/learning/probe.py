@@ -41,14 +41,7 @@ def linear_probe(
     features_tune: Float[np.ndarray, "B2 D"],
     target_tune: Int[np.ndarray, " B2"],
 ) -> float | None:
-    """Return the balanced accuracy on the tune rows of a probe fitted on the train rows; ``None`` without either.
-
-    Args:
-        features_train: Features to learn from.
-        target_train: Their classes, from 0.
-        features_tune: Features to judge on.
-        target_tune: Their classes, from 0.
-    """
+    """Return the balanced accuracy on the tune rows of a probe fitted on the train rows; ``None`` without either."""
     if target_train.size == 0 or target_tune.size == 0:
         return None
     classes = max(2, int(max(target_train.max(), target_tune.max())) + 1)
@@ -58,11 +51,7 @@ def linear_probe(
 
 
 def probe_sites(rows: Mapping[str, ProbeRows]) -> ProbeReport:
-    """Probe each site alone and all sites pooled.
-
-    Args:
-        rows: Site name to the features of one readout.
-    """
+    """Probe each site alone and all sites pooled."""
     names = sorted(rows)
     figures = {
         name: linear_probe(

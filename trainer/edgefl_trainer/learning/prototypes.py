@@ -33,13 +33,11 @@ Tensors = Mapping[str, Tensor]
 def class_tokens(
     site: Site, blocks: Sequence[int], insert: Insert | None = None, tensors: Tensors | None = None
 ) -> NDArray[np.float32]:
-    """Class token of every training row at the input of some blocks, deterministic view, no gradient.
+    """Read the class token of every training row at the input of some blocks: deterministic view, no gradient.
 
     Args:
-        site: whose rows are read.
         blocks: rising block numbers from 0.
         insert: prompt tokens; None for the bare network.
-        tensors: what the insert reads.
 
     Returns:
         (n, J, D), before the tokens that enter at that block.
@@ -57,12 +55,11 @@ def class_tokens(
 
 
 def class_prototypes(tokens: NDArray[np.float32], targets: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
-    """Mean class token of each class (eq. 10), float64 sums.
+    """Average the class tokens of each class (eq. 10); sums in float64.
 
     Args:
         tokens: (n, J, D).
         targets: class of each row, (n,).
-        classes: K.
 
     Returns:
         (J, K, D), zeros where a class has no row.
@@ -92,13 +89,12 @@ class LaplaceNoise:
         centres: NDArray[np.float32],
         rng: np.random.Generator,
     ) -> NDArray[np.float32]:
-        """What goes out instead of `class_prototypes`.
+        """Compute prototypes under noise, which go out instead of `class_prototypes`.
 
         Args:
             tokens: (n, J, D).
             targets: class of each row, (n,).
             centres: prototypes of the federation, (J, K, D).
-            rng: source of the noise.
 
         Returns:
             (J, K, D), zeros for a class of fewer than two rows, and where all its rows are the centre (no noise).
@@ -120,7 +116,7 @@ class LaplaceNoise:
         return known if known.any() or self.clip_l1 > 0 else rows.mean(axis=0)
 
     def _bounded(self, offsets: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-        """Offsets (N, D) and a bound on their L1 norms."""
+        """Return offsets (N, D) and a bound on their L1 norms."""
         norms = np.abs(offsets).sum(axis=1)
         if self.clip_l1 == 0:
             return offsets, float(norms.max())
@@ -128,7 +124,7 @@ class LaplaceNoise:
 
 
 def contributions(replies: Mapping[str, Payload]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What the sites sent: sum (J, K, D) of their prototypes, and how many there were, (J, K): the D_c of eq. 11."""
+    """Sum what the sites sent: prototypes (J, K, D), and how many there were, (J, K), the D_c of eq. 11."""
     sent = [replies[name].arrays[PROTOTYPES].astype(np.float64) for name in sorted(replies)]
     total, count = np.zeros_like(sent[0]), np.zeros(sent[0].shape[:2], dtype=np.int64)
     for one in sent:
@@ -138,7 +134,7 @@ def contributions(replies: Mapping[str, Payload]) -> tuple[NDArray[np.float64], 
 
 
 def moved(old: NDArray[Any], total: NDArray[np.float64], count: NDArray[np.int64], rho: float) -> NDArray[np.float32]:
-    """Prototypes after a period (eq. 12): rho·old + (1 − rho)·mean.
+    """Move prototypes after a period (eq. 12): rho·old + (1 − rho)·mean.
 
     Args:
         old: those the server keeps, (J, K, D).
@@ -157,13 +153,13 @@ def moved(old: NDArray[Any], total: NDArray[np.float64], count: NDArray[np.int64
 
 
 def _bare(vit: FrozenViT, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
-    """Class tokens of the bare network, for inserts that ask."""
+    """Compute class tokens of the bare network, for inserts that ask."""
     output: ViTOutput = vit(pixels)
     return output.cls
 
 
 def _recording(blocks: Sequence[int], inner: Inserter | None) -> tuple[Inserter, list[Tensor]]:
-    """An inserter that does what `inner` does, and the class tokens it sees at these blocks, (B, D) each."""
+    """Make an inserter that does what `inner` does, and the list of class tokens it will see, (B, D) a block."""
     seen: list[Tensor] = []
 
     def record(block: int, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B I D"]:

@@ -7,6 +7,7 @@ tokens there are (`models.inserts`), which tensors learn, and what travels. docs
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -16,10 +17,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from edgefl_trainer.augment import dihedral
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
+from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.inserts import Insert
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.spec import BackboneSpec, Readout, require_vit
@@ -49,21 +52,12 @@ class SoftmaxRecipe:
     augment: Literal["none", "dihedral"] = "dihedral"
 
     def __post_init__(self) -> None:
-        for name, most in (
-            ("lr", 10),
-            ("lr_head", 10),
-            ("lr_decay", 1),
-            ("momentum", 1),
-            ("weight_decay", 1),
-            ("clip", 1e6),
-        ):
-            if not 0 <= getattr(self, name) <= most:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to {most:g}.")
-        if self.batch < 1:
-            raise SettingError(f"batch is {self.batch}; allowed: 1 or more.")
+        largest = {"lr": 10, "lr_head": 10, "lr_decay": 1, "momentum": 1, "weight_decay": 1, "clip": 1e6}
+        in_range = {name: (0 <= getattr(self, name) <= most, f"0 to {most:g}") for name, most in largest.items()}
+        check_bounds(self, **in_range, batch=(self.batch >= 1, "1 or more"))
 
     def rate(self, name: str, round_: int) -> float:
-        """Learning rate of a tensor in a round, counted from 1."""
+        """Return the learning rate of a tensor in a round, counted from 1."""
         return (self.lr_head or self.lr if name == HEAD else self.lr) * self.lr_decay ** (round_ - 1)
 
     @property
@@ -76,12 +70,12 @@ class SoftmaxRecipe:
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
 
     def module(self, site: Site, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreModule:
-        """What scores at a site; see `options`."""
+        """Make what scores at a site; see `options`."""
         assert site.backbone is not None
         return ScoreModule(site.backbone, self.options(site.task.backbone, readout, insert, prompted))
 
     def options(self, spec: BackboneSpec, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreOptions:
-        """How a model of this recipe scores."""
+        """Say how a model of this recipe scores."""
         norm: Literal["standardise", "none"] = "standardise" if self.standardises(spec) else "none"
         return ScoreOptions(
             readout=readout, output="softmax", head_norm=norm, prompts=(), insert=insert, prompted=prompted
@@ -96,6 +90,11 @@ def check_count(name: str, value: int) -> None:
     """
     if not 1 <= value <= MAX_COUNT:
         raise SettingError(f"{name} is {value}; allowed: 1 to {MAX_COUNT}.")
+
+
+def rising(blocks: Sequence[int]) -> bool:
+    """Whether these are block numbers from 0, each above the one before; so is none at all."""
+    return list(blocks) == sorted({block for block in blocks if block >= 0})
 
 
 def check_fits(task: Task, insert: Insert | None) -> None:
@@ -116,12 +115,10 @@ def check_fits(task: Task, insert: Insert | None) -> None:
 
 
 def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Fresh prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
+    """Draw prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
 
     Args:
-        spec: backbone the prompts are for.
         shape: any, last axis D.
-        generator: source of randomness.
 
     Returns:
         Float32 of that shape.
@@ -134,12 +131,12 @@ def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Genera
 
 
 def head_init(spec: BackboneSpec, classes: int, generator: torch.Generator) -> Float[Tensor, "K D"]:
-    """Fresh head without bias, N(0, 0.02)."""
+    """Draw a head without bias, N(0, 0.02)."""
     return torch.zeros((classes, spec.width)).normal_(0, 0.02, generator=generator)
 
 
 def trainable(arrays: Arrays, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
-    """Tensors to learn with: `names` as leaves with gradients, the others as constants; the head's bias is zero."""
+    """Make tensors to learn with: `names` as leaves with gradients, the others constant, a head's bias of zero."""
     tensors = steps.as_tensors(arrays, device)
     for name in names:
         tensors[name].requires_grad_(True)
@@ -160,14 +157,10 @@ def learn(
     project: Mapping[str, Float[Tensor, "D D"]] | None = None,
     velocity: Arrays | None = None,
 ) -> dict[str, NDArray[np.generic]]:
-    """Local epochs of SGD: steps `tensors` in place and reports the loss.
+    """Learn by SGD: step `tensors` in place and report the loss.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose training rows are learned.
-        module: what scores.
         tensors: see `trainable`.
-        names: which of them learn.
         round_: train round, from 1; for the rates, see `SoftmaxRecipe.rate`.
         epochs: numbers of the epochs, for their draws; 0 to E − 1 by default.
         forward: another way from images to logits, see `Forward`.
@@ -183,34 +176,29 @@ def learn(
     for name, begun in (velocity or {}).items():
         optimizer.state[tensors[name]]["momentum_buffer"] = torch.from_numpy(np.array(begun)).to(site.device)
     score = forward or plain_forward(site, module, tensors)
-    per_epoch = -(-len(site.train) // recipe.batch)
-    for epoch in range(site.task.epochs) if epochs is None else epochs:
-        rng = site.rng("augment", round_, epoch)
-        total = 0.0
-        for step, (images, target) in enumerate(site.batches(site.train, recipe.batch, round_, epoch)):
-            views = dihedral(images, rng) if recipe.augment == "dihedral" else images
-            logits, added = score(views)
-            loss = cross_entropy(logits, target) + added
-            value = steps.check_finite(loss, site, round_, step)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            if recipe.clip > 0:
-                torch.nn.utils.clip_grad_norm_(learned, recipe.clip)
-            _step(optimizer, tensors, project or {})
-            total += len(images) * value
-            site.report(
-                {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value, "images": len(images)}
-            )
-        site.report({"summary": 1, "loss": total / len(site.train)})
+    numbers = range(site.task.epochs) if epochs is None else epochs
+    batches = partial(labelled_batches, site, recipe.batch, recipe.augment, round_)
+
+    def loss_of(batch: LabelledBatch) -> Tensor:
+        logits, added = score(batch[0])
+        return cross_entropy(logits, batch[1]) + added
+
+    def take_step() -> None:
+        if recipe.clip > 0:
+            torch.nn.utils.clip_grad_norm_(learned, recipe.clip)
+        _step(optimizer, tensors, project or {})
+
+    for sums in run_epochs(site, round_, numbers, batches, loss_of, optimizer, take_step=take_step):
+        site.report({"summary": 1, "loss": sums.mean_of_images})
     buffers = {name: optimizer.state[tensors[name]].get("momentum_buffer") for name in names}
     return steps.as_arrays({name: buffer for name, buffer in buffers.items() if buffer is not None})
 
 
 def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:
-    """The module's own logits, nothing added to the loss; the backbone runs under autocast, the head in float32."""
+    """Make the plain forward pass: the module's logits, nothing added; the head computes in float32."""
 
     def score(images: Tensor) -> tuple[Tensor, float]:
-        with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        with autocast(site):
             output = module.output(images, tensors, need_attention=False)
         return module.logits(module.features(output, tensors), tensors), 0.0
 
@@ -218,7 +206,7 @@ def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:
 
 
 def make_predictor(site: Site, module: ScoreModule, arrays: Arrays) -> Predictor:
-    """What a site scores with: temperature 1 until calibrated, a head without bias."""
+    """Make what a site scores with: temperature 1 until calibrated, a head without bias."""
     wanted = module.options.tensors
     given = {name: np.asarray(arrays[name], dtype=np.float32) for name in wanted if name in arrays}
     fixed = {
@@ -229,7 +217,7 @@ def make_predictor(site: Site, module: ScoreModule, arrays: Arrays) -> Predictor
 
 
 def _step(optimizer: torch.optim.Optimizer, tensors: Tensors, project: Mapping[str, Tensor]) -> None:
-    """One optimiser step; where a matrix is given, the update is projected whatever the optimiser made of it."""
+    """Take one step; where a matrix is given, project the update, whatever the optimiser made of it."""
     before = {name: tensors[name].detach().clone() for name in project}
     optimizer.step()
     with torch.no_grad():

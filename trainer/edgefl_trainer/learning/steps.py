@@ -1,25 +1,30 @@
 """Steps that several methods take, as plain functions. Sums run in float64 and in site-name order."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Site
+from edgefl_trainer.contract import Arrays, State
 from edgefl_trainer.errors import TrainingError
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam and AdamW remember of a tensor
 
-def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) -> dict[str, NDArray[np.generic]]:
-    """FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, over every tensor of the replies.
+
+def weighted_mean(
+    replies: Mapping[str, Payload], weights: Mapping[str, float], tensors: Iterable[str] | None = None
+) -> dict[str, NDArray[np.generic]]:
+    """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c.
 
     Args:
-        replies: by site; all hold the same tensors.
+        replies: by site; all hold these tensors.
         weights: one non-negative number for each site, not all zero.
+        tensors: names of those that are averaged; all of the replies by default.
 
     Returns:
         The averaged tensors in their own dtypes.
@@ -32,7 +37,7 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
     if total <= 0:
         raise TrainingError("no reply of this round counts a training image: nothing can be averaged.")
     mean: dict[str, NDArray[np.generic]] = {}
-    for key in sorted(replies[names[0]].arrays):
+    for key in sorted(replies[names[0]].arrays if tensors is None else tensors):
         first = replies[names[0]].arrays[key]
         summed = np.zeros(first.shape, dtype=np.float64)
         for name in names:  # one reply at a time, always in the same order
@@ -42,8 +47,13 @@ def weighted_mean(replies: Mapping[str, Payload], weights: Mapping[str, float]) 
     return mean
 
 
+def weights(weighting: Literal["samples", "uniform"], replies: Mapping[str, Payload]) -> dict[str, float]:
+    """Weigh the sites in a mean: by training images, or each the same."""
+    return dict.fromkeys(replies, 1.0) if weighting == "uniform" else sample_weights(replies)
+
+
 def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
-    """Weights of `weighting=samples`: each site's number of training images.
+    """Weigh each site by its number of training images.
 
     Raises:
         TrainingError: a negative number.
@@ -52,7 +62,7 @@ def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
 
 
 def image_count(reply: Payload, name: str) -> float:
-    """A number of images that a reply tells.
+    """Read a number of images that a reply tells.
 
     Raises:
         TrainingError: it is missing, no number, or negative.
@@ -64,12 +74,7 @@ def image_count(reply: Payload, name: str) -> float:
 
 
 def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.generic]]:
-    """The arrays `<kind>.<k>`, by class index k.
-
-    Args:
-        arrays: of a payload; those of other kinds are passed over.
-        kind: first part of the names.
-        classes: K.
+    """Pick the arrays `<kind>.<k>`, by class index k.
 
     Raises:
         TrainingError: a k that is no class of the task.
@@ -82,14 +87,12 @@ def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.ge
     return {allowed[name]: value for name, value in sorted(found.items())}
 
 
-def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
-    """Positions in batches; the last may be smaller.
-
-    Args:
-        order: of one epoch, (n,).
-        batch: B.
-    """
-    return [order[start : start + batch] for start in range(0, len(order), batch)]
+def class_rows(arrays: Arrays, kind: str, classes: int, width: int) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """Stack the arrays `<kind>.<k>` as rows (K, width), zero where there is none, and which there are (K,)."""
+    rows, known = np.zeros((classes, width), dtype=np.float32), np.zeros(classes, dtype=np.bool_)
+    for k, row in by_class(arrays, kind, classes).items():
+        rows[k], known[k] = row, True
+    return rows, known
 
 
 def cosine_rate(step: float, steps: float, warmup: float) -> float:
@@ -99,32 +102,27 @@ def cosine_rate(step: float, steps: float, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1e-12, steps - warmup))))
 
 
-def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
-    """The loss as a number.
+def moments_of(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor]) -> State:
+    """Read the moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps."""
+    found = {name: optimizer.state[tensor] for name, tensor in learned.items()}
+    arrays = as_arrays({f"optimizer.{key}.{name}": own[key] for name, own in found.items() for key in MOMENTS})
+    return State(arrays, {"optimizer.step": int(next(iter(found.values()))["step"])})
 
-    Args:
-        loss: of one batch.
-        site: who learns.
-        round_: train round, from 1.
-        step: of the epoch, from 0; the sentence counts from 1, as the progress display does.
 
-    Raises:
-        TrainingError: it is NaN or infinite; names site, round and step.
-    """
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        raise TrainingError(
-            f"the loss of site {site.name} is {value} in round {round_}, step {step + 1}: "
-            "lower the learning rate and name another --out; the rounds before are kept."
-        )
-    return value
+def restore_moments(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor], state: State | None) -> None:
+    """Let an Adam go on where `moments_of` saw it; without moments in `state` it begins afresh."""
+    if state is None or "optimizer.step" not in state.values:
+        return
+    for name, tensor in learned.items():
+        moments = as_tensors({key: state.arrays[f"optimizer.{key}.{name}"] for key in MOMENTS}, tensor.device)
+        optimizer.state[tensor] = {"step": torch.tensor(float(state.values["optimizer.step"])), **moments}
 
 
 def as_arrays(tensors: Mapping[str, Tensor]) -> dict[str, NDArray[np.generic]]:
-    """Detached copies of tensors, as a payload or a state holds them."""
+    """Copy tensors to arrays, as a payload or a state holds them."""
     return {name: value.detach().cpu().numpy().copy() for name, value in tensors.items()}
 
 
 def as_tensors(arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    """Fresh tensors from a payload or a state."""
+    """Copy arrays of a payload or a state to tensors."""
     return {name: torch.from_numpy(np.array(value)).to(device) for name, value in arrays.items()}

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_trainer.contract import Predictor, Site
+from edgefl_trainer.learning.steps import as_tensors
 from edgefl_trainer.models.scoring import ScoreModule
 
 BATCH = 64
@@ -22,8 +23,8 @@ class TrainingScores:
 
 
 def training_scores(site: Site, predictor: Predictor) -> TrainingScores:
-    """Scores of the site's training rows."""
-    tensors = on_device(site, predictor)
+    """Score the site's training rows."""
+    tensors = as_tensors(predictor.tensors, site.device)
     parts: dict[str, list[NDArray[np.float32]]] = {}
     with torch.inference_mode():
         for images, _ in site.train.in_order(BATCH):
@@ -34,9 +35,9 @@ def training_scores(site: Site, predictor: Predictor) -> TrainingScores:
 
 
 def training_features(site: Site, predictor: Predictor) -> NDArray[np.float32]:
-    """What the head reads of the site's training rows, (n, D)."""
+    """Return what the head reads of the site's training rows, (n, D)."""
     module: ScoreModule = predictor.module
-    tensors = on_device(site, predictor)
+    tensors = as_tensors(predictor.tensors, site.device)
     parts = []
     with torch.inference_mode():
         for images, _ in site.train.in_order(BATCH):
@@ -46,11 +47,6 @@ def training_features(site: Site, predictor: Predictor) -> NDArray[np.float32]:
 
 
 def class_means(values: NDArray[np.float32], targets: NDArray[np.int64]) -> dict[int, NDArray[np.float32]]:
-    """Mean row of each class that has one, float64 sums: {class: (D,)}."""
+    """Return the mean row of each class that has one, {class: (D,)}; sums in float64."""
     wide = values.astype(np.float64)
     return {int(k): wide[targets == k].mean(axis=0).astype(np.float32) for k in np.unique(targets)}
-
-
-def on_device(site: Site, predictor: Predictor) -> dict[str, torch.Tensor]:
-    """The predictor's tensors where the site computes."""
-    return {name: torch.from_numpy(np.array(value)).to(site.device) for name, value in predictor.tensors.items()}

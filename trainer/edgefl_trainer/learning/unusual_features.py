@@ -27,7 +27,7 @@ Tensors = Mapping[str, NDArray[np.float32]]
 
 
 def everything_usual(width: int) -> Tensors:
-    """Tensors under which no feature is unusual: d² = 0 everywhere."""
+    """Return tensors under which no feature is unusual: d² = 0 everywhere."""
     return {
         "usual.mean": np.zeros(width, dtype=np.float32),
         "usual.whitening": np.zeros((width, width), dtype=np.float32),
@@ -35,7 +35,7 @@ def everything_usual(width: int) -> Tensors:
 
 
 def usual_features(features: NDArray[np.float32]) -> Tensors:
-    """m and A of the training features.
+    """Measure what is usual: m and A of the training features.
 
     Args:
         features: (n, D).
@@ -59,14 +59,14 @@ def usual_features(features: NDArray[np.float32]) -> Tensors:
 
 
 def with_usual(predictor: Predictor, site: Site) -> Predictor:
-    """The model with what is usual in the site's training rows, where its evidence is discounted by that."""
+    """Let a model that discounts unusual features know those of its site; leave any other model as it is."""
     if not predictor.module.options.discounts or len(site.train) == 0:
         return predictor
     return replace(predictor, tensors={**predictor.tensors, **usual_features(training_features(site, predictor))})
 
 
 def _gaussian(features: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean, and the lower triangular matrix that makes the shrunk covariance the identity."""
+    """Return the mean, and the lower triangular matrix that makes the shrunk covariance the identity."""
     covariance = np.cov(features.T)
     variance = max(float(np.trace(covariance)) / len(covariance), 1e-12)
     shrunk = (1 - SHRINKAGE) * covariance + SHRINKAGE * variance * np.eye(len(covariance))

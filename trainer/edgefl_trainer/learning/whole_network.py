@@ -5,29 +5,31 @@ rates that fall from the head down to the patches, drop path, warm-up and cosine
 rate that falls in steps (arXiv 2208.11278 section V-A). docs/methods.md 3.4.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.augment import dihedral, random_crops
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.unlabelled.self_supervised import ahead
+from edgefl_trainer.learning.batches import Images, autocast, batches_of, read_ahead
+from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
 from edgefl_trainer.seeded import seeded
 
 STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
 STEP_SHARES = (0.6, 0.8)  # of all epochs: 12 and 16 of the paper's 20
 MOST_WARMUP = 0.25  # share of all epochs
-MOMENTS = ("exp_avg", "exp_avg_sq")
+_Batch = tuple[Images, Int[Tensor, " B"], int]
 HEAD_DEVIATION = {"vit": 2e-5, "cnn": 0.01}  # of a fresh head: MAE's and MoCo's code
 
 
@@ -49,27 +51,20 @@ class NetworkRecipe:
     smallest_crop: float = 0.2  # smallest share of the area a crop shows
 
     def __post_init__(self) -> None:
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("lr", 0 < self.lr <= 1, "above 0, at most 1"),
-            ("min_lr", 0 <= self.min_lr <= self.lr, "0 to lr"),
-            ("warmup", 0 <= self.warmup <= 10_000, "0 to 10000 epochs"),
-            ("layer_decay", 0 < self.layer_decay <= 1, "above 0, at most 1"),
-            ("drop_path", 0 <= self.drop_path < 1, "0 to below 1"),
-            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
-            ("batch", self.batch >= 1, "1 or more"),
-            ("smallest_crop", 0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
+        check_bounds(
+            self,
+            lr=(0 < self.lr <= 1, "above 0, at most 1"),
+            min_lr=(0 <= self.min_lr <= self.lr, "0 to lr"),
+            warmup=(0 <= self.warmup <= 10_000, "0 to 10000 epochs"),
+            layer_decay=(0 < self.layer_decay <= 1, "above 0, at most 1"),
+            drop_path=(0 <= self.drop_path < 1, "0 to below 1"),
+            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
+            batch=(self.batch >= 1, "1 or more"),
+            smallest_crop=(0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def rate(self, done: float, total: int) -> float:
-        """Learning rate of the head after some epochs.
-
-        Args:
-            done: epochs behind, with fractions.
-            total: epochs of the whole run.
-        """
+        """Return the head's learning rate after some epochs, with fractions, of `total` in the whole run."""
         if self.schedule == "constant":
             return self.lr
         if self.schedule == "steps":
@@ -79,7 +74,7 @@ class NetworkRecipe:
         return self.lr * share if done < warmup else self.min_lr + (self.lr - self.min_lr) * share
 
     def readout_of(self, spec: BackboneSpec) -> Readout:
-        """What the head reads of a network.
+        """Choose what the head reads of a network.
 
         Raises:
             SettingError: the network has no such feature.
@@ -97,14 +92,7 @@ class Classifier(nn.Module):
     network: Any  # timm carries no types
 
     def __init__(self, network: nn.Module, width: int, classes: int, readout: Readout) -> None:
-        """Join network and head.
-
-        Args:
-            network: of timm, without classifier.
-            width: D.
-            classes: K.
-            readout: what the head reads.
-        """
+        """Join network and head."""
         super().__init__()
         self.network = network
         self.head = nn.Linear(width, classes)
@@ -112,9 +100,6 @@ class Classifier(nn.Module):
 
     def features(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
         """What the head reads; the same as the frozen network's readout in evaluation mode.
-
-        Args:
-            pixels: normalised, (B, 3, S, S).
 
         Returns:
             (B, D), float32.
@@ -127,25 +112,24 @@ class Classifier(nn.Module):
 
 
 def fresh_head(model: Classifier, seed: int) -> None:
-    """A head near zero without bias, so that the first steps do not pull the network apart."""
+    """Draw a head near zero without bias, so that the first steps do not pull the network apart."""
     kind = "cnn" if model.readout == "pooled" else "vit"
     generator = torch.Generator().manual_seed(seed)
     nn.init.trunc_normal_(model.head.weight, std=HEAD_DEVIATION[kind], generator=generator)
     nn.init.zeros_(model.head.bias)
 
 
-def learned_names(model: Classifier) -> list[str]:
-    """Parameters that learn, in name order; fixed position tables do not."""
-    return sorted(name for name, value in model.named_parameters() if value.requires_grad)
+def learned_tensors(model: Classifier) -> dict[str, Tensor]:
+    """Return the parameters that learn, in name order; fixed position tables do not."""
+    return {name: value for name, value in sorted(model.named_parameters()) if value.requires_grad}
 
 
 def rate_share(name: str, depth: int, layer_decay: float) -> float:
-    """Factor of a parameter's rate: layer_decay^(L + 1 − i), with i the layer it belongs to.
+    """Compute the factor of a parameter's rate: layer_decay^(L + 1 − i), with i the layer it belongs to.
 
     Args:
         name: `head.weight`, `network.blocks.3.attn.qkv.weight` …
         depth: L, number of blocks; 0 for a convolutional network, all of which learns at one rate.
-        layer_decay: factor from layer to layer.
     """
     if depth == 0:
         return 1.0
@@ -157,53 +141,31 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
     return layer_decay ** (depth + 1 - layer)
 
 
-def make_optimizer(
-    recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None
-) -> tuple[torch.optim.Optimizer, list[float]]:
-    """The optimiser, one group for each parameter, and the factor of each group's rate.
+def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None) -> torch.optim.Optimizer:
+    """Make the optimiser, one group for each parameter, with the factor of its rate as `rate_share`.
 
     Args:
-        recipe: hyper-parameters.
-        model: whose parameters learn.
         depth: L; 0 for a convolutional network.
-        state: where the moments go on, see `optimizer_state`; None begins afresh.
-
-    Returns:
-        Optimiser and factors.
+        state: where the moments go on, see `steps.moments_of`; None begins afresh.
     """
-    parameters = dict(model.named_parameters())
-    names = learned_names(model)
-    tokens = ("network.cls_token", "network.pos_embed")
+    learned = learned_tensors(model)
+    undecayed = ("network.cls_token", "network.pos_embed")
     groups = [
         {
-            "params": [parameters[name]],
-            "weight_decay": 0.0 if parameters[name].ndim <= 1 or name in tokens else recipe.weight_decay,
+            "params": [value],
+            "weight_decay": 0.0 if value.ndim <= 1 or name in undecayed else recipe.weight_decay,
+            "rate_share": rate_share(name, depth, recipe.layer_decay),
         }
-        for name in names
+        for name, value in learned.items()
     ]
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     optimizer = kind(groups, lr=recipe.lr)
-    if state is not None and "optimizer.step" in state.values:
-        for name in names:
-            value = parameters[name]
-            moments = {key: np.array(state.arrays[f"optimizer.{key}.{name}"]) for key in MOMENTS}
-            optimizer.state[value] = {
-                "step": torch.tensor(float(state.values["optimizer.step"])),
-                **{key: torch.from_numpy(found).to(value.device) for key, found in moments.items()},
-            }
-    return optimizer, [rate_share(name, depth, recipe.layer_decay) for name in names]
-
-
-def optimizer_state(model: Classifier, optimizer: torch.optim.Optimizer) -> State:
-    """The moments of `make_optimizer`'s optimiser under stable names."""
-    parameters = dict(model.named_parameters())
-    found = {name: optimizer.state[parameters[name]] for name in learned_names(model)}
-    arrays = steps.as_arrays({f"optimizer.{key}.{name}": own[key] for name, own in found.items() for key in MOMENTS})
-    return State(arrays, {"optimizer.step": int(next(iter(found.values()))["step"])})
+    steps.restore_moments(optimizer, learned, state)
+    return optimizer
 
 
 def with_drop_path(model: Classifier, share: float) -> None:
-    """Stochastic depth as in MAE's recipe: from 0 in the first block to `share` in the last, in equal steps."""
+    """Give a network stochastic depth as in MAE's recipe: 0 in the first block to `share` in the last."""
     from timm.layers.drop import DropPath
 
     blocks = list(model.network.blocks)
@@ -213,14 +175,12 @@ def with_drop_path(model: Classifier, share: float) -> None:
 
 
 def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, before: State | None) -> State:
-    """Local epochs of one round: steps the model in place and reports loss, images and the time spent waiting for data.
+    """Learn the epochs of one round: step the model in place and report loss, images and time without data.
 
     The schedule runs over all epochs of all rounds. A batch of one image has no spread to normalise by: it learns with
     the running statistics and leaves them alone.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose training rows are learned.
         model: on the site's device.
         round_: train round, from 1.
         before: where the optimiser goes on; None begins afresh.
@@ -231,48 +191,44 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
     blocks = 0 if model.readout == "pooled" else len(model.network.blocks)
     if blocks:
         with_drop_path(model, recipe.drop_path)
-    optimizer, shares = make_optimizer(recipe, model, blocks, before)
-    epochs = site.task.epochs
-    per_epoch = -(-len(site.train) // recipe.batch)
-    for epoch in range(epochs):
-        total, asked = 0.0, perf_counter()
-        for step, (images, target) in enumerate(_views(recipe, site, round_, epoch)):
-            waited = perf_counter() - asked
-            done = (round_ - 1) * epochs + epoch + step / per_epoch
-            rate = recipe.rate(done, site.task.rounds * epochs)
-            for group, share in zip(optimizer.param_groups, shares, strict=True):
-                group["lr"] = rate * share
-            model.train(len(images) > 1)
-            draw = int(site.rng("drop path", round_, epoch, step).integers(2**63))
-            with seeded(draw, site.device):  # drop path draws from torch's own generators
-                loss = _loss(model, site, images, target)
-            value = steps.check_finite(loss, site, round_, step)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            total += len(images) * value
-            facts = {"epoch": epoch + 1, "step": step + 1, "steps": per_epoch, "loss": value}
-            site.report({**facts, "images": len(images), "wait_seconds": waited})
-            asked = perf_counter()
-        site.report({"summary": 1, "loss": total / len(site.train)})
-    return optimizer_state(model, optimizer)
+    optimizer = make_optimizer(recipe, model, blocks, before)
+    epochs, total = site.task.epochs, site.task.rounds * site.task.epochs
+    batches = partial(_batches, recipe, site, round_)
+
+    def loss_of(batch: _Batch) -> Tensor:
+        images, target, draw = batch
+        model.train(len(images) > 1)
+        with seeded(draw, site.device):  # drop path draws from torch's own generators
+            return _loss(model, site, images, target)
+
+    rate = partial(recipe.rate, total=total)
+    for sums in run_epochs(site, round_, range(epochs), batches, loss_of, optimizer, rate=rate, tells_wait=True):
+        site.report({"summary": 1, "loss": sums.mean_of_images})
+    return steps.moments_of(optimizer, learned_tensors(model))
 
 
-def _views(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Augmented batches of one epoch; the next one is read while one is learned."""
+def _batches(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> tuple[int, Iterator[_Batch]]:
+    """Make views of one epoch, with their classes and drop path's seed; the next is read while one is learned."""
     rng = site.rng("augment", round_, epoch)
-    parts = steps.batches_of(site.epoch_order(site.train, round_, epoch), recipe.batch)
-    for part, images in zip(parts, ahead(site, site.train, parts), strict=True):
-        target = torch.from_numpy(site.train.targets[part]).to(site.device)
-        if recipe.augment == "crops":
-            yield random_crops(images, rng, recipe.smallest_crop), target
-        else:
-            yield dihedral(images, rng) if recipe.augment == "dihedral" else images, target
+    parts = batches_of(site.epoch_order(site.train, round_, epoch), recipe.batch)
+
+    def drawn(step: int, images: Images) -> _Batch:
+        target = torch.from_numpy(site.train.targets[parts[step]]).to(site.device)
+        return _view(recipe, images, rng), target, int(site.rng("drop path", round_, epoch, step).integers(2**63))
+
+    return len(parts), (drawn(*each) for each in enumerate(read_ahead(site, site.train, parts)))
+
+
+def _view(recipe: NetworkRecipe, images: Images, rng: np.random.Generator) -> Images:
+    """Draw one view of each image."""
+    if recipe.augment == "crops":
+        return random_crops(images, rng, recipe.smallest_crop)
+    return dihedral(images, rng) if recipe.augment == "dihedral" else images
 
 
 def _loss(model: Classifier, site: Site, images: Tensor, target: Tensor) -> Float[Tensor, ""]:
-    """Cross-entropy; the network runs under autocast, the head in float32."""
+    """Compute cross-entropy; the network runs under autocast, the head in float32."""
     assert site.backbone is not None
-    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+    with autocast(site):
         features = model.features(site.backbone.normalise(images))
     return cross_entropy(model.head(features), target)

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import evidential, steps
+from edgefl_trainer.learning import evidential, private_prompts, steps
 from edgefl_trainer.learning.attention_buffer import (
     MapSharing,
     distillation,
@@ -32,7 +32,7 @@ from edgefl_trainer.learning.attention_buffer import (
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
-from edgefl_trainer.learning.private import begun, readout_of
+from edgefl_trainer.learning.private_prompts import begun, readout_of
 from edgefl_trainer.models.spec import settled_readout
 
 
@@ -136,13 +136,9 @@ class FedAvg:
             return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
         if phase.kind == "final":
             return state
-        shared = {
-            name: Payload({key: reply.arrays[key] for key in self.shared}, reply.scalars)
-            for name, reply in replies.items()
-        }
-        weights = dict.fromkeys(replies, 1.0) if self.weighting == "uniform" else steps.sample_weights(replies)
+        weights = steps.weights(self.weighting, replies)
         kept = replaced(state.arrays, replies, int(state.values["classes"])) if self.kd else state.arrays
-        return State({**kept, **steps.weighted_mean(shared, weights)}, state.values)
+        return State({**kept, **steps.weighted_mean(replies, weights, self.shared)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model, with what stayed at the site and the site's own prior."""
@@ -150,7 +146,7 @@ class FedAvg:
 
     def scoring(self, site: Site, model: State) -> Predictor:
         """What scores with a site's tensors."""
-        return evidential.make_predictor(self.recipe, site, model.arrays, readout_of(model), self.maps.rollout)
+        return private_prompts.scoring(self.recipe, site, model, self.maps.rollout)
 
     def model(self, site: Site, state: State, broadcast: Payload) -> State:
         """What a site starts a round from: the broadcast's tensors, its own for the rest, initial where it has none."""

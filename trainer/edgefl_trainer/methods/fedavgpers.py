@@ -8,13 +8,14 @@ Differs from the paper: it gives no length for the fine-tuning; one round's wort
 another number (docs/methods.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Phase, Predictor, Site, State
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -26,43 +27,30 @@ class FedAvgPers:
     paper: ClassVar[str] = "arXiv 2411.10071"
     needs_labels: ClassVar[bool] = True
 
-    fedavg: FedAvg = field(default_factory=FedAvg)
+    base: FedAvg = field(default_factory=FedAvg)
     final_epochs: int = 0  # of the fine-tuning; 0: as many as a round has
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.final_epochs <= 10_000:
-            raise SettingError(f"final_epochs is {self.final_epochs}; allowed: 0 (as many as a round has) to 10000.")
+    travels = property(method_parts.travels_of_base)
+    start = method_parts.start_of_base
+    broadcast = method_parts.broadcast_of_base
+    aggregate = method_parts.aggregate_of_base
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; those of FedAvg."""
-        return self.fedavg.travels
+    def __post_init__(self) -> None:
+        check_bounds(self, final_epochs=(0 <= self.final_epochs <= 10_000, "0 (as many as a round has) to 10000"))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """FedAvg's, then the fine-tuning."""
-        return [*self.fedavg.phases(rounds), Phase("final", rounds + 1)]
-
-    def start(self, task: Task, sites: Sequence[str]) -> State:
-        """As FedAvg."""
-        return self.fedavg.start(task, sites)
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """As FedAvg."""
-        return self.fedavg.broadcast(state, phase, sites)
+        return [*self.base.phases(rounds), Phase("final", rounds + 1)]
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """A round of FedAvg; in the final phase the same at home, with nothing sent."""
         if broadcast.scalars["phase"] != "final":
-            return self.fedavg.local_round(site, state, broadcast)
-        own = self.fedavg.learned(site, state, broadcast, epochs=self.final_epochs or None)
+            return self.base.local_round(site, state, broadcast)
+        own = self.base.learned(site, state, broadcast, epochs=self.final_epochs or None)
         return State(own.arrays, {**own.values, "personal": 1}), Payload({}, {})
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """As FedAvg; the final phase changes nothing."""
-        return self.fedavg.aggregate(state, phase, replies)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The fine-tuned model; before it exists, the averaged one."""
         if "personal" in state.values:
-            return self.fedavg.scoring(site, state)
-        return self.fedavg.predictor(site, state, broadcast)
+            return self.base.scoring(site, state)
+        return self.base.predictor(site, state, broadcast)

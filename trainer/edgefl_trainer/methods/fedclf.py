@@ -14,7 +14,7 @@ is alone has no others: its own features serve as negatives.
 Differs from the paper: K = 1024, tau = 0.2, m = 0.99 (0.999 from 20,000 local steps on) and the momentum encoder
 averaged like the network, none of which it prints; a bank holds fewer than K features where a site has fewer images,
 never random vectors; a site that misses a round keeps its old bank at the server; optimiser moments start afresh each
-round; `dp_noise` (see `learning.feature_bank`).
+round; `dp_noise` (see `learning.unlabelled.feature_bank`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Scalar, Site, State, Task
+from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import contrast, feature_bank, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise
@@ -104,13 +105,8 @@ class FedCLF:
             return learned
         return State(feature_bank.accepted(learned.arrays, replies, self.contrast.queue), learned.values)
 
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """None: features name no class."""
-        return None
-
-    def backbone(self, state: State) -> Arrays:
-        """The learned network by timm's names; the projection is dropped."""
-        return self_supervised.encoder_of(state)
+    predictor = method_parts.no_predictor
+    backbone = staticmethod(self_supervised.encoder_of)
 
     def _divided(self, site: Site, new: State, weights: Arrays, slow: Learner, round_: int) -> tuple[State, Payload]:
         """What stays and what leaves: Q_l, or with noise one fresh feature of each image and what that cost."""

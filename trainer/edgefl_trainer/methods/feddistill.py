@@ -25,12 +25,12 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.learning import method_parts, private_prompts, steps
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_scores
 
 LEAST_PROBABILITY = 1e-7  # of an answer, so that its logarithm is finite
@@ -67,12 +67,10 @@ class FedDistill:
     exclude_own: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.distill_weight <= 1000:
-            raise SettingError(f"distill_weight is {self.distill_weight}; allowed: 0 to 1000.")
+        check_bounds(self, distill_weight=(0 <= self.distill_weight <= 1000, "0 to 1000"))
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds; nothing is known in the first."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds  # nothing is known in the first
+    predictor = private_prompts.predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """No output yet."""
@@ -87,7 +85,7 @@ class FedDistill:
         """E epochs drawn to the federation's outputs, then the site's own."""
         terms = self._terms(site, broadcast)
         new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
-        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
+        predictor = private_prompts.scoring(self.recipe, site, new)
         means = class_means(training_scores(site, predictor).probabilities, site.train.targets)
         return new, Payload({f"outputs.{k}": mean for k, mean in means.items()}, {})
 
@@ -98,11 +96,6 @@ class FedDistill:
             found = steps.by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
             kept.update({f"outputs.{k}.{site}": mean for k, mean in found.items()})
         return State(kept, state.values)
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model; the initial one where it took part in no round."""
-        own = begun(self.recipe, site, state, broadcast)
-        return make_predictor(self.recipe, site, own.arrays, readout_of(own))
 
     def _mean_outputs(self, state: State, receiver: str) -> dict[str, NDArray[np.generic]]:
         by_class: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
@@ -116,7 +109,6 @@ class FedDistill:
         if not broadcast.arrays or self.distill_weight == 0:
             return []
         classes = len(site.task.classes)
-        outputs, known = torch.zeros((classes, classes)), torch.zeros(classes, dtype=torch.bool)
-        for k, mean in steps.by_class(broadcast.arrays, "outputs", classes).items():
-            outputs[k], known[k] = torch.from_numpy(np.array(mean, dtype=np.float32)), True
-        return [ToMeanOutput(self.distill_weight, outputs.to(site.device), known.to(site.device))]
+        found = steps.class_rows(broadcast.arrays, "outputs", classes, classes)
+        outputs, known = (torch.from_numpy(array).to(site.device) for array in found)
+        return [ToMeanOutput(self.distill_weight, outputs, known)]

@@ -18,6 +18,7 @@ from typing import ClassVar
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.attention_buffer import (
     MapSharing,
     distillation,
@@ -25,8 +26,8 @@ from edgefl_trainer.learning.attention_buffer import (
     others_maps,
     replaced,
 )
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
+from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +46,7 @@ class FedEvPrompt:
         if self.recipe.prompts == "none":
             raise SettingError("prompts is 'none'; without prompts no map can be learned: use local, or leave it out.")
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds; the buffer is empty in the first."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds  # the buffer is empty in the first
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """An empty buffer."""
@@ -65,7 +64,7 @@ class FedEvPrompt:
         new = private_round(
             self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, mode=self.maps.rollout
         )
-        predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new), self.maps.rollout)
+        predictor = scoring(self.recipe, site, new, self.maps.rollout)
         return new, Payload(most_certain_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
@@ -75,4 +74,4 @@ class FedEvPrompt:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own model; the initial one where it took part in no round."""
         own = begun(self.recipe, site, state, broadcast)
-        return make_predictor(self.recipe, site, own.arrays, readout_of(own), self.maps.rollout)
+        return scoring(self.recipe, site, own, self.maps.rollout)

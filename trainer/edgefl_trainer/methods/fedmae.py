@@ -14,25 +14,29 @@ warm-up are not printed there (defaults: 10 % of all epochs, at most 40). What o
 not printed either: whatever stayed at the sites is averaged once, as the class token is.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.augment import random_crops, to_float
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, ahead, encoder_of
+from edgefl_trainer.learning import method_parts, steps
+from edgefl_trainer.learning.batches import autocast, batches_of, read_ahead
+from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, average, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
 from edgefl_trainer.models.spec import require_vit
 
 DECODER_HEAD = 32  # width of a decoder head
+MOST_WARMUP = 40.0  # epochs
 POSITIONS = "backbone.pos_embed"  # a table, not learned
 KeepLocal = Literal["class_token", "none", "decoder", "patch_embed", "decoder_embed"]
 PARTS: Mapping[KeepLocal, tuple[str, ...]] = {  # Table V: how the names of the tensors begin that stay at the sites
@@ -66,19 +70,17 @@ class FedMAE:
 
     def __post_init__(self) -> None:
         width = self.decoder_width
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("mask_ratio", 0.01 <= self.mask_ratio <= 0.99, "0.01 to 0.99"),
-            ("lr", 0 < self.lr <= 1, "above 0, at most 1"),
-            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
-            ("batch", self.batch >= 1, "1 or more"),
-            ("warmup", 0 <= self.warmup <= 1, "0 to 1"),
-            ("smallest_crop", 0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
-            ("decoder_width", 0 < width <= 4096 and width % DECODER_HEAD == 0, "a multiple of 32 up to 4096"),
-            ("decoder_depth", 1 <= self.decoder_depth <= 48, "1 to 48"),
+        check_bounds(
+            self,
+            mask_ratio=(0.01 <= self.mask_ratio <= 0.99, "0.01 to 0.99"),
+            lr=(0 < self.lr <= 1, "above 0, at most 1"),
+            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
+            batch=(self.batch >= 1, "1 or more"),
+            warmup=(0 <= self.warmup <= 1, "0 to 1"),
+            smallest_crop=(0.01 <= self.smallest_crop <= 1, "0.01 to 1"),
+            decoder_width=(0 < width <= 4096 and width % DECODER_HEAD == 0, "a multiple of 32 up to 4096"),
+            decoder_depth=(1 <= self.decoder_depth <= 48, "1 to 48"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """R rounds, then one exchange that collects what stayed local and one that hands out its mean."""
@@ -119,20 +121,10 @@ class FedMAE:
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """Mean weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
-        if phase.kind == "final":
-            replies = {name: reply for name, reply in replies.items() if reply.arrays}
-            if not replies:
-                return state
-        mean = steps.weighted_mean(replies, steps.sample_weights(replies))
-        return State({**state.arrays, **mean})
+        return average(state, replies)
 
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """None: an autoencoder names no class."""
-        return None
-
-    def backbone(self, state: State) -> Arrays:
-        """The learned encoder by timm's names; the decoder is dropped."""
-        return encoder_of(state)
+    predictor = method_parts.no_predictor
+    backbone = staticmethod(encoder_of)  # the decoder is dropped
 
     def _stays(self, name: str) -> bool:
         return name.startswith(PARTS[self.keep_local])
@@ -152,38 +144,31 @@ class FedMAE:
 
     def _train(self, model: MaskedAutoencoder, site: Site, round_: int) -> None:
         """E epochs; reports the mean loss of each."""
-        examples, epochs = site.unlabelled, site.task.epochs
-        optimizer = self._optimizer(model)
+        spec, epochs = require_vit(site.task.backbone, "fedmae"), site.task.epochs
         total = site.task.rounds * epochs
-        for epoch in range(epochs):
-            rng = site.rng("views", round_, epoch)
-            parts = steps.batches_of(site.epoch_order(examples, round_, epoch), self.batch)
-            losses: list[float] = []
-            asked = perf_counter()
-            for step, images in enumerate(ahead(site, examples, parts)):
-                views = random_crops(images, rng, self.smallest_crop)
-                waited = perf_counter() - asked
-                done = (round_ - 1) * epochs + epoch + step / len(parts)  # fractional epochs over the whole run
-                rate = self.lr * steps.cosine_rate(done, total, min(40.0, self.warmup * total))
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                loss = self._step(model, site, views, rng)
-                optimizer.zero_grad(set_to_none=True)
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                losses.append(steps.check_finite(loss, site, round_, step))
-                facts = {"epoch": epoch + 1, "step": step + 1, "steps": len(parts), "loss": losses[-1]}
-                site.report({**facts, "images": len(images), "wait_seconds": waited})
-                asked = perf_counter()
-            site.report({"summary": 1, "loss": float(np.mean(losses))})
 
-    def _step(
-        self, model: MaskedAutoencoder, site: Site, views: torch.Tensor, rng: np.random.Generator
-    ) -> torch.Tensor:
-        spec = require_vit(site.task.backbone, "fedmae")
-        noise = torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
-        with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
-            return model(to_float(views, spec.mean, spec.std), noise, self.mask_ratio, self.norm_pix)  # type: ignore[no-any-return]
+        def batches(epoch: int) -> tuple[int, Iterator[tuple[Tensor, Tensor]]]:
+            rng = site.rng("views", round_, epoch)
+            parts = batches_of(site.epoch_order(site.unlabelled, round_, epoch), self.batch)
+            return len(parts), (drawn(images, rng) for images in read_ahead(site, site.unlabelled, parts))
+
+        def drawn(images: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+            """Views, and the noise that hides patches."""
+            views = random_crops(images, rng, self.smallest_crop)
+            return views, torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
+
+        def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:
+            views, noise = batch
+            with autocast(site):
+                return model(to_float(views, spec.mean, spec.std), noise, self.mask_ratio, self.norm_pix)  # type: ignore[no-any-return]
+
+        def rate(done: float) -> float:
+            return self.lr * steps.cosine_rate(done, total, min(MOST_WARMUP, self.warmup * total))
+
+        for sums in run_epochs(
+            site, round_, range(epochs), batches, loss_of, self._optimizer(model), rate=rate, tells_wait=True
+        ):
+            site.report({"summary": 1, "loss": sums.mean_of_steps})
 
     def _optimizer(self, model: MaskedAutoencoder) -> torch.optim.Optimizer:
         learned = [value for value in model.parameters() if value.requires_grad]

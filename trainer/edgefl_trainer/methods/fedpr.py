@@ -14,7 +14,6 @@ at the site as Adam's moments are there; ten shallow tokens and a head that is n
 prompts for MRI (docs/methods.md 5.4).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -23,21 +22,14 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged, softmax, steps
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Site, State
+from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import readout_named
-from edgefl_trainer.learning.softmax import (
-    HEAD,
-    PROMPTS,
-    SoftmaxRecipe,
-    check_count,
-    check_fits,
-    head_init,
-    token_init,
-)
+from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count
 from edgefl_trainer.models.inserts import Tokens
+from edgefl_trainer.models.spec import BackboneSpec
 
 LEARNED = (PROMPTS, HEAD)
 VELOCITY = "velocity."
@@ -58,36 +50,25 @@ class FedPR:
     optimizer_state: Literal["keep", "reset"] = "keep"  # of a site, across rounds
     weighting: Weighting = "samples"
 
+    travels = averaged_prompts.travels("prompts", "weights")
+    phases = averaged_prompts.phases
+    start = averaged_prompts.start
+    broadcast = averaged_prompts.broadcast  # a site makes its own projector
+    aggregate = averaged_prompts.aggregate
+    predictor = averaged_prompts.predictor
+
     def __post_init__(self) -> None:
         check_count("n", self.n)
-        if not 0 <= self.ratio <= 1:
-            raise SettingError(f"ratio is {self.ratio}; allowed: 0 (the exact null space) to 1.")
+        check_bounds(self, ratio=(0 <= self.ratio <= 1, "0 (the exact null space) to 1"))
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights")
-
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
-
-    def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Fresh prompts and head."""
-        check_fits(task, Tokens())
-        generator = torch.Generator().manual_seed(task.seed)
-        prompts = token_init(task.backbone, (1, self.n, task.backbone.width), generator)
-        head = head_init(task.backbone, len(task.classes), generator)
-        return averaged.start(self.recipe, task, {PROMPTS: prompts, HEAD: head})
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """P and H to everyone; a site makes its own projector."""
-        return averaged.broadcast(state, phase, sites)
+    def insert_for(self, backbone: BackboneSpec) -> Tokens:
+        """Behind the class token, before block 0."""
+        return Tokens()
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of P and H, the prompts only within the null space of what was sent."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_ = int(broadcast.scalars["round"])
         module = self.recipe.module(site, readout_named(broadcast.scalars["readout"]), Tokens())
         tensors = softmax.trainable(broadcast.arrays, LEARNED, site.device)
@@ -102,15 +83,7 @@ class FedPR:
         )
         learned = steps.as_arrays({name: tensors[name] for name in LEARNED})
         kept = {f"{VELOCITY}{name}": value for name, value in velocity.items() if keep}
-        return State({**learned, **kept}), averaged.reply(site, learned)
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of prompts and heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model."""
-        return averaged.predictor(self.recipe, site, Tokens(), broadcast.arrays, broadcast)
+        return State({**learned, **kept}), averaged_prompts.reply(site, learned)
 
 
 def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool = False) -> NDArray[np.float64]:
@@ -120,7 +93,6 @@ def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool 
         prompts: global prompts P, (n, D).
         ratio: 0 for the projector onto the exact null space of P; else the share of the right singular vectors of P'P
             that T keeps, those of the smallest values, as the published code does.
-        fro_norm: divide T by its Frobenius norm.
 
     Returns:
         T, symmetric, (D, D).

@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
+from edgefl_trainer.learning import private_prompts, steps
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_features
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import settled_readout
@@ -85,8 +85,7 @@ class FedProto:
     prototypes: Literal["after", "during"] = "after"  # local training, or its last epoch while weights move
 
     def __post_init__(self) -> None:
-        if not 0 <= self.proto_weight <= 1000:
-            raise SettingError(f"proto_weight is {self.proto_weight}; allowed: 0 to 1000.")
+        check_bounds(self, proto_weight=(0 <= self.proto_weight <= 1000, "0 to 1000"))
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -120,7 +119,7 @@ class FedProto:
         if seen is not None:
             means = class_means(np.concatenate(seen.features), np.concatenate(seen.targets))
         else:
-            predictor = make_predictor(self.recipe, site, new.arrays, readout_of(new))
+            predictor = private_prompts.scoring(self.recipe, site, new)
             means = class_means(training_features(site, predictor), site.train.targets)
         counts = site.train.counts(len(site.task.classes))
         arrays = {f"prototypes.{k}": mean for k, mean in means.items()}
@@ -151,8 +150,7 @@ class FedProto:
         return {name: answers[name] for name in answers if name != self.predict}
 
     def _answers(self, site: Site, state: State, broadcast: Payload) -> dict[str, Predictor]:
-        own = begun(self.recipe, site, state, broadcast)
-        head = make_predictor(self.recipe, site, own.arrays, readout_of(own))
+        head = private_prompts.predictor(self, site, state, broadcast)
         return {"head": head, "nearest": _nearest(head, *_stacked(site, broadcast))}
 
     def _terms(self, site: Site, broadcast: Payload) -> list[ToPrototype]:
@@ -165,12 +163,7 @@ class FedProto:
 
 def _stacked(site: Site, broadcast: Payload) -> tuple[Prototypes, NDArray[np.bool_]]:
     """Prototypes (K, D), zero where there is none, and which exist (K,)."""
-    classes = len(site.task.classes)
-    prototypes = np.zeros((classes, site.task.backbone.width), dtype=np.float32)
-    known = np.zeros(classes, dtype=np.bool_)
-    for k, mean in steps.by_class(broadcast.arrays, "prototypes", classes).items():
-        prototypes[k], known[k] = mean, True
-    return prototypes, known
+    return steps.class_rows(broadcast.arrays, "prototypes", len(site.task.classes), site.task.backbone.width)
 
 
 def _nearest(predictor: Predictor, prototypes: Prototypes, known: NDArray[np.bool_]) -> Predictor:

@@ -8,7 +8,7 @@ Differs from the paper: all sites do E epochs (no partial work); the proximal su
 and head); mu = 0.01 where the paper tunes in {0.001, …, 1}; optimiser and warm phase as our FedAvg (docs/methods.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -16,8 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Site, State
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.steps import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
@@ -46,43 +47,24 @@ class FedProx:
     paper: ClassVar[str] = "arXiv 1812.06127"
     needs_labels: ClassVar[bool] = True
 
-    fedavg: FedAvg = field(default_factory=FedAvg)
+    base: FedAvg = field(default_factory=FedAvg)
     mu: float = 0.01
 
+    travels = property(method_parts.travels_of_base)
+    phases = method_parts.phases_of_base
+    start = method_parts.start_of_base
+    broadcast = method_parts.broadcast_of_base
+    aggregate = method_parts.aggregate_of_base
+    predictor = method_parts.predictor_of_base
+
     def __post_init__(self) -> None:
-        if not 0 <= self.mu <= 10:
-            raise SettingError(f"mu is {self.mu}; allowed: 0 to 10.")
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; those of FedAvg."""
-        return self.fedavg.travels
-
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """As FedAvg."""
-        return self.fedavg.phases(rounds)
-
-    def start(self, task: Task, sites: Sequence[str]) -> State:
-        """As FedAvg."""
-        return self.fedavg.start(task, sites)
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """As FedAvg."""
-        return self.fedavg.broadcast(state, phase, sites)
+        check_bounds(self, mu=(0 <= self.mu <= 10, "0 to 10"))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs, held back towards the broadcast."""
         if broadcast.scalars["phase"] == "warm":
-            return self.fedavg.local_round(site, state, broadcast)
-        received = {name: broadcast.arrays[name] for name in self.fedavg.shared}
+            return self.base.local_round(site, state, broadcast)
+        received = {name: broadcast.arrays[name] for name in self.base.shared}
         terms = [Proximal(self.mu, as_tensors(received, site.device))] if self.mu > 0 else []
-        new = self.fedavg.learned(site, state, broadcast, terms)
-        return new, self.fedavg.reply(site, new, broadcast)
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """As FedAvg."""
-        return self.fedavg.aggregate(state, phase, replies)
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """As FedAvg."""
-        return self.fedavg.predictor(site, state, broadcast)
+        new = self.base.learned(site, state, broadcast, terms)
+        return new, self.base.reply(site, new, broadcast)

@@ -11,19 +11,18 @@ second views pass the network one after the other, so that batch norm sees B ima
 optimiser moments start afresh each round.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Site
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import FEATURES, unit
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe
 from edgefl_trainer.losses import paired_loss
 
 
@@ -33,6 +32,7 @@ class FedSimCLR:
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2002.05709"
+    travels: ClassVar[tuple[str, ...]] = ("weights",)
     needs_labels: ClassVar[bool] = False
     least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
@@ -40,44 +40,26 @@ class FedSimCLR:
     temperature: float = 0.2  # tau
 
     def __post_init__(self) -> None:
-        if not 0.001 <= self.temperature <= 10:
-            raise SettingError(f"temperature is {self.temperature}; allowed: 0.001 to 10.")
+        check_bounds(self, temperature=(0.001 <= self.temperature <= 10, "0.001 to 10"))
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`."""
-        return ("weights",)
+    phases = averaged_network.phases
+    start = averaged_network.start
+    broadcast = averaged_network.broadcast
+    local_round = averaged_network.local_round
+    aggregate = averaged_network.aggregate
+    predictor = method_parts.no_predictor
+    backbone = staticmethod(self_supervised.encoder_of)
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds."""
-        return self_supervised.phases(self.sgd, rounds)
+    def head(self, width: int) -> nn.Module:
+        """The projection to the space of the contrast."""
+        return projection(width)
 
-    def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh network, or the backbone to learn on, and a fresh projection."""
-        return self_supervised.start(self.sgd, task, projection)
+    def views(self, site: Site) -> Prepare:
+        """Two views of each image."""
+        return self_supervised.views(site, self.sgd, "simclr", 2)
 
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged weights."""
-        return averaged_network.broadcast(state, phase, sites)
-
-    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs; the last exchange collects batch norm where it stayed."""
-        prepare = self_supervised.views(site, self.sgd, "simclr", 2)
-        return averaged_network.local_round(self.sgd, site, state, broadcast, projection, prepare, self._loss)
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of the weights by numbers of images."""
-        return self_supervised.average(state, replies)
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """None: features name no class."""
-        return None
-
-    def backbone(self, state: State) -> Arrays:
-        """The learned network by timm's names; the projection is dropped."""
-        return self_supervised.encoder_of(state)
-
-    def _loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+    def loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+        """Each view has to find the other of its image."""
         first, second = views
         return paired_loss(unit(model(first)), unit(model(second)), self.temperature)
 

@@ -23,8 +23,8 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps, whole_network
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import method_parts, steps, whole_network
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe
 from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -55,9 +55,7 @@ class FineTune:
         """Whether the optimiser goes on where the round before stopped."""
         return self.mode == "local" if self.optimizer_state == "auto" else self.optimizer_state == "keep"
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds; in local mode a round is E epochs after which the model is judged."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds  # in local mode a round is E epochs after which the model is judged
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """The network to start from and a fresh head; nothing in local mode."""
@@ -92,8 +90,7 @@ class FineTune:
         """The mean of networks and heads, running statistics included; nothing in local mode."""
         if self.mode == "local" or phase.kind != "train":
             return state
-        weights = dict.fromkeys(replies, 1.0) if self.weighting == "uniform" else steps.sample_weights(replies)
-        return State(steps.weighted_mean(replies, weights))
+        return State(steps.weighted_mean(replies, steps.weights(self.weighting, replies)))
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The averaged model, or the site's own; the beginning where it took part in no round."""

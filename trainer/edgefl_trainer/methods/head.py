@@ -8,17 +8,13 @@ Differs from the paper: the head has no bias, as in the family's parameter count
 feature statistics where they are asked for; images are turned and mirrored (docs/methods.md 5).
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
-
-from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged
-from edgefl_trainer.learning.averaged import Weighting
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init
+from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.softmax import SoftmaxRecipe
+from edgefl_trainer.models.spec import BackboneSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,40 +24,18 @@ class Head:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
     needs_labels: ClassVar[bool] = True
+    n: ClassVar[int] = 0  # prompt tokens
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     weighting: Weighting = "samples"
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "weights")
+    travels = averaged_prompts.travels("weights")
+    phases = averaged_prompts.phases
+    start = averaged_prompts.start
+    broadcast = averaged_prompts.broadcast
+    local_round = averaged_prompts.local_round
+    aggregate = averaged_prompts.aggregate
+    predictor = averaged_prompts.predictor
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
-
-    def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh head."""
-        check_fits(task, None)
-        generator = torch.Generator().manual_seed(task.seed)
-        return averaged.start(self.recipe, task, {HEAD: head_init(task.backbone, len(task.classes), generator)})
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """H to everyone."""
-        return averaged.broadcast(state, phase, sites)
-
-    def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs of H."""
-        if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
-        learned = averaged.train(self.recipe, site, None, broadcast.arrays, broadcast, (HEAD,))
-        return State(learned), averaged.reply(site, learned)
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of the heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged head."""
-        return averaged.predictor(self.recipe, site, None, broadcast.arrays, broadcast)
+    def insert_for(self, backbone: BackboneSpec) -> None:
+        """No prompt enters."""

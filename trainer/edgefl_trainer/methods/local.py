@@ -6,14 +6,15 @@
 Differs from the paper: AdamW, softplus evidence and standardised features where the paper is silent (docs/methods.md).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits, make_predictor
-from edgefl_trainer.learning.private import begun, private_round, readout_of
+from edgefl_trainer.contract import Site, State, Task
+from edgefl_trainer.learning import method_parts, private_prompts
+from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
+from edgefl_trainer.learning.private_prompts import private_round
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,29 +29,17 @@ class Local:
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     optimizer_state: Literal["keep", "reset"] = "keep"  # across rounds; reset makes one site equal to `fedavg`
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds without exchange."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds
+    broadcast = method_parts.nothing_sent
+    aggregate = method_parts.nothing_averaged
+    predictor = private_prompts.predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """The server knows nothing."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         return State()
 
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Nothing."""
-        return dict.fromkeys(sites, Payload({}, {}))
-
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs at home."""
         keep = self.optimizer_state == "keep"
         return private_round(self.recipe, site, state, broadcast, keep_optimizer=keep), Payload({}, {})
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Nothing."""
-        return state
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model; the initial one where it took part in no round."""
-        own = begun(self.recipe, site, state, broadcast)
-        return make_predictor(self.recipe, site, own.arrays, readout_of(own))

@@ -9,13 +9,14 @@ Differs from the paper: K, tau and m as FedCLF has them; optimiser moments start
 methods it is compared with.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Site, State, Task
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 
@@ -26,6 +27,7 @@ class LocalCL:
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
+    travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = False
     least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
 
@@ -35,22 +37,16 @@ class LocalCL:
         if self.contrast.momentum_encoder == "averaged":
             raise SettingError("momentum_encoder is 'averaged', but local-cl sends nothing; allowed: local, reset.")
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`: nothing."""
-        return ()
-
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds, for progress and checkpoints."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds
+    broadcast = method_parts.nothing_sent  # every site makes the common start itself
+    aggregate = method_parts.nothing_averaged
+    predictor = method_parts.no_predictor
+    backbone = staticmethod(self_supervised.encoder_of)  # of the server: the common start
+    site_backbone = staticmethod(self_supervised.encoder_of)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """The common start: a fresh network, or the backbone to learn on."""
         return contrast.start(self.contrast, task)
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Nothing: every site makes the common start itself."""
-        return dict.fromkeys(sites, Payload({}, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs from where the site stopped."""
@@ -58,19 +54,3 @@ class LocalCL:
         learned = contrast.contrast_round(self.contrast, site, state, state.arrays, round_)
         new, network = contrast.divided(self.contrast, learned, state)
         return State({**new.arrays, **network}), Payload({}, {"n_train": len(site.unlabelled)})
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Nothing to sum up."""
-        return state
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """None: features name no class."""
-        return None
-
-    def backbone(self, state: State) -> Arrays:
-        """The common start by timm's names: the server learns nothing."""
-        return self_supervised.encoder_of(state)
-
-    def site_backbone(self, state: State) -> Arrays:
-        """The network that a site learned, by timm's names; the projection is dropped."""
-        return self_supervised.encoder_of(state)

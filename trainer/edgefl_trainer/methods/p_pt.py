@@ -9,26 +9,16 @@ part in no round uses the initial ones; `head=local` keeps the head, too, at its
 feature statistics where they are asked for; images are turned and mirrored (docs/methods.md 5.7).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged, steps
-from edgefl_trainer.learning.averaged import Weighting
-from edgefl_trainer.learning.softmax import (
-    HEAD,
-    PROMPTS,
-    SoftmaxRecipe,
-    check_count,
-    check_fits,
-    head_init,
-    token_init,
-)
+from edgefl_trainer.contract import Arrays, Predictor, Site, State, Task
+from edgefl_trainer.learning import averaged_prompts, steps
+from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.features import features_sent
+from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count
 from edgefl_trainer.models.inserts import Tokens
 
 
@@ -45,51 +35,38 @@ class PPT:
     head: Literal["averaged", "local"] = "averaged"  # local: nothing that learns leaves its site
     weighting: Weighting = "samples"
 
+    phases = averaged_prompts.phases
+    broadcast = averaged_prompts.broadcast
+    aggregate = averaged_prompts.aggregate
+
     def __post_init__(self) -> None:
         check_count("n", self.n)
 
     @property
     def travels(self) -> tuple[str, ...]:
         """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, *(("weights",) if self.head == "averaged" else ()))
-
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange where features have to be looked at, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
+        return (*(("weights",) if self.head == "averaged" else ()), *features_sent(self.recipe.head_norm))
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh head; with `head=local` nothing."""
-        check_fits(task, Tokens())
-        shared = {HEAD: self._initial(task)[HEAD]} if self.head == "averaged" else {}
-        return averaged.start(self.recipe, task, shared)
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """H to everyone."""
-        return averaged.broadcast(state, phase, sites)
+        initial = averaged_prompts.fresh_tensors(task, Tokens(), self.n)
+        shared = {HEAD: initial[HEAD]} if self.head == "averaged" else {}
+        return averaged_prompts.begin(self.recipe, task, shared)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """E epochs of the own prompts and of H; the prompts stay."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
         model = self._model(site, state, broadcast)
-        learned = averaged.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD))
+        learned = averaged_prompts.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD))
         shared = {HEAD: learned[HEAD]} if self.head == "averaged" else {}
-        return State(learned), averaged.reply(site, shared)
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of the heads."""
-        return averaged.aggregate(self.recipe, self.weighting, state, phase, replies)
+        return State(learned), averaged_prompts.reply(site, shared)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's prompts, initial ones where it has none, and the averaged head, or its own."""
         model = self._model(site, state, broadcast)
-        return averaged.predictor(self.recipe, site, Tokens(), model, broadcast)
+        return averaged_prompts.scoring(self.recipe, site, Tokens(), model, broadcast)
 
     def _model(self, site: Site, state: State, broadcast: Payload) -> Arrays:
-        own = state.arrays or steps.as_arrays(self._initial(site.task))
+        own = state.arrays or steps.as_arrays(averaged_prompts.fresh_tensors(site.task, Tokens(), self.n))
         return {**own, **broadcast.arrays, PROMPTS: own[PROMPTS]}
-
-    def _initial(self, task: Task) -> dict[str, Tensor]:
-        generator = torch.Generator().manual_seed(task.seed)
-        prompts = token_init(task.backbone, (1, self.n, task.backbone.width), generator)
-        return {PROMPTS: prompts, HEAD: head_init(task.backbone, len(task.classes), generator)}

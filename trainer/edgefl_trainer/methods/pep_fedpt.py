@@ -24,10 +24,11 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged
-from edgefl_trainer.learning.averaged import Weighting
+from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.prototypes import (
     PROTOTYPES,
     LaplaceNoise,
@@ -36,7 +37,7 @@ from edgefl_trainer.learning.prototypes import (
     contributions,
     moved,
 )
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.learning.steps import as_tensors
 from edgefl_trainer.models.inserts import Mixed
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
@@ -65,20 +66,19 @@ class PepFedPT:
     dp_epsilon: float = 0.0  # of each prototype sent; 0: no noise
     dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data
 
+    travels = averaged_prompts.travels("prompts", "weights", "prototypes")
+
     def __post_init__(self) -> None:
-        blocks = self.ccmp_blocks
-        checks = (
-            ("n_s", 1 <= self.n_s <= 1000, "1 to 1000"),
-            ("ccmp_blocks", list(blocks) == sorted({block for block in blocks if block >= 0}), "rising, from 0"),
-            ("tau", 1e-6 <= self.tau <= 1e6, "0.000001 to 1000000"),
-            ("rho", 0 <= self.rho <= 1, "0 to 1"),
-            ("period", self.period >= 1, "1 or more"),
-            ("dp_epsilon", self.dp_epsilon == 0 or 1e-6 <= self.dp_epsilon <= 1e6, "0 (no noise), 0.000001 to 1000000"),
-            ("dp_clip_l1", 0 <= self.dp_clip_l1 <= 1e9, "0 (not clipped) to 1000000000"),
+        check_bounds(
+            self,
+            n_s=(1 <= self.n_s <= 1000, "1 to 1000"),
+            ccmp_blocks=(rising(self.ccmp_blocks), "rising, from 0"),
+            tau=(1e-6 <= self.tau <= 1e6, "0.000001 to 1000000"),
+            rho=(0 <= self.rho <= 1, "0 to 1"),
+            period=(self.period >= 1, "1 or more"),
+            dp_epsilon=(self.dp_epsilon == 0 or 1e-6 <= self.dp_epsilon <= 1e6, "0 (no noise), 0.000001 to 1000000"),
+            dp_clip_l1=(0 <= self.dp_clip_l1 <= 1e9, "0 (not clipped) to 1000000000"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
         if self.dp_clip_l1 > 0 and self.dp_epsilon == 0:
             raise SettingError(f"dp_clip_l1 is {self.dp_clip_l1} without noise: give dp_epsilon, too, or leave it out.")
 
@@ -87,11 +87,6 @@ class PepFedPT:
         first = 5 * depth // 12
         blocks = self.ccmp_blocks or tuple(range(first, min(first + 3, depth)))
         return Mixed(blocks=blocks, tau=self.tau, slot=self.slot)
-
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights", "prototypes")
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """The warm start of one round's sample of sites (S_0), then R rounds."""
@@ -107,26 +102,26 @@ class PepFedPT:
             "prompts.c": token_init(spec, (classes, spec.width), draw),
             HEAD: head_init(spec, classes, draw),
         }
-        model = averaged.start(self.recipe, task, theta)
+        model = averaged_prompts.begin(self.recipe, task, theta)
         none = np.zeros((len(insert.blocks), classes, spec.width), dtype=np.float32)
         return State({**model.arrays, PROTOTYPES: none, **_empty(none)}, model.values)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """theta, prototypes and the common feature statistics; nothing for the warm start."""
         model = {name: value for name, value in state.arrays.items() if name not in (SUM, COUNT)}
-        return averaged.broadcast(State(model, state.values), phase, sites)
+        return averaged_prompts.broadcast(self, State(model, state.values), phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Class means under what was received, then E epochs."""
         insert = self._insert(site.task.backbone)
         if broadcast.scalars["phase"] == "warm":
-            found = averaged.warm_reply(self.recipe, site)
+            found = averaged_prompts.warm_reply(self.recipe, site)
             sent, spent = self._prototypes(site, state, broadcast, class_tokens(site, insert.blocks))
             return State({}, spent), Payload({**found.arrays, **sent}, {**found.scalars, **spent})
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
         tokens = class_tokens(site, insert.blocks, insert, as_tensors(model, site.device))
         sent, spent = self._prototypes(site, state, broadcast, tokens)
-        learned = averaged.train(self.recipe, site, insert, model, broadcast, TRAINED)
+        learned = averaged_prompts.train(self.recipe, site, insert, model, broadcast, TRAINED)
         return State(learned, spent), Payload({**learned, **sent}, {"n_train": len(site.train), **spent})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
@@ -135,7 +130,7 @@ class PepFedPT:
             return state
         own: dict[str, NDArray[Any]] = {name: state.arrays[name] for name in (PROTOTYPES, SUM, COUNT)}
         theta = State({name: value for name, value in state.arrays.items() if name not in own}, state.values)
-        new = averaged.aggregate(self.recipe, self.weighting, theta, phase, replies)
+        new = averaged_prompts.aggregate(self, theta, phase, replies)
         total, count = contributions(replies)
         total, count = own[SUM] + total, own[COUNT] + count
         if phase.kind == "warm" or phase.round % self.period == 0:
@@ -148,7 +143,7 @@ class PepFedPT:
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The shared model with this site's class shares; a site that never took part has them too."""
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
-        return averaged.predictor(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
+        return averaged_prompts.scoring(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
 
     def class_shares(self, site: Site) -> NDArray[np.float32]:
         """delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""

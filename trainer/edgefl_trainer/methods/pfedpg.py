@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import softmax, steps
+from edgefl_trainer.learning import method_parts, softmax, steps
 from edgefl_trainer.learning.adamw import adamw_step
 from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count, check_fits, head_init
@@ -59,13 +59,13 @@ class PFedPG:
     def __post_init__(self) -> None:
         check_count("n", self.n)
         check_count("width", self.width)
-        for name in ("server_lr", "server_weight_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
+        check_bounds(
+            self,
+            server_lr=(0 <= self.server_lr <= 1, "0 to 1"),
+            server_weight_decay=(0 <= self.server_weight_decay <= 1, "0 to 1"),
+        )
 
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds; the paper has all sites take part in each."""
-        return [Phase("train", r) for r in range(1, rounds + 1)]
+    phases = method_parts.train_rounds  # the paper has all sites take part in each
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """A fresh generator, and a descriptor for each site."""

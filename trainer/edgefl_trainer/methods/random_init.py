@@ -8,12 +8,13 @@ another class token, which is drawn behind its decoder.
 Differs from the paper: nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE
 from edgefl_trainer.models.backbones import build_network, weights_of
@@ -25,12 +26,13 @@ class RandomInit:
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
+    travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = False
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`: nothing."""
-        return ()
+    broadcast = method_parts.nothing_sent
+    aggregate = method_parts.nothing_averaged
+    predictor = method_parts.no_predictor
+    backbone = staticmethod(self_supervised.encoder_of)
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """None."""
@@ -41,22 +43,6 @@ class RandomInit:
         weights = weights_of(build_network(task.backbone, task.seed))
         return State({f"{BACKBONE}{name}": value for name, value in weights.items()})
 
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Nothing."""
-        return dict.fromkeys(sites, Payload({}, {}))
-
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Nothing is learned."""
         return state, Payload({}, {"n_train": len(site.unlabelled)})
-
-    def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The network stays."""
-        return state
-
-    def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """None: it names no class."""
-        return None
-
-    def backbone(self, state: State) -> Arrays:
-        """The fresh network by timm's names."""
-        return self_supervised.encoder_of(state)

@@ -25,12 +25,20 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged, softmax, steps
-from edgefl_trainer.learning.averaged import Weighting
-from edgefl_trainer.learning.groups import KEYS, grouped, mean_keys, orthogonal_keys, with_momentum, without_group
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.prompt_groups import (
+    KEYS,
+    grouped,
+    mean_keys,
+    orthogonal_keys,
+    with_momentum,
+    without_group,
+)
+from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.models.inserts import Grouped
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
@@ -56,19 +64,22 @@ class SGPT:
     prompt_momentum: float = 0.5  # share of the old group prompts
     weighting: Weighting = "samples"  # of all but the keys
 
+    travels = averaged_prompts.travels("prompts", "weights")
+    phases = averaged_prompts.phases
+    broadcast = averaged_prompts.broadcast
+
     def __post_init__(self) -> None:
         if self.recipe.readout == "mean":
             raise SettingError("readout is 'mean'; sgpt reads the class token, later with the group's: leave it out.")
         object.__setattr__(self, "recipe", replace(self.recipe, readout="cls"))
-        if not 1 <= self.groups <= 10_000:
-            raise SettingError(f"groups is {self.groups}; allowed: 1 to 10000.")
-        for name in ("key_momentum", "prompt_momentum"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: 0 to 1.")
-        for name in ("shared_blocks", "group_blocks"):
-            blocks = getattr(self, name)
-            if list(blocks) != sorted({block for block in blocks if block >= 0}):
-                raise SettingError(f"{name} is {blocks}; allowed: rising, from 0.")
+        check_bounds(
+            self,
+            groups=(1 <= self.groups <= 10_000, "1 to 10000"),
+            key_momentum=(0 <= self.key_momentum <= 1, "0 to 1"),
+            prompt_momentum=(0 <= self.prompt_momentum <= 1, "0 to 1"),
+            shared_blocks=(rising(self.shared_blocks), "rising, from 0"),
+            group_blocks=(rising(self.group_blocks), "rising, from 0"),
+        )
 
     def insert(self, depth: int) -> Grouped:
         """Where prompts enter a network of that many blocks.
@@ -85,15 +96,6 @@ class SGPT:
             )
         return Grouped(shared_blocks=shared, group_blocks=group)
 
-    @property
-    def travels(self) -> tuple[str, ...]:
-        """See `Method`; moments of features once."""
-        return averaged.travels(self.recipe, "prompts", "weights")
-
-    def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange where features are standardised, then R rounds."""
-        return averaged.phases(self.recipe, rounds)
-
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
         insert, spec = self._insert(task.backbone), task.backbone
@@ -107,23 +109,19 @@ class SGPT:
             KEYS: orthogonal_keys(self.groups, spec.width, draw),
             HEAD: head_init(spec, len(task.classes), draw),
         }
-        model = averaged.start(self.recipe, task, tensors)
+        model = averaged_prompts.begin(self.recipe, task, tensors)
         return State({**model.arrays, SELECTIONS: np.zeros(self.groups, dtype=np.int64)}, model.values)
-
-    def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """All of it, the same for all."""
-        return averaged.broadcast(state, phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Stage 1, then stage 2 from what it left."""
         if broadcast.scalars["phase"] == "warm":
-            return State(), averaged.warm_reply(self.recipe, site)
+            return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_, theta = int(broadcast.scalars["round"]), dict(broadcast.arrays)
         used = theta.pop(SELECTIONS)
         first = self._stage_1(site, theta, round_)
         second, selected = self._stage_2(site, {**theta, **first}, used, round_)
         learned = {SHARED: first[SHARED], **second}
-        return State(learned), averaged.reply(site, {**learned, SELECTIONS: selected})
+        return State(learned), averaged_prompts.reply(site, {**learned, SELECTIONS: selected})
 
     def _insert(self, backbone: BackboneSpec) -> Grouped:
         return self.insert(require_vit(backbone, "sgpt").depth)
@@ -167,7 +165,7 @@ class SGPT:
         if phase.kind == "final":
             return state
         model = State({name: value for name, value in state.arrays.items() if name != SELECTIONS}, state.values)
-        new = averaged.aggregate(self.recipe, self.weighting, model, phase, replies)
+        new = averaged_prompts.aggregate(self, model, phase, replies)
         if phase.kind == "warm":
             return State({**state.arrays, **new.arrays}, new.values)
         counts = np.stack([replies[name].arrays[SELECTIONS] for name in sorted(replies)])  # (C, G)

@@ -87,7 +87,7 @@ def dirichlet_summary(
 def unusualness(
     features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], whitening: Float[Tensor, "D D"]
 ) -> Float[Tensor, " B"]:
-    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (`learning.usual`).
+    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (`learning.unusual_features`).
 
     Args:
         features: what the head reads, (B, D).

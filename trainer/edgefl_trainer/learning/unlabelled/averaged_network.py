@@ -1,56 +1,73 @@
 """Rounds of a self-supervised method whose whole network is averaged and whose sites remember nothing else.
 
-    server: theta as the network begins            self_supervised.start
+    server: theta as the network begins            start
     server sends theta                             broadcast
     site c: E epochs from theta                    local_round
-    server: theta = sum_c n_c/n theta_c            self_supervised.average
+    server: theta = sum_c n_c/n theta_c            aggregate
 
-With `bn=local` batch norm stays at its site until one last exchange. FedCLF (arXiv 2208.11278) section V-A, baselines.
+With `bn=local` batch norm stays at its site until one last exchange. A method takes these functions over, see
+`learning.method_parts`. FedCLF (arXiv 2208.11278) section V-A, baselines.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Site, State
+from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe, Split
 
-Head = Callable[[int], nn.Module]
-Loss = Callable[[Learner, tuple[Pixels, ...]], Float[Tensor, ""]]
+
+class AveragesNetwork(Protocol):
+    """What a method says of itself: the rest is alike."""
+
+    @property
+    def sgd(self) -> SgdRecipe:
+        """Hyper-parameters of local learning."""
+
+    def head(self, width: int) -> nn.Module:
+        """What stands on a network of D pooled features."""
+
+    def views(self, site: Site) -> Prepare:
+        """How a batch of images is seen."""
+
+    def loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+        """Of the network on these views."""
 
 
-def broadcast(state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
+def phases(method: AveragesNetwork, rounds: int) -> Sequence[Phase]:
+    """R rounds, and a last exchange where batch norm stays."""
+    return self_supervised.phases(method.sgd, rounds)
+
+
+def start(method: AveragesNetwork, task: Task, sites: Sequence[str]) -> State:
+    """A fresh network, or the backbone to learn on, and a fresh head."""
+    return self_supervised.start(method.sgd, task, method.head)
+
+
+def broadcast(method: AveragesNetwork, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
     """The averaged tensors, the same for all; nothing in the last exchange."""
     return dict.fromkeys(sites, Payload({} if phase.kind == "final" else state.arrays, {}))
 
 
-def local_round(
-    recipe: SgdRecipe, site: Site, state: State, received: Payload, head: Head, prepare: Prepare, loss: Loss
-) -> tuple[State, Payload]:
-    """One site's work in one phase.
-
-    Args:
-        recipe: hyper-parameters.
-        site: who learns.
-        state: its batch norm with `bn=local`, else empty.
-        received: the averaged tensors.
-        head: makes what stands on the network.
-        prepare: views of a batch.
-        loss: of the network on these views.
-
-    Returns:
-        The new state, and what travels.
-    """
+def local_round(method: AveragesNetwork, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
+    """E epochs; the last exchange collects batch norm where it stayed."""
     n_train = len(site.unlabelled)
-    if received.scalars["phase"] == "final":
+    if broadcast.scalars["phase"] == "final":
         return state, Payload(state.arrays, {"n_train": n_train})
-    model = self_supervised.build(site.task, head)
-    split = Split.of(model, recipe.bn)
-    self_supervised.fill(model, {**received.arrays, **split.own(state.arrays)})
-    self_supervised.learn(recipe, site, model.at(site), prepare, partial(loss, model), int(received.scalars["round"]))
+    model = self_supervised.build(site.task, method.head)
+    split = Split.of(model, method.sgd.bn)
+    self_supervised.fill(model, {**broadcast.arrays, **split.own(state.arrays)})
+    loss, round_ = partial(method.loss, model), int(broadcast.scalars["round"])
+    self_supervised.learn(method.sgd, site, model.at(site), method.views(site), loss, round_)
     learned = self_supervised.tensors_of(model)
     return State(split.own(learned)), Payload(split.sent(learned), {"n_train": n_train})
+
+
+def aggregate(method: AveragesNetwork, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
+    """The mean of the weights by numbers of images."""
+    return self_supervised.average(state, replies)

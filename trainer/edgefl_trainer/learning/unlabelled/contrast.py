@@ -9,7 +9,7 @@ follow the encoder, batch statistics of the slow copy run by themselves. Sources
 MoCo v2 (arXiv 2003.04297); FedCLF (arXiv 2208.11278) eq. 2 to 6; docs/methods.md, FedCLF.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import contrast_plan
+from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
-from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.batches import read_ahead
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, ahead, cut
+from edgefl_trainer.learning.unlabelled.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, cut
 from edgefl_trainer.losses import contrastive_loss
 
 FEATURES = contrast_plan.FEATURES  # width of a feature
@@ -50,14 +51,12 @@ class ContrastRecipe:
     projection: Literal["mlp", "linear"] = "mlp"  # linear: MoCo v1, with tau 0.07
 
     def __post_init__(self) -> None:
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("queue", 2 <= self.queue <= 65_536, "2 to 65536"),
-            ("temperature", 0.001 <= self.temperature <= 10, "0.001 to 10"),
-            ("key_momentum", 0 <= self.key_momentum < 1, "0 (by the length of the run) to below 1"),
+        check_bounds(
+            self,
+            queue=(2 <= self.queue <= 65_536, "2 to 65536"),
+            temperature=(0.001 <= self.temperature <= 10, "0.001 to 10"),
+            key_momentum=(0 <= self.key_momentum < 1, "0 (by the length of the run) to below 1"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def build(self, task: Task) -> Learner:
         """The encoder as every site begins with it."""
@@ -212,7 +211,7 @@ def local_features(
     model = deepcopy(encoder).train(training)
     found = []
     with torch.no_grad():
-        for images in ahead(site, site.unlabelled, cut(order, recipe.sgd.batch, site.name)):
+        for images in read_ahead(site, site.unlabelled, cut(order, recipe.sgd.batch, site.name)):
             pixels = prepare(images, rng)[0]
             found.append(unit(model(pixels)))
     return torch.cat(found)

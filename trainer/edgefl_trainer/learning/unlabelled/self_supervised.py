@@ -10,15 +10,14 @@ The next batch is read while one is learned.
 Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07623); docs/methods.md, FedCLF.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -26,9 +25,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH, SLOW
 from edgefl_trainer.augment import Recipe, contrastive_views
-from edgefl_trainer.contract import Arrays, Examples, Phase, Scalar, Site, State, Task
+from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.batches import Images, read_ahead
+from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 from edgefl_trainer.seeded import seeded
@@ -37,7 +39,6 @@ BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
 LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
 MOMENTUM = SLOW  # and before it, those of a slow copy
-Images = UInt8[Tensor, "B H W 3"]
 Pixels = Float[Tensor, "B 3 px px"]
 Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]
 """Normalised random views of a batch of images: what the loss is made of."""
@@ -57,16 +58,14 @@ class SgdRecipe:
     view_px: int = 0  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
 
     def __post_init__(self) -> None:
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("lr", 0 < self.lr <= 10, "above 0, at most 10"),
-            ("momentum", 0 <= self.momentum < 1, "0 to below 1"),
-            ("weight_decay", 0 <= self.weight_decay <= 1, "0 to 1"),
-            ("batch", self.batch >= 2, "2 or more"),
-            ("view_px", self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
+        check_bounds(
+            self,
+            lr=(0 < self.lr <= 10, "above 0, at most 10"),
+            momentum=(0 <= self.momentum < 1, "0 to below 1"),
+            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
+            batch=(self.batch >= 2, "2 or more"),
+            view_px=(self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
         )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)}; allowed: {allowed}.")
 
     def side(self, spec: BackboneSpec) -> int:
         """Side of a view in pixels.
@@ -90,7 +89,6 @@ class Learner(nn.Module):
         """Join network and head.
 
         Args:
-            backbone: of timm, without classifier.
             head: takes pooled features (B, D).
             tokens: whether the network is a vision transformer, of which the mean patch token is taken.
         """
@@ -115,12 +113,7 @@ class Learner(nn.Module):
 
 
 def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
-    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed.
-
-    Args:
-        task: names backbone, seed and initial weights.
-        head: makes the head for D pooled features.
-    """
+    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
     spec = task.backbone
     network = build_network(spec, task.seed)
     if task.initial:
@@ -205,9 +198,7 @@ def average(state: State, replies: Mapping[str, Payload], names: Callable[[str],
     """The server's tensors with those that sites sent replaced by their mean, weighted by numbers of images.
 
     Args:
-        state: of the server.
         replies: by site; those without arrays (a site that has not learned yet) do not count.
-        names: which arrays are averaged.
     """
     sent = {
         site: Payload({name: value for name, value in reply.arrays.items() if names(name)}, reply.scalars)
@@ -239,53 +230,36 @@ def learn(
     round_: int,
     facts: Callable[[], Mapping[str, Scalar]] = dict,
 ) -> None:
-    """E epochs on all of a site's images, in place.
-
-    Reports of each step `loss`, `images` and `wait_seconds`, the time in which there was nothing to learn from yet
-    (images read, views made); of each epoch their mean and sums.
+    """Learn E epochs on all of a site's images, in place.
 
     Args:
-        recipe: hyper-parameters.
-        site: who learns.
+        site: who learns; is told of each epoch the mean loss, the images, the seconds it took, and those among them in
+            which there was nothing to learn from yet (images read, views made).
         model: on the site's device.
-        prepare: views of a batch.
-        objective: loss of these views.
         round_: train round, from 1.
         facts: asked after each epoch and told with its loss.
 
     Raises:
         TrainingError: a loss that is not finite, or a site with a single image.
     """
-    optimizer = torch.optim.SGD(
-        [value for value in model.parameters() if value.requires_grad],
-        lr=recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-    )
+    learned = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.SGD(learned, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
     model.train()
     epochs = site.task.epochs
-    for epoch in range(epochs):
+
+    def batches(epoch: int) -> tuple[int, Iterator[tuple[Pixels, ...]]]:
         rng = site.rng("views", round_, epoch)
-        order = site.epoch_order(site.unlabelled, round_, epoch)
-        parts = cut(order, recipe.batch, site.name)
-        losses, waits = list[float](), list[float]()
-        begun = asked = perf_counter()
-        for step, images in enumerate(ahead(site, site.unlabelled, parts)):
-            pixels = prepare(images, rng)
-            waits.append(perf_counter() - asked)
-            done = (round_ - 1) * epochs + epoch + step / len(parts)
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
-            loss = objective(pixels)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            losses.append(steps.check_finite(loss, site, round_, step))
-            place = {"epoch": epoch + 1, "step": step + 1, "steps": len(parts)}
-            site.report({**place, "loss": losses[-1], "images": len(images), "wait_seconds": waits[-1]})
-            asked = perf_counter()
-        took = {"images": len(order), "wait_seconds": sum(waits), "learn_seconds": perf_counter() - begun}
-        site.report({"summary": 1, "loss": float(np.mean(losses)), **facts(), **took})
+        parts = cut(site.epoch_order(site.unlabelled, round_, epoch), recipe.batch, site.name)
+        return len(parts), (prepare(images, rng) for images in read_ahead(site, site.unlabelled, parts))
+
+    def rate(done: float) -> float:
+        return recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
+
+    begun = perf_counter()
+    for sums in run_epochs(site, round_, range(epochs), batches, objective, optimizer, rate=rate, tells_wait=True):
+        told = {"summary": 1, "loss": sums.mean_of_steps, **facts(), "images": sum(sums.images)}
+        site.report({**told, "wait_seconds": sum(sums.waits), "learn_seconds": perf_counter() - begun})
+        begun = perf_counter()
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
@@ -299,19 +273,3 @@ def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int6
     least = min(batch, LEAST_BATCH)
     starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= least]
     return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
-
-
-def ahead(site: Site, examples: Examples, parts: Sequence[NDArray[np.int64]]) -> Iterator[Images]:
-    """Images of each batch on the site's device; the next batch is read meanwhile."""
-
-    def read(part: NDArray[np.int64]) -> Tensor:
-        images = examples.read(part)[0]
-        return images.pin_memory() if site.device.type == "cuda" else images
-
-    with ThreadPoolExecutor(max_workers=1) as reader:
-        coming = reader.submit(read, parts[0])
-        for following in [*parts[1:], None]:
-            images = coming.result()
-            if following is not None:
-                coming = reader.submit(read, following)
-            yield images.to(site.device, non_blocking=True)

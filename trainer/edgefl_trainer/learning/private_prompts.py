@@ -5,15 +5,24 @@ its readout as a plain value. Methods differ only in the terms they add and in w
 """
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Site, State
+from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.learning import evidential, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.loss_terms import Step, Term
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.rollout import PrefixMode
+
+
+class PrivatePrompts(Protocol):
+    """A method whose prompts and head stay at their site."""
+
+    @property
+    def recipe(self) -> EvidentialRecipe:
+        """Hyper-parameters of local learning."""
 
 
 def private_round(
@@ -27,17 +36,11 @@ def private_round(
     mode: PrefixMode = "renormalise",
     watch: Callable[[int, Step], None] | None = None,
 ) -> State:
-    """E epochs from where the site stopped; the first round starts it.
+    """Learn E epochs from where the site stopped; the first round starts it.
 
     Args:
-        recipe: hyper-parameters.
-        site: who learns.
         state: what it remembers; empty before the first round.
         broadcast: its `round` is read, and where it has them a `readout` and feature statistics common to all sites.
-        keep_optimizer: carry the optimiser's moments from round to round.
-        terms: what the method adds to the loss.
-        mode: how rollout treats the prefix columns.
-        watch: see `evidential.learn`.
 
     Returns:
         The site's new state.
@@ -62,13 +65,23 @@ def private_round(
     return State({**steps.as_arrays(tensors), **kept.arrays}, values)
 
 
+def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Payload) -> Predictor:
+    """Return the site's own model; the initial one where it took part in no round. A class takes this over."""
+    return scoring(method.recipe, site, begun(method.recipe, site, state, broadcast))
+
+
+def scoring(recipe: EvidentialRecipe, site: Site, own: State, mode: PrefixMode = "renormalise") -> Predictor:
+    """Make what scores with a site's tensors and readout."""
+    return evidential.make_predictor(recipe, site, own.arrays, readout_of(own), mode)
+
+
 def begun(recipe: EvidentialRecipe, site: Site, state: State, broadcast: Payload) -> State:
-    """The state, or the one a site begins with where it is still empty."""
+    """Return the state, or the one a site begins with where it is still empty."""
     return state if state.arrays else begin(recipe, site, broadcast)
 
 
 def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
-    """A site before its first round: shared initial tensors, then readout and feature statistics.
+    """Begin a site: shared initial tensors, then readout and feature statistics.
 
     Those of the broadcast where it names them, the site's own otherwise.
     """
@@ -83,5 +96,5 @@ def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
 
 
 def readout_of(state: State) -> Readout:
-    """The readout a site chose when it began."""
+    """Return the readout a site chose when it began."""
     return readout_named(state.values["readout"])

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_trainer.contract import Site
+from edgefl_trainer.learning.batches import autocast
 from edgefl_trainer.learning.softmax import Forward
 from edgefl_trainer.models.inserts import Grouped, group_queries, unit_keys
 from edgefl_trainer.models.scoring import ScoreModule
@@ -24,7 +25,7 @@ FEW = 50  # selections of a round up to which a key's mean is plain
 
 
 def orthogonal_keys(groups: int, width: int, generator: torch.Generator) -> Float[Tensor, "G D"]:
-    """Gram-Schmidt of a Xavier-uniform matrix; all rows but the first have unit norm, as in the reference code."""
+    """Orthogonalise a Xavier-uniform matrix (Gram-Schmidt); all rows but the first get unit norm, as in the source."""
     bound = (6 / (groups + width)) ** 0.5
     keys = torch.empty((groups, width), dtype=torch.float64).uniform_(-bound, bound, generator=generator)
     for row in range(1, groups):
@@ -35,7 +36,7 @@ def orthogonal_keys(groups: int, width: int, generator: torch.Generator) -> Floa
 
 
 def least_used_nearest(cosine: Float[Tensor, "B G"], used: Float[Tensor, " G"]) -> Int[Tensor, " B"]:
-    """The group each image takes in training: argmin (1 − cos)·(f_g + 5e-4), without the factor while all are unused.
+    """Choose each image's group in training: argmin (1 − cos)·(f_g + 5e-4), without the factor while all are unused.
 
     Args:
         cosine: of queries and keys, (B, G).
@@ -46,7 +47,7 @@ def least_used_nearest(cosine: Float[Tensor, "B G"], used: Float[Tensor, " G"]) 
 
 
 def mean_keys(keys: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """The mean key of each group, weighted by the sites' shares of its selections; plain where these are few.
+    """Average each group's key, weighted by the sites' shares of its selections; plain where these are few.
 
     Args:
         keys: of each site, (C, G, D).
@@ -61,12 +62,12 @@ def mean_keys(keys: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[n
 
 
 def with_momentum(old: NDArray[Any], mean: NDArray[Any], momentum: float) -> NDArray[np.float32]:
-    """momentum·old + (1 − momentum)·mean, float64 inside."""
+    """Compute momentum·old + (1 − momentum)·mean, in float64."""
     return (momentum * old.astype(np.float64) + (1 - momentum) * mean.astype(np.float64)).astype(np.float32)
 
 
 def without_group(site: Site, module: ScoreModule, insert: Grouped, tensors: Mapping[str, Tensor]) -> Forward:
-    """Stage 1: the loss is cross-entropy alone."""
+    """Make the forward pass of stage 1: the loss is cross-entropy alone."""
     return lambda images: (_logits(site, module, insert, tensors, images, None), 0.0)
 
 
@@ -80,10 +81,10 @@ def grouped(
     *,
     pull: bool,
 ) -> Forward:
-    """Stage 2: selects a group for each image, counts it into `selected`, and pulls its key to the query if asked."""
+    """Make the forward pass of stage 2: choose a group for each image, count it and, if asked, pull its key."""
 
     def score(images: Tensor) -> tuple[Tensor, Tensor | float]:
-        with torch.no_grad(), torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+        with torch.no_grad(), autocast(site):
             queries = group_queries(module.vit(module.vit.normalise(images)).cls)
         cosine = queries @ unit_keys(tensors[KEYS]).T  # (B, G)
         chosen = least_used_nearest(cosine.detach(), used)
@@ -102,6 +103,6 @@ def _logits(
     images: UInt8[Tensor, "B S S 3"],
     chosen: Int[Tensor, " B"] | None,
 ) -> Float[Tensor, "B K"]:
-    with torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None):
+    with autocast(site):
         output = module.vit(module.vit.normalise(images), insert=insert.bind_selected(tensors, chosen))
     return module.logits(module.features(output, tensors), tensors)

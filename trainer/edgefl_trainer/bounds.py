@@ -1,0 +1,17 @@
+"""Bounds of settings: one sentence says which value is out of range and what is allowed."""
+
+from edgefl_trainer.errors import SettingError
+
+
+def check_bounds(settings: object, **checks: tuple[bool, str]) -> None:
+    """Refuse settings of which one is out of range.
+
+    Args:
+        **checks: by the name of the value: whether it is in range, and what is allowed.
+
+    Raises:
+        SettingError: the first that is not.
+    """
+    for name, (holds, allowed) in checks.items():
+        if not holds:
+            raise SettingError(f"{name} is {getattr(settings, name)}; allowed: {allowed}.")

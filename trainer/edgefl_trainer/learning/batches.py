@@ -1,0 +1,58 @@
+"""Batches of a site's images in the order of an epoch, on the device that learns them, and its arithmetic."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Int, UInt8
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgefl_trainer.augment import dihedral
+from edgefl_trainer.contract import Examples, Site
+
+Images = UInt8[Tensor, "B H W 3"]
+LabelledBatch = tuple[Images, Int[Tensor, " B"], int]
+"""Images, their classes, and the number of the epoch."""
+
+
+def autocast(site: Site) -> torch.autocast:
+    """The arithmetic a site asks for inside a network; losses and heads stay in float32."""
+    return torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None)
+
+
+def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
+    """Positions of one epoch in batches of B; the last may be smaller."""
+    return [order[start : start + batch] for start in range(0, len(order), batch)]
+
+
+def labelled_batches(
+    site: Site, batch: int, augment: Literal["none", "dihedral"], round_: int, epoch: int
+) -> tuple[int, Iterator[LabelledBatch]]:
+    """Shuffled training images of one epoch, each turned and mirrored at random where that is asked for.
+
+    Returns:
+        How many batches, and the batches.
+    """
+    rng = site.rng("augment", round_, epoch)
+    given = site.batches(site.train, batch, round_, epoch)
+    views = ((dihedral(images, rng) if augment == "dihedral" else images, target) for images, target in given)
+    return -(-len(site.train) // batch), ((images, target, epoch) for images, target in views)
+
+
+def read_ahead(site: Site, examples: Examples, parts: Sequence[NDArray[np.int64]]) -> Iterator[Images]:
+    """Images at the positions of each part; the next part is read while one is learned."""
+
+    def read(part: NDArray[np.int64]) -> Tensor:
+        images = examples.read(part)[0]
+        return images.pin_memory() if site.device.type == "cuda" else images
+
+    with ThreadPoolExecutor(max_workers=1) as reader:
+        coming = reader.submit(read, parts[0])
+        for following in [*parts[1:], None]:
+            images = coming.result()
+            if following is not None:
+                coming = reader.submit(read, following)
+            yield images.to(site.device, non_blocking=True)
