@@ -41,7 +41,7 @@ def test_links_lead_somewhere(root: Path, tracked) -> None:
                 assert fragment in anchors(where), f"{page.relative_to(root)} links to {target}"
 
 
-@pytest.mark.parametrize("page", ["docs/commands.md", "docs/security.md"])
+@pytest.mark.parametrize("page", ["docs/reference/commands.md", "docs/security.md"])
 def test_generated_parts_are_fresh(page: str, root: Path, environment) -> None:
     """Help texts and the status of the checks are what the code and the tests say now: `make pages` writes them."""
     words = [sys.executable, str(root / ".ci/write_pages.py"), "--print", page]

@@ -89,7 +89,7 @@ def methods(as_json: bool) -> None:
 
 @cli.command()
 @click.argument("method")
-@click.option("--data", multiple=True, metavar="SPEC", help="Data of the federation; repeatable. See docs/data.md.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Data, repeatable; see docs/reference/data.md.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
 @click.option(
     "--partition",
@@ -181,7 +181,7 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
 
 @cli.command()
 @click.option(
-    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal; repeatable. See docs/data.md."
+    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal, repeatable; see docs/reference/data.md."
 )
 @click.option(
     "--scheme",

@@ -222,7 +222,8 @@ def photographed_again() -> list[dict[str, str]]:
 
 
 def test_an_unlabelled_picture_of_a_lesion_that_is_held_back_is_not_learned_from(make_zip, cache: Path) -> None:
-    """docs/data.md, rows: what judges a network is no lesion that it learned from, with or without a label."""
+    """docs/reference/data.md, rows: what judges a network is no lesion that it learned from, with or without a
+    label."""
     spec = f"manifest:{make_zip(photographed_again())}"
     federation, everywhere = load(spec, unlabelled="spread"), set[str]()
     tested = {federation.lesions[i] for site in federation.sites.values() for i in site.test}

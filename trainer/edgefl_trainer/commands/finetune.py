@@ -36,7 +36,7 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     "inside larger ones.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
-@click.option("--data", multiple=True, metavar="SPEC", help="Other data than RUN's; repeatable. See docs/data.md.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Data other than RUN's: docs/reference/data.md.")
 @click.option(
     "--partition",
     type=click.Path(exists=True, dir_okay=False),

@@ -18,7 +18,7 @@ MAX_INVITE_CHARS = 4096
 
 @click.command()
 @click.argument("invite", required=False)
-@click.option("--data", multiple=True, required=True, metavar="SPEC", help="This site's images; see docs/data.md.")
+@click.option("--data", multiple=True, required=True, metavar="SPEC", help="This site's data: docs/reference/data.md.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory, with keys.")
 @click.option("--site", metavar="NAME", help="Which site of the data this is; needed where it has several.")
 @click.option(
