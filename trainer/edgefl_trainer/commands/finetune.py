@@ -72,7 +72,8 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 @needs_trainer
 def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
-    """Train the whole network of RUN, a finished run without labels, and a head on a share of the labels.
+    """Train on, with few labels, what RUN learned without any. The whole network of RUN and a head learn on a share of
+    the labels.
 
     The schedule is that of the paper for the kind of network and the mode, shortened by the preset.
     """
