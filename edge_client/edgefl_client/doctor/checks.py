@@ -132,6 +132,7 @@ def _probe(
                 state="fail",
                 found=f"the process that tried it did not finish: {error}",
                 advice="install the wheel anew, for this processor and Python: pip install --force-reinstall WHEEL",
+            )
         )
     return found, measured
 
