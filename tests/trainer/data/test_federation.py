@@ -30,7 +30,7 @@ def names(federation: Federation, site: str, kind: str) -> set[str]:
 
 
 def test_public_names_are_complete_and_sorted() -> None:
-    """docs/style.md: each package lists its interface."""
+    """CONTRIBUTING.md, house style: each package lists its interface."""
     assert data.__all__ == sorted(data.__all__)
     assert all(hasattr(data, name) for name in data.__all__)
 
