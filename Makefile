@@ -50,7 +50,7 @@ types: $(STAMP) ## Only the type checker
 rules: $(STAMP) ## Only the rules of the house
 	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --quiet -m "not slow" tests/house
 
-pages: $(STAMP) ## Write docs/commands.md and the status of the checks in docs/security.md anew
+pages: $(STAMP) ## Write docs/reference/commands.md and the status of the checks in docs/security.md anew
 	$(BIN)/python .ci/write_pages.py
 
 pins: $(STAMP) ## Write requirements-device.txt anew from constraints.txt

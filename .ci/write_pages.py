@@ -1,6 +1,6 @@
 """Write the parts of pages that are generated: help texts, and the status of the numbered checks.
 
-    python .ci/write_pages.py               writes docs/commands.md and the status column of docs/security.md
+    python .ci/write_pages.py               writes docs/reference/commands.md and the status column of docs/security.md
     python .ci/write_pages.py --print PAGE  prints what that page should be
 
 A check counts as tested when a test file names it ("check 9", "checks 17 to 19", "checks 21, 22").
@@ -25,8 +25,8 @@ COMMANDS = {
 HEAD = """\
 # Commands
 
-The help of every command, written by `make pages` and compared by the tests. Exit codes, and what the commands have in
-common: [design.md](design.md) 5.
+For whoever looks up an option. This is the help of every command, written by `make pages` and compared by the tests.
+Exit codes, and what the commands have in common: [design.md](../design.md) 5.
 """
 NAMED = re.compile(r"\bchecks?\s+(\d+(?:(?:,\s*|\s+and\s+|,\s+and\s+|\s+to\s+)\d+)*)", re.I)
 ROW = re.compile(r"^\| (\d+) \|(.*)\| (?:tests: .*|planned) \|$")
@@ -34,7 +34,7 @@ ROW = re.compile(r"^\| (\d+) \|(.*)\| (?:tests: .*|planned) \|$")
 
 def main() -> None:
     """Write both pages, or print one."""
-    pages = {"docs/commands.md": commands_page, "docs/security.md": security_page}
+    pages = {"docs/reference/commands.md": commands_page, "docs/security.md": security_page}
     if sys.argv[1:2] == ["--print"]:
         sys.stdout.write(pages[sys.argv[2]]())
         return

@@ -36,7 +36,7 @@ TASK_WORDS = {"nevus": "Nevus against the rest", "all": "Eight classes"}
 
 
 @click.command(help=__doc__)
-@click.option("--data", required=True, metavar="SPEC", help="Data of the federation; see docs/data.md.")
+@click.option("--data", required=True, metavar="SPEC", help="Data of the federation; see docs/reference/data.md.")
 @click.option(
     "--run", type=click.Path(path_type=Path), default=Path("runs") / NAME, metavar="DIR", help="Run directory."
 )

@@ -150,7 +150,7 @@ def main() -> None:
 @PASSPHRASE
 @guarded
 def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
-    """Make a coordinator in DIR: keys, development certificate, settings."""
+    """Make the folder of a new coordinator: keys and settings. Also a development certificate."""
     from edgefl_coordinator.commands.init import settings_table
     from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
     from edgefl_coordinator.settings import Home
@@ -174,7 +174,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 @click.option("--verbose", is_flag=True, help="Log refused requests too.")
 @guarded
 def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
-    """Serve until interrupted."""
+    """Serve the federation over HTTPS until interrupted."""
     from edgefl_coordinator.settings import Home
     from edgefl_coordinator.store.coordinator import open_coordinator
     from edgefl_coordinator.web import service
@@ -211,7 +211,7 @@ def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
 @JSON
 @guarded
 def invite(name: str, role: str, hours: float, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Print an invite for NAME, once; hand it over on a channel you trust."""
+    """Print an invite for the new member NAME, once. Hand it over on a channel you trust."""
     facts = operate(home, passphrase_file, "invite", {"name": name, "role": role, "hours": hours})
     click.echo(json.dumps(facts) if as_json else facts["invite"])
     click.echo(f"valid until {moment(facts['expires_ms'])}, for one enrolment", err=True)
@@ -230,7 +230,7 @@ def invite(name: str, role: str, hours: float, home: Path, passphrase_file: Path
 @JSON
 @guarded
 def approve(name: str, fingerprint: str, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Let NAME in after comparing the fingerprint."""
+    """Let the member NAME in after comparing its fingerprint."""
     facts = operate(home, passphrase_file, "approve", {"name": name, "fingerprint": fingerprint})
     click.echo(json.dumps(facts) if as_json else f"{name} is approved")
 
@@ -241,7 +241,7 @@ def approve(name: str, fingerprint: str, home: Path, passphrase_file: Path | Non
 @JSON
 @guarded
 def start(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Open the first round now, with whoever is approved."""
+    """Open the first round now, with the members approved so far."""
     facts = operate(home, passphrase_file, "start", {})
     click.echo(json.dumps(facts) if as_json else f"the first round opens with {counted(facts['approved'], 'member')}")
 
@@ -292,7 +292,7 @@ def status(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
 @JSON
 @guarded
 def publish(file: Path, trust: tuple[Path, ...], home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Make FILE the current bundle of its line and task."""
+    """Give the bundle FILE to devices as their current model. It replaces the one of its line and task."""
     from edgefl_coordinator.public_keys import read_public_key
 
     keys = [read_public_key(path).public.hex() for path in trust]
@@ -309,7 +309,7 @@ def publish(file: Path, trust: tuple[Path, ...], home: Path, passphrase_file: Pa
 @JSON
 @guarded
 def audit_(home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Check that the audit log's chain is unbroken."""
+    """Check that nobody has changed the log of decisions. The audit log's chain must be unbroken."""
     facts = operate(home, passphrase_file, "audit", {})
     click.echo(json.dumps(facts) if as_json else f"{counted(facts['rows'], 'row')}, unbroken")
 

@@ -84,7 +84,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object in
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @_PASSPHRASE
 def keygen(folder: Path, passphrase_file: Path | None) -> None:
-    """Make a signing key: DIR/signing.key (PKCS#8, mode 0600) and DIR/signing.pub.
+    """Make the key pair that signs models for devices. DIR/signing.key (PKCS#8, mode 0600) and DIR/signing.pub.
 
     Devices trust bundles by the public key: `edgefl trust add DIR/signing.pub`.
     """
@@ -159,7 +159,7 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @_PASSPHRASE
 @_JSON
 def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
-    """Export the model of one site of RUN, check it against the trainer, and sign it."""
+    """Make a signed model for devices from one site of RUN. Its graph is checked against the trainer first."""
     _needs_export()
     from edgefl_export import key_store
     from edgefl_export.assemble import build_members, site_model
@@ -240,7 +240,7 @@ def _with_training(
 )
 @_JSON
 def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
-    """Check FILE as a device does: signature, validity, members, graph. Refused: exit 3."""
+    """Check the bundle FILE as a device does. Signature, validity, members and graph are checked; refused: exit 3."""
     from edgefl_export import key_store
     from edgefl_protocol.bundle import load_bundle
     from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
@@ -264,7 +264,7 @@ def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("file", metavar="FILE.edgefl", type=click.Path(path_type=Path, dir_okay=False))
 @_JSON
 def inspect(file: Path, as_json: bool) -> None:
-    """Show what FILE claims to be. Nothing shown is checked; see `verify`."""
+    """Show what the bundle FILE claims to be. Nothing shown is checked; see `verify`."""
     from edgefl_protocol.bundle import unverified_manifest
     from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded

@@ -1,4 +1,4 @@
-"""The command line: exit codes, one sentence, JSON (DESIGN, command lines), operation with and without a server."""
+"""The command line: exit codes, one sentence, JSON (docs/design.md 5), operation with and without a server."""
 
 import asyncio
 import json
@@ -150,8 +150,8 @@ def test_operations_through_the_running_server(make_coordinator, tools) -> None:
 
 
 def test_a_server_that_starts_is_waited_for(make_coordinator, monkeypatch) -> None:
-    """docs/federation.md, step 1: `serve &` and the next command at once. It has the store and does not listen yet; one
-    that never listens is told after a while."""
+    """docs/guides/federation.md, step 1: `serve &` and the next command at once. It has the store and does not listen
+    yet; one that never listens is told after a while."""
     coordinator = make_coordinator()
     home = coordinator.store.home
 

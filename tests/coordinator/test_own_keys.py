@@ -255,7 +255,7 @@ def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
 
 
 def test_the_commands(coordinator, tmp_path) -> None:
-    """docs/federation.md, keys over time: every command, while nobody serves."""
+    """docs/guides/federation.md, keys over time: every command, while nobody serves."""
     home = coordinator.store.home
     coordinator.store.close()
     runner = CliRunner()

@@ -97,7 +97,7 @@ def test_the_round_stands_in_header_and_payload(coordinator, tools) -> None:
 
 
 def test_without_the_extra(monkeypatch, tmp_path) -> None:
-    """DESIGN, packaging: without its extra a command exits 2 with one sentence."""
+    """docs/design.md 2: without its extra a command exits 2 with one sentence."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
     result = CliRunner().invoke(cli.main, ["status", "--home", str(tmp_path)])

@@ -1,4 +1,4 @@
-"""Settings: read once, checked whole (docs/security.md, decisions; DESIGN of the coordinator)."""
+"""Settings: read once, checked whole (docs/security.md, decisions)."""
 
 import tomllib
 

@@ -54,8 +54,8 @@ def test_only_one_process_has_it_open(coordinator) -> None:
 
 
 def test_serve_waits_for_a_command_that_has_it_open(coordinator) -> None:
-    """docs/federation.md, step 1: `serve &` and the next command at once; whichever is first, both come through, and
-    what the command did to the keys counts."""
+    """docs/guides/federation.md, step 1: `serve &` and the next command at once; whichever is first, both come
+    through, and what the command did to the keys counts."""
     home = coordinator.store.home
     with pytest.raises(OperatorError, match="another process"):
         open_coordinator(home, wait_s=0.2)

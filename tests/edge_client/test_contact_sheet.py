@@ -1,4 +1,4 @@
-"""What would leave, as a picture. Source: docs/device.md, "What may leave"; docs/security.md, check 36."""
+"""What would leave, as a picture. Source: docs/reference/sharing.md; docs/security.md, check 36."""
 
 import dataclasses
 

@@ -48,7 +48,7 @@ def test_a_bundle_is_measured_and_shown(plain_bundle):
 
 
 def test_a_busy_machine_is_told():
-    """docs/device.md, "Is everything in order?": figures taken beside other work are not shown as the device's own."""
+    """docs/reference/doctor.md: figures taken beside other work are not shown as the device's own."""
     found = {"precision": "fp32", "rows": [], "floors": [], "processors": 2}
     for load, told in ((None, False), (0.9, False), (1.0, False), (1.1, True), (9.2, True)):
         lines = table({**found, "load_average": load})
@@ -63,7 +63,8 @@ def test_works_are_timed_in_turn():
 
 
 def test_memory_is_that_of_scoring_a_photo_with_one_model(plain_bundle, monkeypatch):
-    """docs/device.md: what a second model or a batch takes is no part of the figure, which is read before either."""
+    """docs/reference/doctor.md: what a second model or a batch takes is no part of the figure, which is read before
+    either."""
     scorer, events = Scorer(plain_bundle, threads=1), []
     photo, batch = scorer.score, scorer.score_batch
     monkeypatch.setattr(scorer, "score", lambda data: events.append("photo") or photo(data))

@@ -126,7 +126,7 @@ def test_mutated_tiffs_end_in_pixels_or_one_error(reader):
 
 
 def test_content_decides_not_the_name():
-    """docs/device.md: a mislabelled file is what it holds."""
+    """docs/reference/pictures.md: a mislabelled file is what it holds."""
     assert kind_of(saved(scene())) == "tiff"
     assert kind_of(saved(scene(), "PNG")) == "png"
     assert kind_of(saved(scene(), "JPEG")) == "jpeg"
@@ -150,7 +150,7 @@ def test_formats_can_be_narrowed():
 
 @pytest.mark.parametrize(("kind", "start"), [("heic", b"\x00\x00\x00\x1cftypheic"), ("dicom", bytes(128) + b"DICM")])
 def test_a_missing_extra_is_named(monkeypatch, kind, start):
-    """docs/device.md: a clear message where the extra is missing."""
+    """docs/reference/pictures.md: a clear message where the extra is missing."""
     real = pictures.find_spec
     monkeypatch.setattr(pictures, "find_spec", lambda name: None if name in ("pillow_heif", "pydicom") else real(name))
     with PictureReader(FORMATS) as reader, pytest.raises(ImageError) as refused:

@@ -1,4 +1,4 @@
-"""`policy.toml`: what may leave. Source: docs/device.md, "What may leave"; docs/security.md, assets A2 and A5."""
+"""`policy.toml`: what may leave. Source: docs/reference/sharing.md; docs/security.md, assets A2 and A5."""
 
 import datetime
 import errno
@@ -179,7 +179,7 @@ def test_a_policy_that_is_not_understood_lets_nothing_leave(why, run, tmp_path):
 
 
 def test_the_command_changes_what_it_names(run, tmp_path):
-    """docs/device.md, "What may leave": show, allow, deny, limit."""
+    """docs/reference/sharing.md: show, allow, deny, limit."""
     assert json.loads(run("policy", "show", "--json")[1])["allowed"] == {}
     assert not (tmp_path / "home").exists()  # nothing is created by looking
     before = datetime.datetime.now(datetime.UTC).date()

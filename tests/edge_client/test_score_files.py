@@ -17,7 +17,8 @@ def scored(run, *arguments):
 
 
 def test_folders_are_read_to_the_bottom_and_patterns_expanded(run, files):
-    """docs/device.md: files, folders (recursive, sorted), globs; hidden files and our own heat maps are no pictures."""
+    """docs/guides/device.md: files, folders (recursive, sorted), globs; hidden files and our own heat maps are no
+    pictures."""
     good = (files / "good.png").read_bytes()
     for name in ("in/b.png", "in/a/z.JPG", "in/a/deep/y.tif", "in/.hidden.png", "in/.git/x.png", "in/b.heatmap.png"):
         (files / name).parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +37,7 @@ def test_folders_are_read_to_the_bottom_and_patterns_expanded(run, files):
 
 
 def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
-    """docs/device.md: of a folder of mixed kinds nobody may believe that all of it was scored."""
+    """docs/guides/device.md: of a folder of mixed kinds nobody may believe that all of it was scored."""
     for name in (
         "day/a.png",
         "day/b.HEIC",
@@ -61,7 +62,7 @@ def test_pictures_of_a_kind_that_is_not_read_are_told(run, files):
 
 
 def test_a_pattern_finds_what_a_shell_would(run, files):
-    """docs/device.md: hidden files only where the pattern names them; heat maps of ours are no pictures."""
+    """docs/guides/device.md: hidden files only where the pattern names them; heat maps of ours are no pictures."""
     for name in ("in/a.png", "in/.b.png", "in/c.heatmap.png", "in/.d/e.png"):
         (files / name).parent.mkdir(parents=True, exist_ok=True)
         (files / name).write_bytes((files / "good.png").read_bytes())
@@ -72,7 +73,7 @@ def test_a_pattern_finds_what_a_shell_would(run, files):
 
 
 def test_a_picture_on_standard_input(run, files, monkeypatch):
-    """docs/device.md: standard input; the picture is named "-"."""
+    """docs/guides/device.md: standard input; the picture is named "-"."""
     for data, code, key in (((files / "good.png").read_bytes(), 0, "predicted"), (b"", 1, "error")):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
         found, (line,), _ = scored(run, "-")
@@ -132,7 +133,7 @@ def test_batches_give_the_same_lines(run, files):
 
 
 def test_what_is_not_skin_gets_no_prediction_and_no_heat_map(run, lab, files):
-    """docs/device.md, "The gate": a class and a map would only look like an answer; every key stays."""
+    """docs/reference/gate.md: a class and a map would only look like an answer; every key stays."""
     (files / "sky.png").write_bytes(lab.encoded(lab.photo(60, 40, (90, 140, 220))))
     _, (usual,), _ = scored(run, "good.png")
     code, (line,), _ = scored(run, "sky.png", "--heatmap", "maps")
@@ -196,7 +197,7 @@ def test_no_metadata_is_passed_on(run, lab, files):
 
 
 def test_the_progress_bar_is_for_people_at_a_terminal(run, files, monkeypatch):
-    """docs/device.md: a bar for folders; on standard error, never among the results, never into a log file."""
+    """docs/guides/device.md: a bar for folders; on standard error, never among the results, never into a log file."""
     import click
 
     bars = []
@@ -222,7 +223,7 @@ class _Bar:
 
 
 def _unusual(lab) -> dict[str, tuple[bytes, str]]:
-    """docs/device.md, "Files": each kind with what it gives, the code of an error or the reasons to refer."""
+    """docs/reference/pictures.md: each kind with what it gives, the code of an error or the reasons to refer."""
     photo = lab.photo(60, 40)
     image, grey = Image.fromarray(photo), Image.fromarray(photo).convert("L")
     animated = lab.encoded(photo, "PNG", save_all=True, append_images=[Image.fromarray(photo[::-1])])
@@ -263,7 +264,7 @@ def _unusual(lab) -> dict[str, tuple[bytes, str]]:
 
 
 def test_every_unusual_file_has_its_answer(run, lab, files):
-    """docs/device.md, "Files"."""
+    """docs/reference/pictures.md."""
     kinds = _unusual(lab)
     for name, (data, _) in kinds.items():
         (files / name).write_bytes(data)

@@ -1,4 +1,4 @@
-"""`--log FILE.sqlite`. Source: docs/security.md, check 70; docs/device.md, "A log of scores"."""
+"""`--log FILE.sqlite`. Source: docs/security.md, check 70; docs/reference/scores.md, "A log of scores"."""
 
 import contextlib
 import hashlib

@@ -1,6 +1,6 @@
 """The units in examples/systemd and the table of examples/cron: what systemd says, and what of ours they start.
 
-Source: docs/device.md.
+Source: docs/guides/device.md.
 """
 
 import shutil

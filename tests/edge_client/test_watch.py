@@ -1,4 +1,7 @@
-"""`edgefl watch`: each picture once, whole, across restarts, signals and broken files. Source: docs/device.md."""
+"""`edgefl watch`: each picture once, whole, across restarts, signals and broken files.
+
+Source: docs/guides/device.md.
+"""
 
 import contextlib
 import json
@@ -108,7 +111,8 @@ def test_broken_files_are_one_line_each_and_not_tried_again(place, good, capsys)
 
 @pytest.mark.parametrize("code", ["permissions", "storage"])
 def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeypatch, code):
-    """docs/device.md: rights or a disk that come right later; a change of rights changes neither size nor time."""
+    """docs/guides/device.md: rights or a disk that come right later; a change of rights changes neither size nor
+    time."""
     from edgefl_client.scoring import score_files
 
     (place / "drop" / "a.png").write_bytes(good)

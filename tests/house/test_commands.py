@@ -90,3 +90,15 @@ def test_a_wrong_word_is_one_sentence_and_status_2(name: str, command) -> None:
 def test_version(name: str, command) -> None:
     done = command(name, "--version")
     assert done.returncode == 0 and re.search(r"\d+\.\d+\.\d+", done.stdout)
+
+
+GROUPS = [(path, found) for path, found in ALL if isinstance(found, click.Group)]
+
+
+@pytest.mark.parametrize(("path", "group"), GROUPS, ids=[" ".join(path) for path, _ in GROUPS])
+def test_one_line_helps_are_whole_sentences(path: tuple[str, ...], group: click.Group) -> None:
+    """docs/design.md 1: a person reads the list of commands first, so no line of it is cut off in a terminal of 80."""
+    room = 78 - 6 - max(map(len, group.commands))  # click's own sum: width, indents, the longest name
+    for name, command in group.commands.items():
+        line = command.get_short_help_str(room)
+        assert re.fullmatch(r"[A-Z].+\.", line) and not line.endswith("..."), f"{' '.join(path)} {name}: {line}"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 LINK = re.compile(r"(?<!`)\[[^\]\n]*\]\(([^)\s]+)\)")
+CITED = re.compile(r"\bdocs/(?:[a-z_]+/)?(?:[a-z_0-9-]+\.md|(?<=decisions/)\d{4})")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 RECORD_WORDS = 250
 RECORD_PARTS = ("## Context", "## Decision", "## What it costs")
@@ -41,7 +42,17 @@ def test_links_lead_somewhere(root: Path, tracked) -> None:
                 assert fragment in anchors(where), f"{page.relative_to(root)} links to {target}"
 
 
-@pytest.mark.parametrize("page", ["docs/commands.md", "docs/security.md"])
+def test_a_page_that_is_cited_is_here(root: Path, tracked) -> None:
+    """Docstrings, messages and help name pages by path: `docs/design.md 5`, `docs/decisions/0028`."""
+    known = {str(path) for path in tracked}
+    for path in tracked:
+        if path.suffix in {".py", ".toml", ".md", ""} and path.name != "CHANGELOG.md":
+            for cited in CITED.findall((root / path).read_text(encoding="utf-8", errors="ignore")):
+                found = cited in known or any(name.startswith(cited) for name in known if "decisions/" in cited)
+                assert found, f"{path} cites {cited}"
+
+
+@pytest.mark.parametrize("page", ["docs/reference/commands.md", "docs/security.md"])
 def test_generated_parts_are_fresh(page: str, root: Path, environment) -> None:
     """Help texts and the status of the checks are what the code and the tests say now: `make pages` writes them."""
     words = [sys.executable, str(root / ".ci/write_pages.py"), "--print", page]

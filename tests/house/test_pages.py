@@ -25,8 +25,16 @@ pytestmark = pytest.mark.slow
 
 BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.M | re.S)
 FINGERPRINT = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{20}\b")
-PAGES = ("docs/data.md", "docs/train.md", "docs/device.md", "docs/federation.md")
+ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = {"docs/guides/papers-tables.md"}  # tests/trainer/experiments/test_page.py
 PATIENCE_S = 90
+
+
+def pages_with_commands() -> list[str]:
+    """Every page of the guides and the reference that shows a command or a program."""
+    found = [page for part in ("guides", "reference") for page in sorted((ROOT / "docs" / part).glob("*.md"))]
+    names = [str(page.relative_to(ROOT)) for page in found if BLOCK.search(page.read_text(encoding="utf-8"))]
+    return [name for name in names if name not in ELSEWHERE]
 
 
 class Reader:
@@ -161,10 +169,10 @@ def test_readme(readme: Path) -> None:
     assert (readme / "runs/uniform/summary.json").is_file()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", pages_with_commands())
 def test_page(page: str, readme: Path, root: Path, environment) -> None:
     """A page works for whoever has followed the README."""
-    folder = readme.parent / Path(page).stem
+    folder = readme.parent / page.removesuffix(".md").replace("/", "-")
     folder.mkdir()
     for name in ("runs/first", "signer", "own"):
         shutil.copytree(readme / name, folder / name)

@@ -1,4 +1,4 @@
-"""What a device gets: the wheel without extras in a fresh environment. Source: docs/design.md 2; docs/device.md.
+"""What a device gets: the wheel without extras in a fresh environment. Source: docs/design.md 2; docs/guides/device.md.
 
 Needs a package index; EDGEFL_OFFLINE=1 skips it by name.
 """

@@ -1,7 +1,7 @@
 """Ctrl-C ends all that `examples/live_federation.py` started: servers, commands in the background, the one at hand.
 
-The processes of the example, with commands that only sleep in place of those that learn. Source: docs/federation.md,
-`make live`.
+The processes of the example, with commands that only sleep in place of those that learn. Source:
+docs/guides/federation.md, `make live`.
 """
 
 import os

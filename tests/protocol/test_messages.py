@@ -148,7 +148,7 @@ def test_every_refusal_has_a_status() -> None:
 
 
 def test_routes() -> None:
-    """DESIGN, routes: paths are distinct, `cty` is kebab-case of at most 32 characters."""
+    """docs/security.md 2.2: paths are distinct, `cty` is kebab-case of at most 32 characters."""
     assert len({route.path for route in ROUTES.values()}) == len(ROUTES)
     assert all(route.path.startswith("/v1/") and len(cty) <= 32 for cty, route in ROUTES.items())
 

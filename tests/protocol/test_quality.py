@@ -184,7 +184,7 @@ needs_images = pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_D
 @pytest.mark.data
 @needs_images
 def test_real_photographs_pass_in_every_centre() -> None:
-    """docs/device.md, "The gate": at most 2 % of the validation rows of each centre are referred by mistake."""
+    """docs/reference/gate.md: at most 2 % of the validation rows of each centre are referred by mistake."""
     seen: dict[str, list[bool]] = {}
     for centre, data in validation_rows("fed_isic2019_84.zip")[::2]:
         seen.setdefault(centre, []).append(bool(reasons(decode(data))))
@@ -198,7 +198,7 @@ def test_real_photographs_pass_in_every_centre() -> None:
 @pytest.mark.data
 @needs_images
 def test_radiology_and_spoilt_photographs_are_caught() -> None:
-    """docs/device.md, "The gate": radiology, blur of 1.5 px at 84 px, six stops too dark."""
+    """docs/reference/gate.md: radiology, blur of 1.5 px at 84 px, six stops too dark."""
     with zipfile.ZipFile(Path(environ["EDGEFL_DATA"]) / "vqa_rad.zip") as archive:
         names = [name for name in archive.namelist() if name.endswith(".jpg")][::3]
         radiology = [resize(decode(archive.read(name)), 84) for name in names]

@@ -34,7 +34,7 @@ def test_evaluate_takes_val_rows_where_there_is_no_test_row(finished, tmp_path):
 
 
 def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, cached):
-    """docs/train.md: figures over fewer classes than the run has are said to be so."""
+    """docs/guides/first-run.md: figures over fewer classes than the run has are said to be so."""
     counts = {"east": {"nevus": 4, "other": 4}, "west": {"nevus": 4}}
     data = f"folder:{make_ward(tmp_path / 'ward', counts)}"
     outcome = edgefl_train("evaluate", finished["local"], "--data", data, "--json")

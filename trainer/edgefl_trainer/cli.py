@@ -66,7 +66,7 @@ cli.add_command(join)
 @click.option("--json", "as_json", is_flag=True, help="One JSON list instead of text.")
 @needs_trainer
 def methods(as_json: bool) -> None:
-    """List the federated methods, what travels in each by default, and whether it needs labels."""
+    """List the methods, what each sends, and which need labels. What travels is told for the default settings."""
     from edgefl_trainer.methods import METHODS
 
     facts: list[dict[str, Any]] = [
@@ -89,7 +89,7 @@ def methods(as_json: bool) -> None:
 
 @cli.command()
 @click.argument("method")
-@click.option("--data", multiple=True, metavar="SPEC", help="Data of the federation; repeatable. See docs/data.md.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Data, repeatable; see docs/reference/data.md.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
 @click.option(
     "--partition",
@@ -164,7 +164,7 @@ def methods(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 @needs_trainer
 def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
-    """Run METHOD over the sites of the data and leave model, metrics and summary in DIR."""
+    """Learn with METHOD over all sites of the data. Model, metrics and summary are left in DIR."""
     from edgefl_trainer.commands.results_text import summary_text
     from edgefl_trainer.engine.run import run as run_federation
     from edgefl_trainer.engine.settings import resolve
@@ -181,7 +181,7 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
 
 @cli.command()
 @click.option(
-    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal; repeatable. See docs/data.md."
+    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal, repeatable; see docs/reference/data.md."
 )
 @click.option(
     "--scheme",
@@ -215,7 +215,7 @@ def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> 
 def partition(
     data: tuple[str, ...], seed: int, classes: str | None, out: Path, as_json: bool, dirichlet_by: Any, **numbers: Any
 ) -> None:
-    """Deal the images of the data to sites, once, for runs that are to be compared; print the class table."""
+    """Deal images to sites once, for runs that will be compared. Prints the class table."""
     from edgefl_trainer.commands.partition import partition_json, partition_text, summary_line, write_partition
     from edgefl_trainer.data.plan import Plan
 
@@ -238,7 +238,7 @@ def partition(
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @needs_trainer
 def evaluate(run_dir: Path, data: tuple[str, ...], ood: tuple[str, ...], device: str, as_json: bool) -> None:
-    """Judge the models of RUN on all `test` rows of the data, or on its `val` rows where it has no test rows."""
+    """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows."""
     from edgefl_trainer.commands.results_text import site_lines
     from edgefl_trainer.engine.evaluation import evaluate as judge_run
     from edgefl_trainer.engine.models import open_run
@@ -257,7 +257,7 @@ def evaluate(run_dir: Path, data: tuple[str, ...], ood: tuple[str, ...], device:
 )
 @needs_trainer
 def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -> None:
-    """Score IMAGES with a site's model of RUN: the reference for what a device says."""
+    """Score IMAGES with the model that a site learned in RUN. This is the reference for what a device says."""
     from edgefl_trainer.commands.results_text import score_line
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.engine.prediction import predict_files
@@ -311,7 +311,7 @@ def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -
 def table(
     runs: tuple[Path, ...], file: Path | None, metric: str | None, spread: str, style: str, plot: Path | None
 ) -> None:
-    """Compare runs: sites by methods, mean and spread, worst site, bytes of a round.
+    """Compare finished runs in a table, site by site. It has mean and spread, worst site, bytes of a round.
 
     A RUN is a run directory, or a folder with finished runs below it.
     """
@@ -365,7 +365,7 @@ def table(
 )
 @needs_trainer
 def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any) -> None:
-    """Run the rows of a paper's table (experiments/*.toml) and print it beside the paper's numbers.
+    """Run a paper's table, and print it beside the paper's numbers. The tables are files: experiments/*.toml.
 
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """

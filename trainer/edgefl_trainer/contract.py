@@ -46,7 +46,7 @@ class State:
     values: Mapping[str, Scalar] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 over the arrays in name order; the values do not enter (DESIGN: equal things, equal digests)."""
+        """SHA-256 over the arrays in name order; the values do not enter (docs/design.md 5)."""
         return digest(self.arrays)
 
 

@@ -42,7 +42,7 @@ _OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Pat
 @JSON
 @guarded
 def revoke(name: str | None, signer: Path | None, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Shut the member NAME out for good, or revoke a signer of bundles.
+    """Shut a member out for good, or revoke a signer of bundles.
 
     A member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
     list of revoked keys with the index of bundles; a list older than 24 hours lets no new bundle in.
@@ -67,7 +67,7 @@ def revoke(name: str | None, signer: Path | None, home: Path, passphrase_file: P
 @JSON
 @guarded
 def rotate(signing: bool, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Renew the coordinator's sealing key now; `serve` does it every week by itself.
+    """Renew the coordinator's sealing key now. `serve` does it every week by itself.
 
     The key before opens messages for two days more, then it is deleted. With --signing: the first time makes the next
     signing key and names the file of its public half; once a published root set lists that, the second time changes to
@@ -87,7 +87,8 @@ def rotate(signing: bool, home: Path, passphrase_file: Path | None, as_json: boo
 
 @click.group()
 def root() -> None:
-    """The federation's root set: who its coordinator is and who signs its bundles, signed offline.
+    """Say offline who is coordinator and who signs bundles. This list is the federation's root set, signed with the
+    root key.
 
     \b
     On the machine that holds the root keys (no coordinator is needed there):
@@ -150,7 +151,7 @@ def sign(file: Path, key: Path, out: Path, passphrase_file: Path | None) -> None
 @JSON
 @guarded_offline
 def show(file: Path, as_json: bool) -> None:
-    """Show what a root set says; its signatures are checked where it is published and by every device."""
+    """Show what a root set says, without checking it. `publish` and every device check its signatures."""
     from edgefl_protocol.records.root import unverified_root
 
     record = _record(file)
@@ -171,7 +172,7 @@ def show(file: Path, as_json: bool) -> None:
 @JSON
 @guarded
 def publish(file: Path, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Give a root set to all members; refused unless enough root keys signed it and it follows the one before."""
+    """Give a root set to all members. Refused unless enough root keys signed it and it follows the one before."""
     facts = operate(home, passphrase_file, "publish_root", {"path": str(file.resolve())})
     text = f"published root set {facts['version']}: {counted(facts['signers'], 'signer')} of bundles"
     click.echo(json.dumps(facts) if as_json else f"{text}, valid until {moment(facts['expires_ms'])}")

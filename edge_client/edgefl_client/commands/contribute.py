@@ -54,7 +54,7 @@ from edgefl_client.scoring.open_scorer import open_scorer
 @home_option
 @click.pass_context
 def contribute(context: click.Context, /, images: tuple[str, ...], features: bool, as_json: bool, **given: Any) -> None:
-    """Put attention maps or features of pictures into the outbox; pictures never leave.
+    """Offer maps or features of your pictures to the federation. They wait in the outbox; pictures never leave.
 
     With --labels: a few attention maps per class, in a federation that learns from them. With --features: 128 numbers a
     picture, made by the encoder of the round that edgefl sync fetched. A picture that is blurred, badly lit, too small

@@ -39,7 +39,8 @@ def doctor(
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Check this device, a line for each thing: ok, warn or fail, and what to do. Ends with 1 where something fails.
+    """Check that this device is in order, and say what to do. Prints a line a check: ok, warn or fail; ends with 1
+    where something fails.
 
     Needs neither a membership nor a network, reads no picture and changes nothing.
     """

@@ -43,7 +43,7 @@ def enrol(
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Join a federation with the INVITE its operator gave you; run it again after any failure.
+    """Join a federation with the INVITE its operator gave you. Run it again after any failure.
 
     An INVITE of "-" is read from standard input, so that it stands in no list of processes.
     """
@@ -71,7 +71,7 @@ def enrol(
 @home_option
 @click.pass_context
 def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
-    """Fetch the federation's current bundle, verify it and use it from now on."""
+    """Fetch the federation's current model and verify it. From then on this device scores with that bundle."""
     from edgefl_client.sharing import enrolled_device
 
     found = enrolled_device.run_pull(device_of(context, home_dir, passphrase_file))
@@ -88,7 +88,7 @@ def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, ho
 def status(
     context: click.Context, offline: bool, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Show model, values in use, membership, round and outbox of this device."""
+    """Show model, membership, round and outbox of this device. Also tells which values score."""
     from edgefl_client.doctor.status import run_status, status_text
 
     found = run_status(device_of(context, home_dir, passphrase_file), online=not offline)

@@ -12,7 +12,7 @@ from edgefl_client.commands.options import device_of, home_option, json_option, 
 @home_option
 @click.pass_context
 def outbox(context: click.Context, as_json: bool, home_dir: str | None) -> None:
-    """List what waits to be sent: age, bytes, round, state; no key of this device is needed."""
+    """List what waits to be sent to the federation. Prints age, bytes, round, state; needs no key."""
     if context.invoked_subcommand is not None:
         context.find_root().obj = home_dir or context.find_root().obj  # a home named here holds for what follows
         return
@@ -34,7 +34,7 @@ def outbox(context: click.Context, as_json: bool, home_dir: str | None) -> None:
 def outbox_show(
     context: click.Context, which: str, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Show what the item ID would tell its receiver, in numbers: names, types, shapes, extremes, digest."""
+    """Show in numbers what the item ID would tell its receiver. Prints names, types, shapes, extremes, digest."""
     from edgefl_client.sharing.disclosure import described_text
     from edgefl_client.sharing.waiting_items import show_waiting
 
@@ -51,7 +51,7 @@ def outbox_show(
 def outbox_drop(
     context: click.Context, which: str, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
-    """Drop the item ID for good; what was sent already cannot be called back."""
+    """Drop the item ID for good. What was sent already cannot be called back."""
     import dataclasses
 
     from edgefl_client.sharing.waiting_items import drop_waiting

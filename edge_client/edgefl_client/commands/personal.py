@@ -7,7 +7,7 @@ from edgefl_client.commands.options import home_of, home_option, json_option, re
 
 @click.group()
 def personal() -> None:
-    """The values that this device learned for itself."""
+    """Show or remove what this device has learned for itself."""
 
 
 @personal.command("show")
@@ -15,7 +15,7 @@ def personal() -> None:
 @home_option
 @click.pass_context
 def personal_show(context: click.Context, as_json: bool, home_dir: str | None) -> None:
-    """Show which values are scored with, and what the gate found."""
+    """Show which values score pictures, and what their gate found."""
     from edgefl_client.doctor.status import personal_facts, weights_text
 
     found = personal_facts(home_of(context, home_dir))
@@ -30,7 +30,7 @@ def personal_show(context: click.Context, as_json: bool, home_dir: str | None) -
 @home_option
 @click.pass_context
 def personal_remove(context: click.Context, everything: bool, as_json: bool, home_dir: str | None) -> None:
-    """Go back to the bundle's values for good; what left this device before cannot be called back.
+    """Go back to the bundle's values for good. What left this device before cannot be called back.
 
     Learning goes on from where it stands the next time, unless --all forgets that too.
     """

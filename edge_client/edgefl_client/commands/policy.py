@@ -32,7 +32,7 @@ def _last_day(
 
 @click.group()
 def policy() -> None:
-    """What may leave this device, how often, how much, and until when; at first nothing."""
+    """Decide what may leave this device; at first nothing may. Also how often, how much, and until when."""
 
 
 @policy.command("show")
@@ -65,7 +65,7 @@ def policy_allow(
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Allow that KIND leaves: maps, features, prototypes, logits, prompts or weights."""
+    """Allow that data of this KIND leaves the device. KIND: maps, features, prototypes, logits, prompts or weights."""
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import load_policy, save_policy
 
@@ -87,7 +87,7 @@ def policy_allow(
 @home_option
 @click.pass_context
 def policy_deny(context: click.Context, kinds: tuple[str, ...], as_json: bool, home_dir: str | None) -> None:
-    """Let KIND leave no more, from now on also from the outbox."""
+    """Forbid that data of this KIND leaves, also from the outbox."""
     from edgefl_client.sharing.policy import load_policy, save_policy
 
     home = home_of(context, home_dir)
@@ -106,7 +106,7 @@ def policy_deny(context: click.Context, kinds: tuple[str, ...], as_json: bool, h
 @home_option
 @click.pass_context
 def policy_limit(context: click.Context, /, as_json: bool, home_dir: str | None, **given: int | None) -> None:
-    """Set how often and how much; what is not named stays as it is."""
+    """Set how often data may leave, and how much of it. What is not named stays as it is."""
     from edgefl_client.sharing.policy import load_policy, save_policy
 
     named = {name: value for name, value in given.items() if value is not None}

@@ -118,7 +118,8 @@ def score(
     threads: int | None,
     home_dir: str | None,
 ) -> None:
-    """Score pictures: files, folders with all that is in them, patterns, or - for one on standard input.
+    """Score pictures: files, folders, patterns or standard input. A folder stands for all that is in it, - for one
+    picture on standard input.
 
     `--json` prints one object a picture, in order.
     """

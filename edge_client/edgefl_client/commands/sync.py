@@ -63,7 +63,8 @@ def sync(
     home_dir: str | None,
     **given: Any,
 ) -> None:
-    """Do what is due and leave: fetch the task and the others' part, learn the open round, send what it takes.
+    """Take part in the federation once: fetch, learn and send. It does what is due and leaves: it fetches the task and
+    the others' part, learns the open round, and sends what it takes.
 
     A round that a limit stops goes on at the next sync. Made for cron and systemd: it may be killed at any moment.
     """

@@ -7,7 +7,7 @@ from edgefl_client.commands.options import home_of, home_option, json_option, re
 
 @click.group()
 def trust() -> None:
-    """Whose bundles this device runs."""
+    """Choose whose models this device runs."""
 
 
 @trust.command("add")
@@ -17,7 +17,7 @@ def trust() -> None:
 @home_option
 @click.pass_context
 def trust_add(context: click.Context, pub: str, name: str | None, as_json: bool, home_dir: str | None) -> None:
-    """Trust the signer PUB from now on: a file (signing.pub) or the key itself as 64 hexadecimal digits."""
+    """Trust models that the signer PUB has signed. PUB is a file (signing.pub) or the key as 64 hex digits."""
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.trust import trusted_keys as signers
 
@@ -31,7 +31,7 @@ def trust_add(context: click.Context, pub: str, name: str | None, as_json: bool,
 @home_option
 @click.pass_context
 def trust_list(context: click.Context, as_json: bool, home_dir: str | None) -> None:
-    """List the signers this device trusts: added by hand, and those of the federation's root set."""
+    """List the signers this device trusts. These are added by hand, or stand in the federation's root set."""
     from edgefl_client.trust import trusted_keys as signers
     from edgefl_client.trust.signers import signers_in_force
 
@@ -56,7 +56,7 @@ def trust_list(context: click.Context, as_json: bool, home_dir: str | None) -> N
 @home_option
 @click.pass_context
 def trust_remove(context: click.Context, which: str, as_json: bool, home_dir: str | None) -> None:
-    """Stop trusting a signer, named by its name, its key, or 8 or more first digits of its key id."""
+    """Stop trusting the models of a signer. Give its name, its key, or 8 or more digits of its key id."""
     from edgefl_client.trust import trusted_keys as signers
 
     removed = signers.remove_trusted(home_of(context, home_dir), which)

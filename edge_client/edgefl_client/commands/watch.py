@@ -74,7 +74,7 @@ def watch(
     threads: int | None,
     home_dir: str | None,
 ) -> None:
-    """Score every picture that appears below DIR, once; prints the JSON objects of edgefl score, one a line.
+    """Score every picture that appears in or below DIR, once. Prints the JSON objects of edgefl score, one a line.
 
     Ends with what it is doing when it gets SIGTERM or Ctrl-C, and goes on from there the next time.
     """

@@ -131,7 +131,7 @@ def _probe(
                 check=steps[0] if steps else "runtime",  # after its last answer: the runtime failed to end
                 state="fail",
                 found=f"the process that tried it did not finish: {error}",
-                advice="install the packages anew for this processor and Python: pip install --force-reinstall edgefl",
+                advice="install the wheel anew, for this processor and Python: pip install --force-reinstall WHEEL",
             )
         )
     return found, measured

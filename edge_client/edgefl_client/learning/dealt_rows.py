@@ -4,7 +4,7 @@ Of each class 15 %, at least 20, are held back for the gate. Who is held back is
 name, or of the prepared pixels where the table names no lesion: all pictures of a lesion, and all copies of a picture,
 stand on one side, and a picture keeps its side when others are added later, because the limit of each class is kept.
 Pictures without labels all teach, but for those that the gate before the model refers: nobody has said what they show.
-Source: docs/design.md, section 7 (gate) and section 5 (rows); DESIGN: at least 20 a class.
+Source: docs/design.md, section 7 (gate: at least 20 a class) and section 5 (rows).
 """
 
 import hashlib

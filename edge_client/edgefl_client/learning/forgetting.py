@@ -1,7 +1,7 @@
 """Removing what was learned on this device, so that `edgefl score` goes back to the bundle's values for good.
 
-What left the device before cannot be called back, and what others learned from it stays learned (docs/device.md). The
-files are unlinked; what a disk keeps of them is the disk's matter.
+What left the device before cannot be called back, and what others learned from it stays learned
+(docs/reference/sharing.md). The files are unlinked; what a disk keeps of them is the disk's matter.
 """
 
 from edgefl_client.home import Home

@@ -8,7 +8,7 @@ Guarantees: a `Manifest` that exists satisfies every form below. The reader take
     signatures.json  [{"keyid": 64 hex, "alg": "ed25519", "sig": hex}] over PAE("eflb1/manifest", manifest bytes)
 
 Times are milliseconds since 1970 (UTC). Other values of `alg` are room for a second, quantum-safe signature; they are
-never counted. Source: DESIGN 7 of the formats in docs/design.md; docs/security.md 2.8.
+never counted. Source: docs/design.md 7; docs/security.md 2.8.
 """
 
 import re

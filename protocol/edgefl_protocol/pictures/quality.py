@@ -21,7 +21,7 @@ scene; blur finer than about 1/84 of the picture's side is not seen. Luminance Y
    one range; what is grey (radiology, text), green or blue lies outside. Things of the colour of skin (wood, cork)
    pass: this is a rule against mistakes, not a proof.
 
-How often each rule refers real photographs by mistake, and what it catches: docs/device.md, "The gate".
+How often each rule refers real photographs by mistake, and what it catches: docs/reference/gate.md.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Bad input at the command line: each one sentence, the right exit code, and nothing lost.
 
-Source: docs/device.md, "When something is wrong"; docs/security.md, checks 20, 26, 59 and 63. Bad pictures:
+Source: docs/reference/doctor.md, "When something is wrong"; docs/security.md, checks 20, 26, 59 and 63. Bad pictures:
 test_score_files.py and test_cli.py.
 """
 
@@ -275,7 +275,7 @@ def test_what_a_task_can_need():
 
 
 def bad_pictures(lab):
-    """docs/device.md, "Files": pictures that no command takes, with the code of each."""
+    """docs/reference/pictures.md: pictures that no command takes, with the code of each."""
     photo = lab.photo(60, 40)
     png, other = lab.encoded(photo), [Image.fromarray(photo[::-1])]
     return {

@@ -1,4 +1,7 @@
-"""Broadcasts that a device keeps. Source: docs/federation.md, "Keys over time": coordinators come back from backups."""
+"""Broadcasts that a device keeps.
+
+Source: docs/guides/federation.md, "Keys over time": coordinators come back from backups.
+"""
 
 import json
 

@@ -306,7 +306,7 @@ def test_two_pulls_at_once_do_not_go_back(run, device, live, lab, monkeypatch):
 
 
 def test_another_table_is_read_as_the_one_before(run, device):
-    """docs/device.md, learning: formats and batch are the device's; `sync --labels` changes the file alone."""
+    """docs/reference/device-learning.md: formats and batch are the device's; `sync --labels` changes the file alone."""
     home, before = Home(run.home), Table(file=device / "old.csv", formats=("jpeg", "tiff"), batch=3)
     remember_table(home, before)
     assert run("sync", "--labels", device / "labels.csv")[0] == 0

@@ -120,7 +120,7 @@ def test_the_others_maps_are_learned_under_their_own_class(run, device, live, la
 
 
 def test_what_the_gate_refers_gives_no_map(run, device, live, lab):
-    """docs/device.md, the gate: such pictures teach nobody; the others' maps travel, and the number is told."""
+    """docs/reference/gate.md: such pictures teach nobody; the others' maps travel, and the number is told."""
     run("pull")
     (device / "0.png").write_bytes(lab.encoded(np.full((40, 50, 3), 128, np.uint8)))  # grey and flat
     (device / "1.png").write_bytes(lab.encoded(lab.photo(20, 40)))
@@ -158,7 +158,7 @@ def test_a_damaged_picture_stops_a_contribution(run, device):
 
 
 def test_what_was_shown_is_what_leaves(run, device, live):
-    """docs/device.md, "What may leave": the dry run names the very bytes that the coordinator gets later."""
+    """docs/reference/sharing.md: the dry run names the very bytes that the coordinator gets later."""
     run("pull")
     sheets = device / "sheets"
     shown = json.loads(
@@ -182,7 +182,7 @@ def test_what_was_shown_is_what_leaves(run, device, live):
 
 
 def test_nothing_enters_the_outbox_that_the_owner_did_not_allow(run, device):
-    """docs/device.md, "What may leave": refused before any picture is read, one sentence, exit 3."""
+    """docs/reference/sharing.md: refused before any picture is read, one sentence, exit 3."""
     run("pull")
     assert run("policy", "deny", "maps")[0] == 0
     (device / "labels.csv").write_text("no table at all")

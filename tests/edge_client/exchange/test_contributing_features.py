@@ -142,7 +142,7 @@ def test_doing_it_again_changes_nothing(run, clf, live, net):
 
 
 def test_the_sheets_show_the_numbers_and_no_picture(run, clf, tmp_path):
-    """docs/device.md, "What may leave": one square a number in one sheet, the pictures in the other."""
+    """docs/reference/sharing.md: one square a number in one sheet, the pictures in the other."""
     found = dry(run, clf, "--sheets", tmp_path / "sheets")
     leaves, stays = (decode(Path(found["sheets"][key]).read_bytes()) for key in ("leaves", "stays"))
     assert leaves.shape == stays.shape == (64 + 6 * 24, 104 + 128 * 5 + 12, 3)
@@ -167,7 +167,7 @@ def test_pictures_that_learning_was_given_are_the_default(run, clf, device, lab)
 
 
 def test_what_is_unfit_is_left_out_and_told(run, clf, lab):
-    """docs/device.md, the gate: such pictures teach nobody; a file that is none does not stop a folder."""
+    """docs/reference/gate.md: such pictures teach nobody; a file that is none does not stop a folder."""
     (clf / "0.png").write_bytes(lab.encoded(np.full((40, 50, 3), 128, np.uint8)))  # grey and flat
     (clf / "1.png").write_bytes(b"rubbish")
     code, out, err = run("contribute", "--features", clf, "--json")
@@ -212,7 +212,7 @@ def test_batches_are_those_of_a_round():
 
 
 def test_nothing_is_encoded_that_the_owner_did_not_allow(run, clf):
-    """docs/device.md, "What may leave": refused before a picture is read, exit 3; a dry run says so and shows it."""
+    """docs/reference/sharing.md: refused before a picture is read, exit 3; a dry run says so and shows it."""
     assert run("policy", "deny", "features")[0] == 0
     shown = dry(run, clf)
     assert shown["policy"]["allowed"] is False and shown["policy"]["code"] == "not_allowed"

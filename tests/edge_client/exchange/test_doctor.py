@@ -1,4 +1,4 @@
-"""`edgefl doctor`. Source: docs/device.md, "Is everything in order?"; docs/security.md, reliability table."""
+"""`edgefl doctor`. Source: docs/reference/doctor.md; docs/security.md, reliability table."""
 
 import datetime
 import json

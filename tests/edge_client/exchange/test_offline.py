@@ -1,4 +1,4 @@
-"""Thirty days without a network. Source: docs/security.md, check 71; docs/device.md, "Offline"."""
+"""Thirty days without a network. Source: docs/security.md, check 71; docs/reference/scores.md, "Offline"."""
 
 import json
 import time

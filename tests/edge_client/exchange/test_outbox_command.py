@@ -1,4 +1,4 @@
-"""`edgefl outbox`: list, show, drop. Source: docs/device.md, "The outbox"; docs/security.md, check 14."""
+"""`edgefl outbox`: list, show, drop. Source: docs/reference/sharing.md, "The outbox"; docs/security.md, check 14."""
 
 import contextlib
 import json

@@ -222,7 +222,7 @@ def test_damaged_vouching_files_are_sentences(run, rooted, live, lab, publish_ro
 
 
 def test_rotate_by_hand_and_by_sync(run, device, live):
-    """docs/federation.md, keys over time: `edgefl rotate`; `sync` changes keys of 30 days."""
+    """docs/guides/federation.md, keys over time: `edgefl rotate`; `sync` changes keys of 30 days."""
     assert json.loads(run("sync", "--json")[1])["keys_changed"] is False
     before = json.loads(run("status", "--json", "--offline")[1])["membership"]["fingerprint"]
     code, out, _ = run("rotate", "--json")

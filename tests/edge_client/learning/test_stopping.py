@@ -1,4 +1,4 @@
-"""Told to stop, and made to forget. Source: docs/device.md, "Learning"; docs/design.md, section 10."""
+"""Told to stop, and made to forget. Source: docs/reference/device-learning.md; docs/design.md, section 10."""
 
 import json
 import os

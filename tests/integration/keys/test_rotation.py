@@ -172,7 +172,7 @@ def test_no_signed_answer_leaves_both_keys_and_a_refusal_the_old(world) -> None:
 
 
 def test_keys_are_changed_by_themselves_after_thirty_days(world) -> None:
-    """docs/federation.md, keys over time: `sync` changes keys that are 30 days old, once."""
+    """docs/guides/federation.md, keys over time: `sync` changes keys that are 30 days old, once."""
     with world.member() as member:
         member.task()
         assert not member.rotate_if_due()

@@ -30,7 +30,7 @@ def names(federation: Federation, site: str, kind: str) -> set[str]:
 
 
 def test_public_names_are_complete_and_sorted() -> None:
-    """docs/style.md: each package lists its interface."""
+    """CONTRIBUTING.md, house style: each package lists its interface."""
     assert data.__all__ == sorted(data.__all__)
     assert all(hasattr(data, name) for name in data.__all__)
 
@@ -222,7 +222,8 @@ def photographed_again() -> list[dict[str, str]]:
 
 
 def test_an_unlabelled_picture_of_a_lesion_that_is_held_back_is_not_learned_from(make_zip, cache: Path) -> None:
-    """docs/data.md, rows: what judges a network is no lesion that it learned from, with or without a label."""
+    """docs/reference/data.md, rows: what judges a network is no lesion that it learned from, with or without a
+    label."""
     spec = f"manifest:{make_zip(photographed_again())}"
     federation, everywhere = load(spec, unlabelled="spread"), set[str]()
     tested = {federation.lesions[i] for site in federation.sites.values() for i in site.test}

@@ -30,7 +30,7 @@ def test_parse(text: str, kind: str, body: str, options: dict, site: str | None,
 
 @pytest.mark.parametrize("text", ["folder:/d@split=iid:7@rows=60/20/20", "folder:/d@rows=60/20/20@split=iid:7"])
 def test_rows_of_a_spec(text: str) -> None:
-    """docs/data.md, suffixes: train, tune and test in per cent; tune is a share of what is not test."""
+    """docs/reference/data.md, suffixes: train, tune and test in per cent; tune is a share of what is not test."""
     spec = parse_spec(text)
     assert (spec.body, spec.site, spec.iid_sites) == ("/d", None, 7)
     assert spec.shares is not None and (spec.shares.test, spec.shares.tune) == (0.2, 0.25)
@@ -111,7 +111,7 @@ def test_folder_faults(tmp_path: Path, names: list[str], words: list[str]) -> No
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_site_without_a_picture_is_named(tmp_path: Path, packed: bool) -> None:
-    """docs/data.md, `folder:DIR`: no site is dropped in silence; folders of the system are no sites."""
+    """docs/reference/data.md, `folder:DIR`: no site is dropped in silence; folders of the system are no sites."""
     root = tmp_path / "d"
     spec = clinic(root, *(f"{site}/{label}/{i}.png" for site in ("a", "b") for label in ("x", "y") for i in range(6)))
     for folder in (".git", "__MACOSX"):

@@ -1,4 +1,4 @@
-"""Progress for people: time left counted in images, and what a line says. Source: docs/train.md, progress."""
+"""Progress for people: time left counted in images, and what a line says. Source: docs/reference/runs.md, progress."""
 
 import io
 import re

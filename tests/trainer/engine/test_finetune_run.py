@@ -1,4 +1,4 @@
-"""`edgefl-train finetune` and `--labels`: docs/train.md, fine-tuning; docs/methods.md 3.4."""
+"""`edgefl-train finetune` and `--labels`: docs/guides/learn-without-labels.md, fine-tuning; docs/methods.md 3.4."""
 
 import json
 from itertools import pairwise
@@ -65,7 +65,8 @@ def before(tmp_path) -> Path:
 
 
 def test_everything_about_the_data_is_the_runs(before, asked, tmp_path):
-    """docs/train.md: `finetune` takes data, sites, task, classes, seed and preset from the run it goes on with."""
+    """docs/guides/learn-without-labels.md: `finetune` takes data, sites, task, classes, seed and preset from the run
+    it goes on with."""
     assert edgefl_train(*command(before, "local", tmp_path / "run")).code == 0
     [settings] = asked
     assert (settings.data, settings.partition) == ((f"folder:{tmp_path}",), "dealt.json")

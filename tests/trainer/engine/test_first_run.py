@@ -1,4 +1,7 @@
-"""Runs that start from runs: what a table takes for repetitions of one another. docs/train.md, fine-tuning."""
+"""Runs that start from runs: what a table takes for repetitions of one another.
+
+docs/guides/learn-without-labels.md, fine-tuning.
+"""
 
 import json
 import shutil

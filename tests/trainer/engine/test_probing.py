@@ -151,7 +151,7 @@ def test_a_probe_is_judged_on_tune_rows(contrary, small):
 
 
 def test_the_probe_at_the_end_of_a_run_is_judged_on_tune_rows(contrary):
-    """The same figures, in `summary.json` as docs/train.md has them."""
+    """The same figures, in `summary.json` as docs/guides/learn-without-labels.md has them."""
     figures = {"mean": 0.5, "pooled": pytest.approx(0.6), "sites": {"east": 0.0, "west": 1.0}}
     backbone = load_backbone("tiny", image_px=36, seed=3)
     assert probe_backbone(backbone, contrary) == {"cls": figures, "mean": figures}
@@ -219,7 +219,7 @@ def test_the_kept_encoder_survives_a_kill(tmp_path, monkeypatch):
 
 
 def test_work_of_a_site_is_summed_up(tmp_path):
-    """Images per second and waiting of docs/train.md, over all steps of a phase."""
+    """Images per second and waiting of docs/reference/runs.md, over all steps of a phase."""
 
     class Telling(Adding):
         def local_round(self, site, state, broadcast):

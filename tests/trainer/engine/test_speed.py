@@ -1,4 +1,4 @@
-"""`images_per_second` and `wait_share` of docs/train.md, reckoned by hand from lines of `metrics.jsonl`."""
+"""`images_per_second` and `wait_share` of docs/reference/runs.md, reckoned by hand from lines of `metrics.jsonl`."""
 
 import json
 from dataclasses import dataclass

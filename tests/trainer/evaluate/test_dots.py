@@ -1,4 +1,5 @@
-"""docs/experiments.md, `plot = "dots"`: every figure of a table beside its own row, whatever the number of rows."""
+"""docs/reference/experiment-files.md, `plot = "dots"`: every figure of a table beside its own row, whatever the number
+of rows."""
 
 import numpy as np
 import pytest

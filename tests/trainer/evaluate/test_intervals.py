@@ -154,7 +154,7 @@ def test_no_rows_give_nulls():
 
 
 def test_a_site_judged_on_fewer_classes_is_named():
-    """docs/train.md: whose figures are over one class, over some classes, or over nothing."""
+    """docs/guides/first-run.md: whose figures are over one class, over some classes, or over nothing."""
 
     def rows(*labels: int) -> Scored:
         n = len(labels)

@@ -1,4 +1,7 @@
-"""`experiments/*.toml`: every file is read, and what it runs exists. Source: docs/experiments.md, docs/methods.md 5."""
+"""`experiments/*.toml`: every file is read, and what it runs exists.
+
+Source: docs/reference/experiment-files.md, docs/methods.md 5.
+"""
 
 import re
 import shlex

@@ -1,4 +1,7 @@
-"""docs/experiments.md: its commands run, in order, as a reader types them; its examples are files that are read."""
+"""docs/guides/papers-tables.md: its commands run, in order, as a reader types them.
+
+docs/reference/experiment-files.md: its examples are files that are read.
+"""
 
 import re
 import shlex
@@ -11,18 +14,19 @@ from edgefl_trainer.experiments.files import read_experiment
 from edgefl_trainer.experiments.planning import Choice, plan_runs, pretraining_of
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/experiments.md").read_text(encoding="utf-8")
+GUIDE = ROOT / "docs/guides/papers-tables.md"
+REFERENCE = ROOT / "docs/reference/experiment-files.md"
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.M | re.S)
+def blocks(page: Path, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
 
 
 def test_the_commands_run(cached, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EDGEFL_DATA", str(tmp_path))
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
+    lines = [line.removeprefix("$ ") for block in blocks(GUIDE, "console") for line in block.splitlines()]
     assert len(lines) == 5
     for line in lines:
         words = shlex.split(line)
@@ -37,7 +41,7 @@ def test_the_commands_run(cached, tmp_path, monkeypatch):
 
 def test_the_commands_for_real_data_plan(tmp_path, monkeypatch):
     """Files, parts and options are there; nothing is run."""
-    text = "\n".join(blocks("sh")).replace("\\\n", " ").replace("$EDGEFL_DATA", "/data")
+    text = "\n".join(blocks(GUIDE, "sh")).replace("\\\n", " ").replace("$EDGEFL_DATA", "/data")
     monkeypatch.setenv("EDGEFL_DATA", "/data")
     monkeypatch.chdir(ROOT)
     ours = [line for line in text.splitlines() if "experiment " in line]
@@ -48,10 +52,10 @@ def test_the_commands_for_real_data_plan(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("place", "methods", "first"), [(0, ["finetune"] * 4, ["fedmae"]), (1, ["fedavg", "fedevprompt"], [])]
+    ("place", "methods", "first"), [(0, ["fedavg", "fedevprompt"], []), (1, ["finetune"] * 4, ["fedmae"])]
 )
 def test_the_examples_are_files(place, methods, first, tmp_path):
-    (tmp_path / "mine.toml").write_text(blocks("toml")[place], encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(blocks(REFERENCE, "toml")[place], encoding="utf-8")
     experiment = read_experiment(tmp_path / "mine.toml")
     for tiny in (False, True):
         runs = plan_runs(experiment, Choice(out=tmp_path, tiny=tiny), {})

@@ -1,4 +1,5 @@
-"""Experiments whose rows have two stages: pre-training without labels, then fine-tuning. Source: docs/experiments.md.
+"""Experiments whose rows have two stages: pre-training without labels, then fine-tuning. Source:
+docs/guides/papers-tables.md.
 
 One drawn federation of two sites, a network of 32 x 2; FedMAE before, both modes of fine-tuning after it.
 """
@@ -256,7 +257,7 @@ def test_what_is_finished_is_not_made_again(ran):
 
 
 def test_an_experiment_that_is_killed_again_and_again_ends_with_the_same_states(ran, tmp_path, kill_after):
-    """docs/experiments.md: the same command continues a table, wherever it was stopped, by kill -9 too."""
+    """docs/guides/papers-tables.md: the same command continues a table, wherever it was stopped, by kill -9 too."""
     command = ("experiment", written(tmp_path), "--tiny", "--device", "cpu", "--rounds", 1, "--parts", "ten",
                "--rows", "alone", "--out", tmp_path / "o")  # fmt: skip
     for moment in (

@@ -1,4 +1,4 @@
-"""Exchanges kept in a run directory. Source: docs/decisions/0030; docs/federation.md, "Keys over time"."""
+"""Exchanges kept in a run directory. Source: docs/decisions/0030; docs/guides/federation.md, "Keys over time"."""
 
 import json
 from pathlib import Path

@@ -58,7 +58,10 @@ def test_the_papers_schedule(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_schedule_of_the_six_centres(name):
-    """experiments/fedclf-fedmae-centres-local.toml: 20 rounds of one epoch, 600 images; docs/train.md: batch 64."""
+    """experiments/fedclf-fedmae-centres-local.toml: 20 rounds of one epoch, 600 images;
+
+    docs/results/training_epoch.md: batch 64.
+    """
     run = resolved(name, "bench84")
     assert (run.rounds, run.epochs, run.participation, run.images_per_site) == (20, 1, 1.0, 600)
     assert (run.backbone, run.image_px) == ("cnn:resnet18", 72)

@@ -36,7 +36,7 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     "inside larger ones.",
 )
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
-@click.option("--data", multiple=True, metavar="SPEC", help="Other data than RUN's; repeatable. See docs/data.md.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Data other than RUN's: docs/reference/data.md.")
 @click.option(
     "--partition",
     type=click.Path(exists=True, dir_okay=False),
@@ -72,7 +72,8 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
 @click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 @needs_trainer
 def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
-    """Train the whole network of RUN, a finished run without labels, and a head on a share of the labels.
+    """Train on, with few labels, what RUN learned without any. The whole network of RUN and a head learn on a share of
+    the labels.
 
     The schedule is that of the paper for the kind of network and the mode, shortened by the preset.
     """

@@ -18,7 +18,7 @@ MAX_INVITE_CHARS = 4096
 
 @click.command()
 @click.argument("invite", required=False)
-@click.option("--data", multiple=True, required=True, metavar="SPEC", help="This site's images; see docs/data.md.")
+@click.option("--data", multiple=True, required=True, metavar="SPEC", help="This site's data: docs/reference/data.md.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory, with keys.")
 @click.option("--site", metavar="NAME", help="Which site of the data this is; needed where it has several.")
 @click.option(
@@ -69,7 +69,8 @@ MAX_INVITE_CHARS = 4096
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @needs_trainer
 def join(invite: str | None, out: Path, as_json: bool, passphrase_file: Path | None, **options: Any) -> None:
-    """Join a live federation with the INVITE of its operator, and stay until it is over.
+    """Take part in a live federation as one site, with its data. INVITE is what the operator gave you; it stays until
+    the federation is over.
 
     The same command goes on after any failure or kill; from then on INVITE may be left out. An INVITE of "-" is read
     from standard input, so that it stands in no list of processes.

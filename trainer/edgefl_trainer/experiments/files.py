@@ -2,7 +2,7 @@
 
 Guarantees: a file that was read holds only known keys, of the right types; every number of the paper belongs to a row
 and a column; what a run is given are plain settings, which `engine.settings` checks in turn. A row may have two stages:
-a pre-training run, which several rows can share, and a run that starts from it. See docs/experiments.md.
+a pre-training run, which several rows can share, and a run that starts from it. See docs/reference/experiment-files.md.
 """
 
 import re

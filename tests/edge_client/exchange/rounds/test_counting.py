@@ -23,7 +23,8 @@ from edgefl_protocol.records.invite import encode_invite
 
 
 def test_a_round_is_learned_and_answered_in_one_sync(device: Learner) -> None:
-    """docs/device.md, taking part: the reply holds maps under the federation's numbers, and the digest of the site."""
+    """docs/reference/device-learning.md: the reply holds maps under the federation's numbers, and the digest of the
+    site."""
     found = device.report()
     assert found["learning"]["state"] == "done" and found["learning"]["round"] == 1
     (sent,) = found["sent"]
@@ -140,7 +141,7 @@ def test_a_refused_reply_is_not_learned_again(device: Learner) -> None:
 
 
 def test_what_was_learned_can_be_looked_at_before_it_leaves(device: Learner) -> None:
-    """docs/device.md, what may leave: held, shown by its numbers, and then these very bytes leave."""
+    """docs/reference/sharing.md: held, shown by its numbers, and then these very bytes leave."""
     holder = device.holder
     (held,) = run_sync(holder, OPTIONS, hold=True).report["sent"]
     assert (held["outcome"], held["code"]) == ("held", "held_back") and not device.coordinator.effects
@@ -154,7 +155,8 @@ def test_what_was_learned_can_be_looked_at_before_it_leaves(device: Learner) -> 
 
 
 def test_a_dropped_reply_is_not_learned_again(device: Learner) -> None:
-    """docs/device.md, the outbox: what its owner drops never leaves, and the next sync leaves the round alone."""
+    """docs/reference/sharing.md, the outbox: what its owner drops never leaves, and the next sync leaves the round
+    alone."""
     holder = device.holder
     run_sync(holder, OPTIONS, hold=True)
     (item,) = list_waiting(device.home, device.coordinator.now_ms)

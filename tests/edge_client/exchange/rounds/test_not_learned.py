@@ -25,7 +25,7 @@ from edgefl_protocol.messages.requests import TaskReply
 
 
 def test_nothing_is_learned_that_may_not_leave(device: Learner) -> None:
-    """docs/device.md, "What may leave": asked before the work, one sentence; no step is taken."""
+    """docs/reference/sharing.md: asked before the work, one sentence; no step is taken."""
     save_policy(device.home, Policy())
     done = device.sync()
     assert done.problem is not None and done.problem.code == "not_allowed"
@@ -85,7 +85,8 @@ def test_reasons_to_leave_a_round_alone(device: Learner, school: SimpleNamespace
 
 
 def test_an_empty_battery_only_exchanges(device: Learner) -> None:
-    """docs/device.md, taking part: no picture is read and no step is taken; it is no failure, a timer asks again."""
+    """docs/reference/device-learning.md: no picture is read and no step is taken; it is no failure, a timer asks
+    again."""
     remember_table(device.home, Table(file=device.home.root / "none.csv"))  # it would be told to be missing
     low = replace(OPTIONS, limits=Limits(battery=lambda: Battery(True, 3)))
     done = device.sync(low)
@@ -156,7 +157,7 @@ def test_settings_that_this_bundle_cannot_follow_are_one_sentence(
 
 
 def test_the_command_says_so_in_one_line(device: Learner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/device.md: exit code 1, one sentence on standard error, and the report names the code."""
+    """docs/reference/device-learning.md: exit code 1, one sentence on standard error, and the report names the code."""
     telling(device, kd_metric="nearest")
     monkeypatch.setattr("edgefl_client.commands.sync.device_of", lambda *_: device.holder)
     try:
@@ -194,7 +195,7 @@ def test_a_folder_without_labels_teaches_no_classes(device: Learner) -> None:
 def test_what_the_gate_refers_teaches_and_gives_no_map(
     device: Learner, school: SimpleNamespace, tmp_path: Path
 ) -> None:
-    """docs/device.md, the gate: grey pictures are not of skin; none of them says where a model looks on skin."""
+    """docs/reference/gate.md: grey pictures are not of skin; none of them says where a model looks on skin."""
     table = school.table(tmp_path / "grey", spread=5)
     for file in table.parent.glob("MEL*.png"):
         with Image.open(file) as picture:

@@ -4,7 +4,8 @@ A record is 3,074 bytes: coarse label, fine label, 1,024 red, 1,024 green and 1,
 by row. The label of an image is its fine class. The set has no sites. The Python form is a pickle, which can run code
 when it is opened, and is never read. A file that was cut off between two records is found because every class has
 equally many images in the official files.
-Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, and the set's page; docs/data.md.
+Source: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, and the set's page;
+docs/reference/data.md.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

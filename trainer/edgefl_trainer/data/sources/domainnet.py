@@ -4,7 +4,8 @@
 `splits/`, whose lines are `DOMAIN/CLASS/NAME.jpg NUMBER`. The split of these files is kept. Of the 345 classes the ten
 of PEP-FedPT's experiments are read (docs/methods.md 8.3), or all. A domain without split files is left out; one that
 has them is read whole or refused. Differs from SGPT's loader: training rows are not cut to 5 % of the smallest domain.
-Source: Peng et al., "Moment Matching for Multi-Source Domain Adaptation", ICCV 2019; docs/methods.md 8.3; docs/data.md.
+Source: Peng et al., "Moment Matching for Multi-Source Domain Adaptation", ICCV 2019; docs/methods.md 8.3;
+docs/reference/data.md.
 """
 
 import re

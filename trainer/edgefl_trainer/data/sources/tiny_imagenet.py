@@ -3,7 +3,7 @@
 Training images are those that `train/WNID/WNID_boxes.txt` lists, so that a missing picture is noticed. The labelled
 `val/` set, listed in `val/val_annotations.txt`, is the test set, as usual: the labels of the official `test/` were
 never published, and its images are not read. A class is named by its WordNet number. The set has no sites.
-Source: Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS 231N, 2015; docs/data.md.
+Source: Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS 231N, 2015; docs/reference/data.md.
 """
 
 from pathlib import Path
