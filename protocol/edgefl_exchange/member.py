@@ -1,7 +1,7 @@
 """A member's dealings with its coordinator: the task, broadcasts, replies, bundles.
 
 Opening a `Member` reads the folder that `enrol` filled and takes the lock on its keys. Nothing is sent before a
-method is called. Replies come from the outbox (`delivering`).
+method is called. Replies come from the outbox (`delivery`).
 """
 
 import dataclasses
