@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
-from edgefl_client.learning.feature_queue import BANK, SENT
 from edgefl_client.learning.label_table import read_images
 from edgefl_client.learning.own_pictures import remembered_table
 from edgefl_client.learning.round_plan import agreed
@@ -32,12 +31,14 @@ from edgefl_client.sharing.release import keep, policy_told, refused
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODER, SLOW, FedCLFPlan
+from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.feature_rows import SENT
+from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
 
 _STANDING = "live.payload"  # what this device remembers of the rounds it learned in (`learning.live`)
 
@@ -178,10 +179,8 @@ def _slow_encoder(
         broadcast: arrays of the round.
         own: what this device remembers.
     """
-    round_ = {**broadcast, **{name: value for name, value in own.items() if name != BANK}}
-    outlives = plan.momentum_encoder != "reset"
-    slow = {name: round_[SLOW + name] for name in plan.network if outlives and SLOW + name in round_}
-    return {**{name: round_[name] for name in plan.network if name in round_}, **slow}
+    begins = round_begins(broadcast, {name: own[name] for name in plan.stays if name in own}, plan.momentum_encoder)
+    return {name: begins.get(SLOW + name, begins[name]) for name in plan.network if name in begins}
 
 
 def _own_state(home: Home, membership: Membership, bundle: Bundle) -> dict[str, NDArray[Any]]:

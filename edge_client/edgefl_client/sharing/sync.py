@@ -19,7 +19,6 @@ from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.feature_queue import RECEIVED
 from edgefl_client.learning.label_table import MAX_MAPS
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live, refused_reply
 from edgefl_client.learning.options import TrainOptions
@@ -37,6 +36,7 @@ from edgefl_protocol.durable import file_bytes, read_bounded, write_atomic
 from edgefl_protocol.errors import BundleError, EdgeflError, PayloadError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.feature_rows import RECEIVED
 
 KEPT_BROADCASTS = 3
 _MAX_BROADCAST_BYTES = 2**30

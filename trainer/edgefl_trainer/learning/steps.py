@@ -92,13 +92,6 @@ def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
     return [order[start : start + batch] for start in range(0, len(order), batch)]
 
 
-def cosine_rate(step: float, steps: float, warmup: float) -> float:
-    """Share of the peak learning rate at a fractional step: linear warm-up, then a cosine down to zero."""
-    if step < warmup:
-        return step / warmup
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1e-12, steps - warmup))))
-
-
 def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
     """The loss as a number.
 

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -164,7 +165,7 @@ class FedMAE:
                 views = random_crops(images, rng, self.smallest_crop)
                 waited = perf_counter() - asked
                 done = (round_ - 1) * epochs + epoch + step / len(parts)  # fractional epochs over the whole run
-                rate = self.lr * steps.cosine_rate(done, total, min(40.0, self.warmup * total))
+                rate = self.lr * cosine_rate(done, total, min(40.0, self.warmup * total))
                 for group in optimizer.param_groups:
                     group["lr"] = rate
                 loss = self._step(model, site, views, rng)

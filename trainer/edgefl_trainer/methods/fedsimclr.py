@@ -19,10 +19,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
-from edgefl_trainer.learning.unlabelled.contrast import FEATURES, unit
+from edgefl_trainer.learning.unlabelled.contrast import unit
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe
 from edgefl_trainer.losses import paired_loss
 

@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
-from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH, SLOW
-from edgefl_trainer.augment import Recipe, contrastive_views
+from edgefl_protocol.rules import batches
+from edgefl_protocol.rules.rates import cosine_rate, epochs_done
+from edgefl_protocol.rules.view_recipes import Recipe
+from edgefl_trainer.augment import contrastive_views
 from edgefl_trainer.contract import Arrays, Examples, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
@@ -36,7 +38,6 @@ from edgefl_trainer.seeded import seeded
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
 LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
-MOMENTUM = SLOW  # and before it, those of a slow copy
 Images = UInt8[Tensor, "B H W 3"]
 Pixels = Float[Tensor, "B 3 px px"]
 Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]
@@ -188,11 +189,11 @@ class Split:
 
     def sent(self, arrays: Arrays) -> Arrays:
         """What travels."""
-        return {name: value for name, value in arrays.items() if name.removeprefix(MOMENTUM) not in self.kept}
+        return {name: value for name, value in arrays.items() if name not in self.kept}
 
     def own(self, arrays: Arrays) -> Arrays:
         """What stays."""
-        return {name: value for name, value in arrays.items() if name.removeprefix(MOMENTUM) in self.kept}
+        return {name: value for name, value in arrays.items() if name in self.kept}
 
 
 def phases(recipe: SgdRecipe, rounds: int) -> list[Phase]:
@@ -273,9 +274,9 @@ def learn(
         for step, images in enumerate(ahead(site, site.unlabelled, parts)):
             pixels = prepare(images, rng)
             waits.append(perf_counter() - asked)
-            done = (round_ - 1) * epochs + epoch + step / len(parts)
+            done = epochs_done(round_, epochs, epoch, step, len(parts))
             for group in optimizer.param_groups:
-                group["lr"] = recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
+                group["lr"] = recipe.lr * cosine_rate(done, site.task.rounds * epochs)
             loss = objective(pixels)
             optimizer.zero_grad(set_to_none=True)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -289,16 +290,14 @@ def learn(
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
-    """Positions in batches; fewer than four at the end join the batch before: of two, batch norm knows signs alone.
+    """Cut the positions of an epoch into batches, as `rules.batches` does.
 
     Raises:
         TrainingError: there is one image only.
     """
     if len(order) < LEAST_IMAGES:
         raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
-    least = min(batch, LEAST_BATCH)
-    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= least]
-    return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
+    return batches.cut(order, batch)
 
 
 def ahead(site: Site, examples: Examples, parts: Sequence[NDArray[np.int64]]) -> Iterator[Images]:
