@@ -26,7 +26,8 @@ def train(school, lab, tmp_path):
     file = tmp_path / "model.edgefl"
     file.write_bytes(school.learning_bytes())
     code = (
-        "import os, sys\nfrom edgefl_client import train_command\nfrom edgefl_client.cli import main\n"
+        "import os, sys\nfrom edgefl_client.cli import main\n"
+        "import edgefl_client.commands.train as train_command\n"
         "kind, shown = int(sys.argv[1]), train_command.progress()\n"
         "def told(facts):\n"
         "    shown(facts)\n"
