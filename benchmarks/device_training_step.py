@@ -30,8 +30,8 @@ from edgefl_export.contrast_members import contrast_graphs, contrast_plan, netwo
 from edgefl_export.training_gates import TrainerSteps, drawn_batches, rate_inputs
 from edgefl_export.training_members import prompt_form, trace_step, training_step
 from edgefl_export.training_step import FedEvPromptStep
-from edgefl_protocol.bundle.contrast_plan import FEATURES
 from edgefl_protocol.bundle.training_plan import NEXT, TrainingPlan, constants, fresh_state
+from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.attention_buffer import MapSharing

@@ -148,7 +148,7 @@ def torchvision_view(site: "Site") -> "Callable[[Tensor], Tensor]":
     import torch
     from torchvision.transforms import v2
 
-    from edgefl_trainer.augment import blur_kernel
+    from edgefl_protocol.rules.view_recipes import blur_kernel
     from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 
     spec = site.task.backbone

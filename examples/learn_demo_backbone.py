@@ -50,8 +50,8 @@ def learn(data: "Federation", epochs: int, seed: int) -> "nn.Module":
     import torch
     from torch import nn
 
+    from edgefl_protocol.rules.rates import cosine_rate
     from edgefl_trainer.augment import dihedral, to_float
-    from edgefl_trainer.learning.steps import cosine_rate
     from edgefl_trainer.models.architectures import IMAGENET_MEAN, IMAGENET_STD, build_vit, initialise
 
     torch.manual_seed(seed)

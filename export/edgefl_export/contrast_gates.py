@@ -21,18 +21,9 @@ from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
 from edgefl_export.training_gates import MOMENTS, STEPS, TENSORS, WARM_STEPS, StepParity, distance, run_step
-from edgefl_protocol.bundle.contrast_plan import (
-    BUFFER,
-    ENCODED,
-    FEATURES,
-    FIRST,
-    NEGATIVES,
-    NEXT,
-    SECOND,
-    SLOW,
-    VIEW,
-    FedCLFPlan,
-)
+from edgefl_protocol.bundle.contrast_plan import BUFFER, ENCODED, FIRST, NEGATIVES, NEXT, SECOND, VIEW, FedCLFPlan
+from edgefl_protocol.rules.feature_rows import FEATURES
+from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum
 from edgefl_trainer.augment import normalised
 from edgefl_trainer.learning.unlabelled.contrast import FeatureQueue, MomentumContrast, slow_copy, unit
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner
@@ -100,7 +91,7 @@ class TrainerSteps:
         queue = FeatureQueue(len(negatives), torch.device("cpu"))
         queue.push(torch.from_numpy(negatives))
         bank = FeatureQueue(plan.queue, torch.device("cpu"))
-        self._plan, m = plan, plan.follows(0)
+        self._plan, m = plan, key_momentum(plan.key_momentum, 0)
         self._objective = MomentumContrast(
             self.model, self.slow, m, plan.temperature, bank, queue, None, keeps_local=False
         )
@@ -238,7 +229,7 @@ def step_inputs(plan: FedCLFPlan, batch: ContrastBatch, negatives: NDArray[np.fl
     """
     numbers = {
         "rate": batch.rate, "momentum": plan.momentum, "weight_decay": plan.weight_decay,
-        "key_momentum": plan.follows(0),
+        "key_momentum": key_momentum(plan.key_momentum, 0),
     }  # fmt: skip
     pace = {name: np.asarray(value, np.float32) for name, value in numbers.items()}
     return {FIRST: batch.first, SECOND: batch.second, NEGATIVES: negatives, **pace}

@@ -18,7 +18,6 @@ from edgefl_export.training_graph import TRACED_BATCH, export_training_graph
 from edgefl_protocol.bundle.contrast_plan import (
     ENCODED,
     ENCODER,
-    FEATURES,
     FIRST,
     NEGATIVES,
     SECOND,
@@ -28,6 +27,7 @@ from edgefl_protocol.bundle.contrast_plan import (
     begun,
 )
 from edgefl_protocol.bundle.training_plan import GRAPH, RECORD
+from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_trainer.contract import Task
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, read_settings

@@ -21,17 +21,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_export.convolutions import moments
 from edgefl_export.errors import ExportError
-from edgefl_protocol.bundle.contrast_plan import (
-    BUFFER,
-    ENCODED,
-    FIRST,
-    NEGATIVES,
-    NEXT,
-    SECOND,
-    SLOW,
-    VIEW,
-    FedCLFPlan,
-)
+from edgefl_protocol.bundle.contrast_plan import BUFFER, ENCODED, FIRST, NEGATIVES, NEXT, SECOND, VIEW, FedCLFPlan
+from edgefl_protocol.rules.slow_encoder import SLOW
 from edgefl_trainer.learning.unlabelled.contrast import unit
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner
 from edgefl_trainer.losses import contrastive_loss

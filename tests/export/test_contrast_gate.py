@@ -19,7 +19,8 @@ from edgefl_export.contrast_gates import check_contrast
 from edgefl_export.contrast_members import contrast_plan, network
 from edgefl_export.contrast_step import FedCLFStep
 from edgefl_export.errors import GateError
-from edgefl_protocol.bundle.contrast_plan import NEXT, SECOND, SLOW, FedCLFPlan
+from edgefl_protocol.bundle.contrast_plan import NEXT, SECOND, FedCLFPlan
+from edgefl_protocol.rules.slow_encoder import SLOW
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner
 from edgefl_trainer.methods.fedclf import FedCLF

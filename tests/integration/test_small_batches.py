@@ -8,7 +8,7 @@ from edgefl_client.learning.views import draw, views
 from edgefl_coordinator.rounds.judging import FARTHEST
 from edgefl_export.contrast_gates import ContrastBatch, TrainerSteps
 from edgefl_export.contrast_members import contrast_plan, network
-from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH
+from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone

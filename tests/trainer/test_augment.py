@@ -11,7 +11,6 @@ from PIL import Image
 from edgefl_protocol.rules.crops import crop_boxes
 from edgefl_trainer import augment
 from edgefl_trainer.augment import (
-    blur_kernel,
     contrastive_views,
     dihedral,
     random_crops,
@@ -263,9 +262,3 @@ def test_brightness_is_as_strong_as_the_recipe_says(recipe, strength):
     factors = contrastive_views(image, np.random.default_rng(0), recipe, 32).mean(dim=(1, 2, 3)) * 255 / 128
     assert 1 - strength - 0.01 < factors.min() < 1 - 0.9 * strength
     assert 1 + 0.9 * strength < factors.max() < 1 + strength + 0.01
-
-
-@pytest.mark.parametrize(("side", "kernel"), [(64, 7), (32, 3), (224, 23), (16, 3)])
-def test_the_blur_is_a_tenth_of_the_view_and_odd(side, kernel):
-    """SimCLR, appendix A: 10 % of the side; at 64 px 7."""
-    assert blur_kernel(side) == kernel

@@ -8,7 +8,6 @@ products. Sources: MoCo v2 (arXiv 2003.04297), SimCLR (arXiv 2002.05709, appendi
 """
 
 from functools import cache
-from typing import Literal
 
 import numpy as np
 import torch
@@ -17,14 +16,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl_protocol.rules.crops import RATIO, crop_boxes
+from edgefl_protocol.rules.view_recipes import (
+    BLURRED,
+    COLOURS,
+    GREYED,
+    JITTERED,
+    MIRRORED,
+    SIGMA,
+    SMALLEST_CROP,
+    Recipe,
+    blur_kernel,
+)
 from edgefl_trainer.seeded import seeded
-
-Recipe = Literal["moco-v2", "simclr", "rotation"]
-"""`moco-v2`: crop of 20 to 100 % of the area, colours, grey, blur, mirror. `simclr`: crop from 8 %, colours twice as
-strong, otherwise the same. `rotation`: crop and mirror only."""
-
-SMALLEST_CROP = {"moco-v2": 0.2, "simclr": 0.08, "rotation": 0.2}  # share of the area
-COLOURS = {"moco-v2": (0.4, 0.4, 0.4, 0.1), "simclr": (0.8, 0.8, 0.8, 0.2)}  # brightness, contrast, saturation, hue
 
 
 def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt8[Tensor, "B H W 3"]:
@@ -125,11 +128,6 @@ def contrastive_views(
     return views
 
 
-def blur_kernel(view_px: int) -> int:
-    """Side of the Gaussian blur's kernel: a tenth of the view, odd (SimCLR, appendix A): 7 at 64 px, 23 at 224 px."""
-    return max(3, 2 * (view_px // 20) + 1)
-
-
 def quarter_turns(images: Float[Tensor, "B 3 px px"]) -> tuple[Float[Tensor, "four_B 3 px px"], Int[Tensor, " four_B"]]:
     """All four rotations of each image, and which: label r is r quarter turns counter-clockwise (RotNet).
 
@@ -161,14 +159,14 @@ def _pipeline(recipe: Recipe, view_px: int) -> nn.Module:
     from kornia import augmentation as kornia  # takes a tenth of a second, and most methods need none of it
 
     crop = kornia.RandomResizedCrop((view_px, view_px), scale=(SMALLEST_CROP[recipe], 1.0), ratio=RATIO)
-    mirror = kornia.RandomHorizontalFlip(p=0.5)
+    mirror = kornia.RandomHorizontalFlip(p=MIRRORED)
     if recipe == "rotation":
         return nn.Sequential(crop, mirror)
     kernel = blur_kernel(view_px)
     return nn.Sequential(
         crop,
-        kornia.ColorJitter(*COLOURS[recipe], p=0.8),
-        kornia.RandomGrayscale(p=0.2),
-        kornia.RandomGaussianBlur((kernel, kernel), (0.1, 2.0), p=0.5),
+        kornia.ColorJitter(*COLOURS[recipe], p=JITTERED),
+        kornia.RandomGrayscale(p=GREYED),
+        kornia.RandomGaussianBlur((kernel, kernel), SIGMA, p=BLURRED),
         mirror,
     )

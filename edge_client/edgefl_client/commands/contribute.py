@@ -1,6 +1,6 @@
 """`edgefl contribute`: maps of labelled pictures, or features of any, into the outbox; or a view of what would leave.
 
-The work is done by `contributing` and `feature_sharing`; here their results become lines.
+The work is done by `sharing.share_maps` and `sharing.share_features`; here their results become lines.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ def _features(context: click.Context, images: tuple[str, ...], given: Mapping[st
     import time
 
     from edgefl_client.scoring.pictures import PictureReader
-    from edgefl_client.sharing.share_features import Contribution, run_features
+    from edgefl_client.sharing.share_features import FeatureRequest, run_features
     from edgefl_client.trust import models
     from edgefl_client.trust import trusted_keys as signers
 
@@ -100,7 +100,7 @@ def _features(context: click.Context, images: tuple[str, ...], given: Mapping[st
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
     archive = models.read_file(device.home, given["model"])
     bundle = models.open_model(device.home, archive, extra, time.time_ns() // 1_000_000)
-    asked = Contribution(images=images, threads=given["threads"], dry_run=given["dry_run"], sheets=given["sheets"])
+    asked = FeatureRequest(images=images, threads=given["threads"], dry_run=given["dry_run"], sheets=given["sheets"])
     with PictureReader(given["formats"]) as reader:
         found = run_features(device, asked, reader, bundle)
     _tell_left_out(found["left_out"], "feature")
@@ -130,7 +130,7 @@ def _what(found: Mapping[str, Any]) -> str:
 
 
 def _would_leave(what: str, found: dict[str, Any]) -> str:
-    from edgefl_client.sharing.disclosure import described_text
+    from edgefl_client.sharing.release import described_text
 
     length = (
         f"length of a feature: {found['length']['min']:g} to {found['length']['max']:g}\n" if "length" in found else ""

@@ -35,7 +35,7 @@ def outbox_show(
     context: click.Context, which: str, passphrase_file: Path | None, as_json: bool, home_dir: str | None
 ) -> None:
     """Show in numbers what the item ID would tell its receiver. Prints names, types, shapes, extremes, digest."""
-    from edgefl_client.sharing.disclosure import described_text
+    from edgefl_client.sharing.release import described_text
     from edgefl_client.sharing.waiting_items import show_waiting
 
     found = show_waiting(device_of(context, home_dir, passphrase_file), which)

@@ -1,6 +1,6 @@
 """`edgefl sync`: do what is due in the federation, learning included, and leave.
 
-The work is done by `syncing`; here its results become lines.
+The work is done by `sharing.sync`; here its results become lines.
 """
 
 from pathlib import Path

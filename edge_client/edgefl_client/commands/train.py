@@ -1,6 +1,6 @@
 """`edgefl train`: learn on this device from the owner's labelled pictures.
 
-The work is done by `learning.running`; its progress and results become lines in `learning_lines`.
+The work is done by `learning.round_alone`; its progress and results become lines in `learning_text`.
 """
 
 from pathlib import Path
@@ -119,6 +119,7 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
     from edgefl_client.learning.errors import LearningError
     from edgefl_client.learning.peers import renumbered
     from edgefl_client.learning.round_plan import agreed
+    from edgefl_client.sharing.broadcasts import newest_file
     from edgefl_exchange.errors import NotEnrolled
     from edgefl_exchange.membership import load_membership, load_task
     from edgefl_protocol.durable import read_bounded
@@ -128,9 +129,9 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
         membership = load_membership(home.member)
     except NotEnrolled:
         return None, None
-    newest = sorted(home.broadcasts.glob(f"{membership.federation}-*.payload"))[-1:]
+    newest = newest_file(home, membership.federation)
     task = load_task(home.member)
-    if task is None or not newest or bundle.manifest.line_key != (membership.federation, task.line, task.task):
+    if task is None or newest is None or bundle.manifest.line_key != (membership.federation, task.line, task.task):
         return membership.name, None
     if not task.tokens or not task.maps_per_class:
         return membership.name, None  # its broadcasts are networks, which only a round needs
@@ -140,5 +141,5 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
         except LearningError as error:
             click.echo(f"The others' maps are left out: {error}.", err=True)
             return membership.name, None
-    maps = Payload.from_bytes(read_bounded(newest[0], MAX_PAYLOAD_BYTES))
+    maps = Payload.from_bytes(read_bounded(newest, MAX_PAYLOAD_BYTES))
     return membership.name, renumbered(maps, task.classes, bundle.labels.classes)

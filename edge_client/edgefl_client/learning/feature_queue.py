@@ -10,12 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_protocol.bundle.contrast_plan import FEATURES
 from edgefl_protocol.payload import Payload
-
-SENT, RECEIVED = "features", "remote"  # arrays of a reply and of a broadcast
-BANK = "bank"  # the device's own features in its state
-SHORTEST = 1e-12  # as PyTorch's normalize
+from edgefl_protocol.rules.feature_rows import FEATURES, RECEIVED, are_features, unit
 
 Features = NDArray[np.float32]  # (n, 128), rows of length 1
 
@@ -42,13 +38,6 @@ class FeatureQueue:
         return FeatureQueue(self.capacity, np.concatenate([self.rows, features])[-self.capacity :])
 
 
-def unit(features: NDArray[np.floating]) -> Features:
-    """Rows of length 1."""
-    wide = features.astype(np.float32)
-    length: NDArray[np.float32] = np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), SHORTEST)
-    return wide / length
-
-
 def received(broadcast: Payload) -> Features | None:
     """The others' features Q_r as unit vectors; None where there are none.
 
@@ -61,27 +50,10 @@ def received(broadcast: Payload) -> Features | None:
     rows = broadcast.arrays.get(RECEIVED)
     if rows is None:
         return None
-    if rows.ndim != 2 or rows.shape[1] != FEATURES or rows.dtype.kind != "f" or not len(rows):
+    if not are_features(rows):
         raise LearningError(
             f"the others' features have shape {rows.shape}, needed is (any, {FEATURES}): the federation runs another "
             "method or version",
             "other_features",
         )
     return unit(rows)
-
-
-def drawn(rng: np.random.Generator, features: Features, count: int) -> Features:
-    """B of the others' features, uniformly; with replacement only where there are fewer than B.
-
-    Args:
-        rng: of the purpose `remote`, one draw a step; the trainer's own draws.
-        features: Q_r.
-        count: B.
-    """
-    return features[rng.choice(len(features), size=count, replace=len(features) < count)]
-
-
-def mean_similarity(features: Features) -> float:
-    """Mean inner product of two different rows: near 1, all are one."""
-    count = len(features)
-    return float((np.square(features.sum(axis=0, dtype=np.float64)).sum() - count) / (count * (count - 1)))

@@ -25,28 +25,30 @@ from edgefl_client.learning.contrast_session import ContrastSession
 from edgefl_client.learning.dealt_rows import Dealt
 from edgefl_client.learning.draws import epoch_order, generator
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.feature_queue import (
-    BANK,
-    SENT,
-    FeatureQueue,
-    Features,
-    drawn,
-    mean_similarity,
-    received,
-)
+from edgefl_client.learning.feature_queue import FeatureQueue, Features, received
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, phase_and_round, rounds_of
 from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import FEATURES, LEAST_BATCH, SLOW, FedCLFPlan, begun
+from edgefl_protocol.bundle.contrast_plan import FedCLFPlan, begun
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.batches import LEAST_BATCH, cut
+from edgefl_protocol.rules.feature_rows import BANK, FEATURES, SENT, are_features, have_unit_length
+from edgefl_protocol.rules.negatives import (
+    draw_others,
+    entering,
+    first_negatives,
+    has_collapsed,
+    mean_similarity,
+    most_negatives,
+)
+from edgefl_protocol.rules.rates import cosine_rate, epochs_done
+from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum, round_begins
 
 QUEUE = "negatives"  # Q_CL in a point, beside the state
-ALIKE = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
 ENTRY_BYTES = 128  # of a payload's header for an array, beside its name
-NORM_TOLERANCE = 0.01  # of the length of a feature that was kept
 
 
 class FedCLFLearner:
@@ -89,7 +91,7 @@ class FedCLFLearner:
         """The encoder, its slow copy where that travels, and a full bank; see `RoundLearner`."""
         plan = self._plan
         phase, _ = phase_and_round(broadcast)
-        names = {"train": self._sent(), "final": plan.norm}.get(phase, ())
+        names = {"train": plan.leaves, "final": plan.norm}.get(phase, ())
         values = sum(math.prod(plan.shape(name)) * (8 if name in plan.counters else 4) for name in names)
         bank = 2 * FEATURES * plan.queue if plan.shares else 0
         return values + bank + sum(map(len, names)) + ENTRY_BYTES * (5 + len(names))
@@ -122,19 +124,13 @@ class FedCLFLearner:
         Raises:
             LearningError: the broadcast's network is not the bundle's (`other_network`).
         """
-        plan, given = self._plan, broadcast.arrays
-        found: dict[str, NDArray[Any]] = {}
-        for name in plan.network:
-            value = state[name] if plan.bn == "local" and name in plan.norm and name in state else given.get(name)
-            if value is not None:
-                found[name] = np.asarray(value)
-        if plan.momentum_encoder != "reset":
-            theirs = {name: value for name, value in {**given, **state}.items() if name.startswith(SLOW)}
-            found.update({name: np.asarray(value) for name, value in theirs.items()})
+        plan = self._plan
+        own = {name: state[name] for name in plan.stays if name in state}
+        found = round_begins(broadcast.arrays, own, plan.momentum_encoder)
         kinds = {name: np.int64 if name in plan.counters else np.float32 for name in plan.network}
         for name in (*plan.network, *(name for name in found if name.startswith(SLOW))):
-            own, value = name.removeprefix(SLOW), found.get(name)
-            if value is None or own not in kinds or value.shape != plan.shape(own) or value.dtype != kinds[own]:
+            bare, value = name.removeprefix(SLOW), found.get(name)
+            if value is None or bare not in kinds or value.shape != plan.shape(bare) or value.dtype != kinds[bare]:
                 raise LearningError(
                     f"the federation's network is not this bundle's: {name[:80]} is "
                     f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch its bundle with "
@@ -148,8 +144,7 @@ class FedCLFLearner:
         plan, empty = self._plan, FeatureQueue.empty(self._plan.queue)
         if BANK in state:
             kept = state[BANK]
-            sound = kept.ndim == 2 and kept.shape[1] == FEATURES and kept.dtype == np.float32
-            if not sound or np.abs(np.linalg.norm(kept, axis=1) - 1).max(initial=0) > NORM_TOLERANCE:
+            if not are_features(kept) or kept.dtype != np.float32 or not have_unit_length(kept):
                 raise LearningError(
                     "the bank of features is damaged; begin again with edgefl train --restart", "damaged"
                 )
@@ -182,7 +177,9 @@ class FedCLFLearner:
                 return point.again(given)
         slow = {name: network[SLOW + name] for name in self._plan.parameters}
         bank, others = self._bank(state, slow), self._others(broadcast)
-        negatives = bank.rows if others is None or self._plan.negatives == "both" else others
+        negatives = bank.rows
+        if others is not None:
+            negatives = first_negatives(bank.rows, others, keeps_local=self._plan.keeps_local)
         return Point(begun=begun_, given=given, round=round_, state={**network, BANK: bank.rows, QUEUE: negatives})
 
     def _others(self, broadcast: Payload) -> Features | None:
@@ -199,9 +196,10 @@ class FedCLFLearner:
         for epoch in range(point.epoch, plan.epochs):
             order = epoch_order(self._rng("order", point.round, epoch), self._rows.labels, "none")
             parts = cut(order, plan.batch)
-            m, remote = plan.follows(rounds * plan.epochs * len(parts)), self._remote(point, others, len(order))
+            m = key_momentum(plan.key_momentum, rounds * plan.epochs * len(parts))
+            remote = self._remote(point, others, len(order))
             for step in range(point.step, len(parts)):
-                done = (point.round - 1) * plan.epochs + epoch + step / len(parts)
+                done = epochs_done(point.round, plan.epochs, epoch, step, len(parts))
                 rate = plan.lr * cosine_rate(done, rounds * plan.epochs)
                 point = self._step(point, parts[step], rate, m, None if others is None else next(remote))
                 told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": step + 1, "steps": len(parts)}
@@ -240,33 +238,34 @@ class FedCLFLearner:
         sizes = [len(part) for part in cut(np.arange(count), plan.batch)]
         for _ in range(point.epoch):
             for size in sizes:
-                drawn(rng, others, size)
+                draw_others(rng, len(others), size)
         for step, size in enumerate(sizes):
-            entering = drawn(rng, others, size)
+            chosen = draw_others(rng, len(others), size)
             if step >= point.step:
-                yield entering
+                yield others[chosen]
 
-    def _step(self, point: Point, chosen: NDArray[np.int64], rate: float, m: float, entering: Features | None) -> Point:
+    def _step(self, point: Point, chosen: NDArray[np.int64], rate: float, m: float, remote: Features | None) -> Point:
         """One batch: two views of each picture, the graph's step, and the queues."""
         plan, state = self._plan, point.state
         rng = self._rng("views", point.round, point.epoch, point.step)
         pair = (self._view(rng, chosen), self._view(rng, chosen))
         found = self._session.step(state, pair, state[QUEUE], rate=rate, key_momentum=m)
         bank = FeatureQueue(plan.queue, state[BANK]).pushed(found.keys)
-        if entering is None:
-            negatives = bank
-        elif plan.negatives == "both":
-            negatives = FeatureQueue(plan.queue, state[QUEUE]).pushed(found.keys).pushed(entering)
-        else:
-            negatives = FeatureQueue(len(state[QUEUE]), state[QUEUE]).pushed(entering)
-        figures = {"loss": found.loss, "similarity": mean_similarity(found.keys), "pictures": 1.0}
+        negatives = bank
+        if remote is not None:
+            keeps_local, held = plan.keeps_local, state[QUEUE]
+            negatives = FeatureQueue(most_negatives(plan.queue, len(held), keeps_local=keeps_local), held)
+            for rows in entering(found.keys, remote, keeps_local=keeps_local):
+                negatives = negatives.pushed(rows)
+        similarity = mean_similarity(found.keys.sum(axis=0, dtype=np.float64), len(found.keys))
+        figures = {"loss": found.loss, "similarity": similarity, "pictures": 1.0}
         return point.stepped({**found.state, BANK: bank.rows, QUEUE: negatives.rows}, figures, len(chosen))
 
     def _summarise(self, point: Point, rounds: int, report: Report) -> None:
         """Say how an epoch went, and half-way and at the end of a run where features tell little apart."""
         means = {name: value / point.sums["pictures"] for name, value in point.sums.items() if name != "pictures"}
         report({"summary": point.epoch + 1, "loss": means["loss"], "key_similarity": means["similarity"]})
-        if means["similarity"] > ALIKE and point.round in (rounds // 2, rounds):
+        if has_collapsed(means["similarity"], point.round, rounds):
             report(
                 {
                     "warning": f"features of different pictures are nearly the same in round {point.round} (mean "
@@ -276,36 +275,11 @@ class FedCLFLearner:
 
     def _divided(self, point: Point) -> tuple[Arrays, Payload]:
         """What stays on the device, and what leaves."""
-        plan, state, sent = self._plan, point.state, self._sent()
-        slow = () if plan.momentum_encoder == "reset" else [SLOW + name for name in plan.network]
-        stays = [name for name in (*plan.network, *slow) if name not in sent]
-        new = {**{name: state[name] for name in stays}, BANK: state[BANK]}
-        return new, self._reply(new, {name: state[name] for name in sent})
-
-    def _sent(self) -> tuple[str, ...]:
-        """Names of the tensors that leave after a `train` phase."""
-        plan = self._plan
-        slow = [SLOW + name for name in plan.network] if plan.momentum_encoder == "averaged" else []
-        kept = plan.norm if plan.bn == "local" else ()
-        return tuple(name for name in (*plan.network, *slow) if name.removeprefix(SLOW) not in kept)
+        plan, state = self._plan, point.state
+        new = {name: state[name] for name in (*plan.stays, BANK)}
+        return new, self._reply(new, {name: state[name] for name in plan.leaves})
 
     def _reply(self, state: Arrays, sent: Arrays) -> Payload:
         scalars: dict[str, int | float | str] = {"n_train": len(self._rows), "site_sha256": digest(dict(state))}
         shared = {SENT: state[BANK].astype(np.float16)} if self._plan.shares and BANK in state else {}
         return Payload({**sent, **shared}, scalars)
-
-
-def cut(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
-    """Positions in batches; fewer than four at the end join the batch before, as the trainer cuts them.
-
-    Args:
-        order: positions.
-        batch: B.
-    """
-    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= LEAST_BATCH]
-    return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
-
-
-def cosine_rate(done: float, epochs: int) -> float:
-    """Share of the peak rate after so many epochs of a run."""
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, done / epochs)))

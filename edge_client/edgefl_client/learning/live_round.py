@@ -11,9 +11,11 @@ its beginning, and what was learned is counted exactly if its reply was accepted
 forgets the reply. Source: docs/design.md, sections 4, 9 and 10; docs/decisions/0028.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from numpy.typing import NDArray
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.learning.checkpoint import Standing, begun_with, load_standing, only_one, save_standing
@@ -204,6 +206,15 @@ def counted_round(home: Home, federation: str) -> int:
     """
     found = load_standing(home.learning / _STANDING)
     return found.round if found is not None and found.federation == federation else 0
+
+
+def counted_state(home: Home, bundle_sha256: str, federation: str) -> Mapping[str, NDArray[Any]]:
+    """What this device remembers after the last round that counted; empty before the first, and of another bundle.
+
+    Raises:
+        StorageError: the file is damaged.
+    """
+    return begun_with(home.learning / _STANDING, bundle_sha256, federation, {}).state
 
 
 def forget_live(home: Home) -> None:

@@ -23,9 +23,9 @@ from edgefl_client.learning.session import plan_of
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring.score_files import pictures_below
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH
 from edgefl_protocol.bundle.training_plan import TrainingPlan
 from edgefl_protocol.errors import EdgeflError, StorageError
+from edgefl_protocol.rules.batches import LEAST_BATCH
 
 _TABLE, _HELD = "table.json", "held.json"
 

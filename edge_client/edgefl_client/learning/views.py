@@ -1,15 +1,9 @@
 """Random views of pictures for contrastive learning, MoCo v2's recipe, with numpy alone.
 
-    crop       20 to 100 % of the area, sides 3:4 to 4:3, resized (bilinear, corners on corners)
-    colours    with probability 0.8: brightness, contrast, saturation x 0.6 to 1.4, hue by up to a tenth of a turn, in
-               an order drawn for the batch
-    grey       with probability 0.2
-    blur       with probability 0.5: Gaussian of 0.1 to 2 px, a kernel of a tenth of the view
-    mirror     with probability 0.5
-
-The steps, ranges and formulas are those of the trainer's views (its `augment`, which takes them from kornia); the draws
-are this device's own. Guarantees: `views` is a function of pictures and draws; values lie in [0, 1]. Sources: MoCo v2
-(arXiv 2003.04297); docs/methods.md, FedCLF.
+Steps, ranges and probabilities are those of `rules.view_recipes`, boxes of crops those of `rules.crops`; the formulas
+are kornia's, from which the trainer's views come, too. The draws are this device's own, for kornia draws from PyTorch's
+generator. A crop is resized bilinearly, corners on corners. Guarantees: `views` is a function of pictures and draws;
+values lie in [0, 1]. Sources: MoCo v2 (arXiv 2003.04297); docs/methods.md, FedCLF.
 """
 
 from dataclasses import dataclass
@@ -18,16 +12,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.rules.crops import crop_boxes
+from edgefl_protocol.rules.view_recipes import (
+    BLURRED,
+    COLOURS,
+    GREYED,
+    JITTERED,
+    MIRRORED,
+    SIGMA,
+    SMALLEST_CROP,
+    Recipe,
+    blur_kernel,
+)
 
 Pictures = NDArray[np.uint8]  # (B, S, S, 3)
 Views = NDArray[np.float32]  # (B, 3, px, px), in [0, 1]
 
-SMALLEST_CROP = 0.2  # share of the area
+RECIPE: Recipe = "moco-v2"
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
-STRENGTH = (0.4, 0.4, 0.4)  # of brightness, contrast and saturation, about 1
-HUE_TURN = 0.1  # of a whole turn, either way
-JITTERED, GREYED, BLURRED, MIRRORED = 0.8, 0.2, 0.5, 0.5  # probabilities
-SIGMA = (0.1, 2.0)  # px
 LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 
 
@@ -64,12 +65,13 @@ def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
         count: B.
         side: of the square pictures, in pixels.
     """
-    low, high = 1 - np.array(STRENGTH), 1 + np.array(STRENGTH)
-    boxes = crop_boxes(rng, count, side, SMALLEST_CROP)
+    *about_one, turn = COLOURS[RECIPE]
+    strength = np.array(about_one)
+    boxes = crop_boxes(rng, count, side, SMALLEST_CROP[RECIPE])
     jittered = rng.random(count) < JITTERED
     order = tuple(int(change) for change in rng.permutation(4))
-    colours = rng.uniform(low, high, (count, 3))
-    hue = rng.uniform(-HUE_TURN, HUE_TURN, (count, 1))
+    colours = rng.uniform(1 - strength, 1 + strength, (count, 3))
+    hue = rng.uniform(-turn, turn, (count, 1))
     return Draws(
         boxes=boxes,
         jittered=jittered,
@@ -196,8 +198,3 @@ def blurred(images: NDArray[np.float32], sigma: NDArray[np.float64], kernel: int
             part = wide[:, place : place + length] if axis == 1 else wide[:, :, place : place + length]
             images += part * weights[:, place].reshape(-1, 1, 1, 1)
     return images
-
-
-def blur_kernel(view_px: int) -> int:
-    """Pixels of the blur's kernel: a tenth of the view, odd; 7 at 64 px."""
-    return max(3, 2 * (view_px // 20) + 1)

@@ -1,6 +1,6 @@
-"""A device's part in a federation: enrol, pull (`contributing` and `syncing` do the rest).
+"""A device as a member of a federation, and the work of `edgefl enrol` and `edgefl pull`.
 
-Each function does one command's work and gives what `--json` prints. Nothing is printed here.
+Each `run_` function gives what `--json` prints; nothing is printed here.
 """
 
 import datetime
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_client.home import Home
+from edgefl_client.sharing.broadcasts import forget_all
 from edgefl_client.trust import models
 from edgefl_client.trust.signers import signers_in_force
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
@@ -105,8 +106,7 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
 
 def _forget_rounds(home: Home) -> None:
     """Remove what a membership that is gone left of its rounds: numbers and names may come again."""
-    for old in home.broadcasts.glob("*.payload"):
-        old.unlink(missing_ok=True)
+    forget_all(home)
     if home.learning.exists():
         from edgefl_client.learning.live_round import (
             forget_federation,  # brings the runtime, which enrolling does without

@@ -10,7 +10,6 @@ finite or not of unit length never leaves. Source: FedCLF (arXiv 2208.11278) sec
 docs/decisions/0033.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,13 +24,13 @@ from edgefl_client.learning.views import draw, views
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, FEATURES, LEAST_BATCH, VIEW, FedCLFPlan
+from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, VIEW, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
-
-NORM_TOLERANCE = 0.01  # of a row's length, as the federation takes it; float16 is off by 0.0005 at most
+from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
+from edgefl_protocol.rules.feature_rows import FEATURES, have_unit_length, order_by_content
 
 Rows = NDArray[np.float16]  # (n, 128), rows of length 1
 Pixels = NDArray[np.uint8]  # (S, S, 3)
@@ -100,8 +99,7 @@ class Encoder:
         except RUNTIME_ERRORS as error:
             raise BundleError(f"the encoder cannot run: {first_line(error)}", "graph_run") from error
         rows: Rows = found.astype(np.float16)
-        length = np.linalg.norm(rows.astype(np.float64), axis=1) if rows.ndim == 2 else np.zeros(1)
-        if rows.shape != (len(given), FEATURES) or not (np.abs(length - 1) <= NORM_TOLERANCE).all():
+        if rows.shape != (len(given), FEATURES) or not have_unit_length(rows):
             raise FeaturesError(
                 "the encoder gives a feature that is not finite or not of length 1; tell the federation's operator",
                 "bad_feature",
@@ -171,7 +169,9 @@ def encode_pictures(
                 yield path, pixels
 
     rng, rows, paths = draws.rng("views"), list[Rows](), list[Path]()
-    for part in batches(fit(), plan.batch):
+    for part in in_batches(fit(), plan.batch):
+        if len(part) < LEAST_BATCH:  # these are all there are
+            break
         images = np.stack([pixels for _, pixels in part])
         rows.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
         paths += [path for path, _ in part]
@@ -185,26 +185,8 @@ def encode_pictures(
             "few_images",
         )
     together = np.concatenate(rows)
-    keys = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in together]
-    by_key = sorted(range(len(keys)), key=keys.__getitem__)
-    return Encoded(together[by_key], tuple(paths[index] for index in by_key), looked_at[0], told)
-
-
-def batches(pictures: Iterator[tuple[Path, Pixels]], batch: int) -> Iterator[list[tuple[Path, Pixels]]]:
-    """Pictures in batches; fewer than four at the end join the batch before, and alone they give none.
-
-    Args:
-        pictures: in order.
-        batch: B, at least 4.
-    """
-    waiting: list[tuple[Path, Pixels]] = []
-    for one in pictures:
-        waiting.append(one)
-        if len(waiting) >= batch + LEAST_BATCH:
-            yield waiting[:batch]
-            waiting = waiting[batch:]
-    if len(waiting) >= LEAST_BATCH:
-        yield waiting
+    order = order_by_content(together)
+    return Encoded(together[order], tuple(paths[index] for index in order), looked_at[0], told)
 
 
 def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:

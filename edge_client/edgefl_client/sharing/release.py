@@ -1,50 +1,130 @@
-"""What every contribution shares on its way out: the owner's policy is asked, and the bytes enter the outbox.
+"""How a contribution leaves: what it would tell its receiver, what the owner's policy says to that, and the outbox.
 
-Source: docs/security.md, exchange policy; docs/decisions/0031.
+What a payload would tell is read from its own bytes, so it is what is sealed and not what was meant to be. Only
+numbers, names and digests are given; a value itself appears in the extremes alone. A dry run describes the very bytes
+that a real one would keep. Source: docs/security.md, exchange policy; docs/decisions/0031.
 """
 
-from collections.abc import Mapping
+import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 from edgefl_client.sharing.enrolled_device import Device
-from edgefl_client.sharing.policy import Policy, PolicyError, Spent
+from edgefl_client.sharing.policy import Policy, PolicyError, Spent, load_policy, travels_of
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import load_membership
+from edgefl_protocol.payload import Payload
 
 
-def refused(policy: Policy, described: Mapping[str, Any], spent: Spent) -> PolicyError | None:
-    """Why the policy refuses what was described; None where it may leave.
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A contribution on its way out. A day's limits are not judged here but when it is sent.
+
+    Attributes:
+        device: this device.
+        policy: the owner's decisions as they were when it began.
+        spent: the moment; nothing of a day is counted.
+        dry_run: only say what would leave.
+    """
+
+    device: Device
+    policy: Policy
+    spent: Spent
+    dry_run: bool
+
+    @classmethod
+    def begin(cls, device: Device, kind: str, *, dry_run: bool) -> "Release":
+        """Ask the owner's policy before the work.
+
+        Args:
+            device: this device.
+            kind: of content: `maps` or `features`.
+            dry_run: refuse nothing.
+
+        Raises:
+            PolicyError: this kind may not leave.
+        """
+        found = cls(
+            device=device, policy=load_policy(device.home), spent=Spent(now_ms=device.clock_ms()), dry_run=dry_run
+        )
+        if not dry_run:
+            found.policy.check((kind,), 0, found.spent)
+        return found
+
+    def judge(self, described: dict[str, Any]) -> dict[str, Any]:
+        """Ask the owner's policy about what was made; gives what `--json` prints of the answer.
+
+        Args:
+            described: result of `describe`.
+
+        Raises:
+            PolicyError: it may not leave, and this is no dry run.
+        """
+        try:
+            self.policy.check(described["travels"], described["bytes"], self.spent)
+        except PolicyError as refusal:
+            if not self.dry_run:
+                raise
+            return {"allowed": False, "code": refusal.code, "message": str(refusal)}
+        return {"allowed": True, "code": None, "message": None}
+
+    def keep(self, content: bytes) -> str | None:
+        """Keep the contribution in the outbox, in place of one that was never sent; gives its key.
+
+        None in a dry run, which keeps nothing.
+
+        Raises:
+            EdgeflError: the membership, the keys or the disk.
+        """
+        if self.dry_run:
+            return None
+        device = self.device
+        federation = load_membership(device.home.member).federation
+        with (
+            Identity(device.home.member, device.passphrase) as identity,
+            device.outbox(identity) as outbox,
+        ):
+            return outbox.put(federation, "reply", content, device.clock_ms())
+
+
+def describe(content: bytes) -> dict[str, Any]:
+    """Say what a payload would tell its receiver: kinds, arrays, scalars, length and digest.
 
     Args:
-        policy: the owner's decisions.
-        described: what `outgoing.describe` told of the payload.
-        spent: what left before.
+        content: bytes of the payload, as they would be sealed.
+
+    Returns:
+        `travels`, `arrays` (name → dtype, shape, min, max, bytes), `scalars`, `bytes` and `sha256`.
+
+    Raises:
+        PayloadError: they are no payload.
     """
-    try:
-        policy.check(described["travels"], described["bytes"], spent)
-    except PolicyError as error:
-        return error
-    return None
-
-
-def policy_told(refusal: PolicyError | None) -> dict[str, Any]:
-    """What `--json` prints of the policy's answer."""
+    payload = Payload.from_bytes(content, len(content))
     return {
-        "allowed": refusal is None,
-        "code": None if refusal is None else refusal.code,
-        "message": None if refusal is None else str(refusal),
+        "travels": list(travels_of(payload.arrays)),
+        "arrays": {
+            name: {
+                "dtype": str(array.dtype),
+                "shape": list(array.shape),
+                "min": array.min().item() if array.size else None,
+                "max": array.max().item() if array.size else None,
+                "bytes": array.nbytes,
+            }
+            for name, array in payload.arrays.items()
+        },
+        "scalars": dict(payload.scalars),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
     }
 
 
-def keep(device: Device, content: bytes) -> str:
-    """Keep a contribution in the outbox, in place of one that was never sent; gives its key.
-
-    Raises:
-        EdgeflError: the membership, the keys or the disk.
-    """
-    federation = load_membership(device.home.member).federation
-    with (
-        Identity(device.home.member, device.passphrase) as identity,
-        device.outbox(identity) as outbox,
-    ):
-        return outbox.put(federation, "reply", content, device.clock_ms())
+def described_text(found: dict[str, Any]) -> str:
+    """Write a description for a person: a line per array and scalar, then length and digest."""
+    lines = [
+        f"{name}: {one['dtype']} {'x'.join(map(str, one['shape'])) or 'scalar'}, "
+        + ("empty" if one["min"] is None else f"{one['min']:.6g} to {one['max']:.6g}")
+        + f", {one['bytes']} bytes"
+        for name, one in found["arrays"].items()
+    ]
+    lines += [f"{name}: {value}" for name, value in found["scalars"].items()]
+    return "\n".join([*lines, f"in all {found['bytes']} bytes, SHA-256 {found['sha256']}"])

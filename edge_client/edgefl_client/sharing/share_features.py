@@ -15,42 +15,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.home import Home
-from edgefl_client.learning.checkpoint import load_standing
-from edgefl_client.learning.feature_queue import BANK, SENT
 from edgefl_client.learning.label_table import read_images
+from edgefl_client.learning.live_round import counted_state
 from edgefl_client.learning.own_pictures import remembered_table
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.session import plan_of
 from edgefl_client.runtime import processors
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.scoring.score_files import expand, pictures_below
-from edgefl_client.sharing.disclosure import describe
+from edgefl_client.sharing.broadcasts import broadcast_file, read_broadcast
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.feature_encoding import Draw, Encoded, Encoder, FeaturesError, encode_pictures, picture_of
-from edgefl_client.sharing.policy import Spent, load_policy
-from edgefl_client.sharing.release import keep, policy_told, refused
+from edgefl_client.sharing.release import Release, describe
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODER, SLOW, FedCLFPlan
-from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
+from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload, digest
-
-_STANDING = "live.payload"  # what this device remembers of the rounds it learned in (`learning.live`)
+from edgefl_protocol.rules.feature_rows import SENT
+from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contribution:
+class FeatureRequest:
     """What the owner asks for.
 
     Attributes:
         images: files, folders and patterns; empty for those that learning was given last.
         threads: of the encoder; None for the processors this process may use.
         dry_run: keep nothing; only say what would leave.
-        sheets: folder for the two sheets that show it (`feature_sheet`); None for none.
+        sheets: folder for the two sheets that show it (`sheets`); None for none.
     """
 
     images: Sequence[str] = ()
@@ -59,7 +55,7 @@ class Contribution:
     sheets: Path | None = None
 
 
-def run_features(device: Device, asked: Contribution, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
+def run_features(device: Device, asked: FeatureRequest, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
     """Encode pictures here and put their features into the outbox.
 
     Args:
@@ -81,16 +77,14 @@ def run_features(device: Device, asked: Contribution, reader: PictureReader, bun
     if task is None:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
     plan = _plan(bundle, membership, task)
-    policy, spent = load_policy(home), Spent(now_ms=device.clock_ms())  # a day's limits are judged when it leaves
-    if not asked.dry_run:
-        policy.check(("features",), 0, spent)  # before the work
-    own = _own_state(home, membership, bundle)
+    release = Release.begin(device, "features", dry_run=asked.dry_run)
+    own = counted_state(home, bundle.sha256, membership.federation)
     network = _slow_encoder(plan, _broadcast(home, membership, task).arrays, own)
     encoder = Encoder(bundle, plan, network, asked.threads or processors())
     draws = Draw(seed=task.seed, site=membership.name, round=task.round)
     files = _files(home, asked.images, reader)
     found = encode_pictures(encoder, plan, bundle.preprocess, files, reader, draws)
-    payload = Payload({SENT: found.rows}, {"n_train": 0, "site_sha256": digest(own)})
+    payload = Payload({SENT: found.rows}, {"n_train": 0, "site_sha256": digest(dict(own))})
     content = payload.to_bytes()
     if len(content) > task.max_reply_bytes:
         raise FeaturesError(
@@ -98,13 +92,9 @@ def run_features(device: Device, asked: Contribution, reader: PictureReader, bun
             "too_large",
         )
     described = describe(content)
-    refusal = refused(policy, described, spent)
-    if refusal is not None and not asked.dry_run:
-        raise refusal
-    drawn = None if asked.sheets is None else _draw(found, bundle, reader, described, asked.sheets)
     return {
         "dry_run": asked.dry_run,
-        "policy": policy_told(refusal),
+        "policy": release.judge(described),
         "round": task.round,
         "images": len(files),
         "left_out": {"images": found.looked_at - len(found.paths), "reasons": dict(found.left_out)},
@@ -112,8 +102,8 @@ def run_features(device: Device, asked: Contribution, reader: PictureReader, bun
         "length": _lengths(found),
         **described,
         "made_of": [{"array": SENT, "row": row, "image": str(path)} for row, path in enumerate(found.paths)],
-        "sheets": drawn,
-        "idem": None if asked.dry_run else keep(device, content),
+        "sheets": None if asked.sheets is None else _draw(found, bundle, reader, described, asked.sheets),
+        "idem": release.keep(content),
     }
 
 
@@ -154,7 +144,7 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
         FeaturesError: it is not here (`no_broadcast`).
         StorageError: it is damaged or cannot be read.
     """
-    path = home.broadcasts / f"{membership.federation}-{task.round:06d}.payload"
+    path = broadcast_file(home, membership.federation, task.round)
     if task.round < 1 or not path.exists():
         raise FeaturesError(
             "the round's broadcast, which holds the encoder's values, is not here: fetch it with edgefl sync --no-learn"
@@ -162,7 +152,7 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
             "no_broadcast",
         )
     try:
-        return Payload.from_bytes(read_bounded(path, MAX_BLOB_BYTES), MAX_BLOB_BYTES)
+        return read_broadcast(path)
     except PayloadError as error:
         raise StorageError(f"{path} is damaged; remove it and run edgefl sync --no-learn", "damaged") from error
 
@@ -178,22 +168,8 @@ def _slow_encoder(
         broadcast: arrays of the round.
         own: what this device remembers.
     """
-    round_ = {**broadcast, **{name: value for name, value in own.items() if name != BANK}}
-    outlives = plan.momentum_encoder != "reset"
-    slow = {name: round_[SLOW + name] for name in plan.network if outlives and SLOW + name in round_}
-    return {**{name: round_[name] for name in plan.network if name in round_}, **slow}
-
-
-def _own_state(home: Home, membership: Membership, bundle: Bundle) -> dict[str, NDArray[Any]]:
-    """What this device remembers of the rounds it learned in; empty where it never learned in this federation.
-
-    Raises:
-        StorageError: the record is damaged.
-    """
-    found = load_standing(home.learning / _STANDING)
-    if found is None or (found.bundle_sha256, found.federation) != (bundle.sha256, membership.federation):
-        return {}
-    return dict(found.state)
+    begins = round_begins(broadcast, {name: own[name] for name in plan.stays if name in own}, plan.momentum_encoder)
+    return {name: begins.get(SLOW + name, begins[name]) for name in plan.network if name in begins}
 
 
 def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path]:
@@ -225,8 +201,8 @@ def _draw(
     found: Encoded, bundle: Bundle, reader: PictureReader, described: dict[str, Any], folder: Path
 ) -> dict[str, str]:
     """Both sheets; pictures are read once more, so that never all of them lie in memory."""
-    from edgefl_client.sharing.feature_sheet import MOST_ROWS, draw_feature_sheets
+    from edgefl_client.sharing.sheets import MOST_ROWS, draw_features
 
     pictures = (picture_of(path, bundle.preprocess, reader) for path in found.paths[:MOST_ROWS])
     names = [path.name for path in found.paths[:MOST_ROWS]]
-    return draw_feature_sheets(folder, found.rows, names, pictures, described["sha256"], described["bytes"])
+    return draw_features(folder, found.rows, names, pictures, described["sha256"], described["bytes"])

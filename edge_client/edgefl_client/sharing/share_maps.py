@@ -21,10 +21,8 @@ from edgefl_client.learning.label_table import (
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.scoring.scorer import Scorer
-from edgefl_client.sharing.disclosure import describe
 from edgefl_client.sharing.enrolled_device import Device
-from edgefl_client.sharing.policy import Spent, load_policy
-from edgefl_client.sharing.release import keep, policy_told, refused
+from edgefl_client.sharing.release import Release, describe
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import load_membership, load_task
 from edgefl_protocol.bundle import Bundle
@@ -78,7 +76,7 @@ def run_contribute(
         scorer: scores with `bundle`.
         bundle: the model.
         dry_run: keep nothing; only say what would leave.
-        sheets: folder for the two sheets that show it (`contact_sheet`); None for none.
+        sheets: folder for the two sheets that show it (`sheets`); None for none.
 
     Raises:
         LabelsError: the table or the model cannot give maps, or no picture passes the gate.
@@ -88,10 +86,7 @@ def run_contribute(
         EdgeflError: the membership or the disk.
     """
     task = _task(device, required=not dry_run)
-    policy = load_policy(device.home)
-    spent = Spent(now_ms=device.clock_ms())  # a day's limits are judged when it leaves
-    if not dry_run:
-        policy.check(("maps",), 0, spent)  # before the work
+    release = Release.begin(device, "maps", dry_run=dry_run)
     if task is not None and bundle.training is not None and bundle.training.kind == task.method:
         agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)  # a bundle that tells its form
     work = _Work(scorer, reader, _classes(bundle, task), labels)
@@ -100,19 +95,16 @@ def run_contribute(
     _check_fits(payload, task)
     content = payload.to_bytes()
     described = describe(content)
-    refusal = refused(policy, described, spent)
-    if refusal is not None and not dry_run:
-        raise refusal
     return {
         "dry_run": dry_run,
-        "policy": policy_told(refusal),
+        "policy": release.judge(described),
         "images": len(found.candidates),
         "left_out": found.left_out,
         "maps": {work.classes[label]: len(positions) for label, positions in found.chosen.items()},
         **described,
         "made_of": _made_of(found, work.classes),
         "sheets": None if sheets is None else _draw(work, found, payload, described, sheets),
-        "idem": None if dry_run else keep(device, content),
+        "idem": release.keep(content),
     }
 
 
@@ -205,7 +197,7 @@ def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
 
 def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, Any], folder: Path) -> dict[str, str]:
     """Both sheets; the chosen pictures are read once more, so that never all of them lie in memory."""
-    from edgefl_client.sharing.contact_sheet import Shared, draw_sheets
+    from edgefl_client.sharing.sheets import SharedMap, draw_maps
 
     shared = []
     for label, positions in found.chosen.items():
@@ -214,7 +206,7 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
             prepared = work.scorer.prepare(work.reader.read(read_bounded(path, MAX_FILE_BYTES)))
             name = f"maps.{label}"
             shared.append(
-                Shared(
+                SharedMap(
                     array=name,
                     row=row,
                     label=work.classes[label],
@@ -224,4 +216,4 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
                     pixels=prepared.pixels,
                 )
             )
-    return draw_sheets(folder, shared, described["sha256"], described["bytes"])
+    return draw_maps(folder, shared, described["sha256"], described["bytes"])

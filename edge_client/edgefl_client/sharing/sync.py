@@ -1,7 +1,7 @@
 """`edgefl sync`: do what is due in the federation, then leave. Made to be started by cron or systemd, and killed.
 
     exchange   the task; what waits in the outbox and is due; the round's broadcast
-    learn      the open round, where the owner named pictures and the bundle brings a training step (`learning.live`)
+    learn      the open round, where the owner named pictures and the bundle brings a training step
     exchange   the reply into the outbox, and off
 
 The keys are held during an exchange only, so other commands work while a device learns for hours; a second sync that
@@ -19,11 +19,17 @@ from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.feature_queue import RECEIVED
 from edgefl_client.learning.label_table import MAX_MAPS
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live, refused_reply
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import remembered_table
+from edgefl_client.sharing.broadcasts import (
+    broadcast_file,
+    forget_after,
+    keep_broadcast,
+    kept_broadcast,
+    read_broadcast,
+)
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, travels_of
 from edgefl_client.sharing.spending import permit, read_spent
@@ -33,13 +39,12 @@ from edgefl_exchange.errors import Refused
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.durable import file_bytes, read_bounded, write_atomic
-from edgefl_protocol.errors import BundleError, EdgeflError, PayloadError
+from edgefl_protocol.durable import file_bytes
+from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.feature_rows import RECEIVED
 
-KEPT_BROADCASTS = 3
-_MAX_BROADCAST_BYTES = 2**30
 HELD_BACK = "held_back"
 # Reasons to leave the round alone that are no failure.
 _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
@@ -221,7 +226,6 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
 def _live_round(home: Home, before: _Exchanged) -> LiveRound:
     task, got = before.task, before.broadcast
     assert got is not None
-    data = read_bounded(got["file"], _MAX_BROADCAST_BYTES)
     return LiveRound(
         federation=before.federation,
         site=before.site,
@@ -235,7 +239,7 @@ def _live_round(home: Home, before: _Exchanged) -> LiveRound:
         settings=task.settings,
         backbone=task.backbone,
         complete=task.train_rounds > 0,
-        broadcast=Payload.from_bytes(data, _MAX_BROADCAST_BYTES),
+        broadcast=read_broadcast(Path(got["file"])),
         permitted=lambda travels, size: _check_reply(home, before, travels, size),
     )
 
@@ -261,41 +265,17 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
     """Keep this round's broadcast, after the last round the final one; a typed refusal is reported, not an error."""
     if task.round < 1:
         return None
-    number = task.round + (task.state == "done")
-    path = device.home.prepare(device.home.broadcasts) / f"{member.membership.federation}-{number:06d}.payload"
-    _forget_later(path.parent, number)
-    found = _kept_broadcast(path)
+    home, federation, number = device.home, member.membership.federation, task.round + (task.state == "done")
+    forget_after(home, number)
+    found = kept_broadcast(home, federation, number)
     if found is None:
         try:
             found = member.broadcast(number)
         except Refused as refusal:
             error = {"code": refusal.code, "message": str(refusal)}
             return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
-        write_atomic(path, found.to_bytes(), mode=0o600)
-        for old in sorted(path.parent.glob("*.payload"), key=_round_of)[:-KEPT_BROADCASTS]:
-            old.unlink(missing_ok=True)
+        keep_broadcast(home, federation, number, found)
+    file = broadcast_file(home, federation, number)
     maps = sum(len(array) for name, array in found.arrays.items() if name.startswith("maps."))
     features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
-    return {"file": str(path), "maps": maps, "features": features, "bytes": file_bytes(path), "error": None}
-
-
-def _forget_later(folder: Path, number: int) -> None:
-    """Delete broadcasts of later rounds: a coordinator that was restored from a backup does these rounds again."""
-    for path in folder.glob("*.payload"):
-        if _round_of(path) > number:
-            path.unlink(missing_ok=True)
-
-
-def _round_of(path: Path) -> int:
-    digits = path.stem.rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else 0
-
-
-def _kept_broadcast(path: Path) -> Payload | None:
-    """The broadcast that was fetched before; None where there is none, or a damaged one, which is fetched again."""
-    if not path.exists():
-        return None
-    try:
-        return Payload.from_bytes(read_bounded(path, _MAX_BROADCAST_BYTES), _MAX_BROADCAST_BYTES)
-    except PayloadError:
-        return None
+    return {"file": str(file), "maps": maps, "features": features, "bytes": file_bytes(file), "error": None}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_client.home import Home
-from edgefl_client.sharing.disclosure import describe
 from edgefl_client.sharing.enrolled_device import Device
+from edgefl_client.sharing.release import describe
 from edgefl_exchange.errors import OutboxError
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.outbox import LEARNED, WorkItem, storage_error
@@ -93,7 +93,7 @@ def _read(path: Path, mode: str) -> list[tuple[Any, ...]]:
 
 
 def show_waiting(device: Device, which: str) -> dict[str, Any]:
-    """What an item would tell its receiver (`outgoing.describe`), and its id.
+    """What an item would tell its receiver (`release.describe`), and its id.
 
     Args:
         device: this device.

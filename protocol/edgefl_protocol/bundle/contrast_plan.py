@@ -25,13 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bounded_json import parse_json, write_json
+from edgefl_protocol.rules.batches import LEAST_BATCH
+from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, leaving, staying
 
 ENCODER: Final = "encode.onnx"
-FEATURES: Final = 128  # width of a feature
 FIRST, SECOND, NEGATIVES = "first", "second", "negatives"
 VIEW, ENCODED = "views", "features"
 BUFFER: Final = "optimizer.momentum_buffer."
-SLOW: Final = "momentum."
 NEXT: Final = "next."
 SETTINGS: Final = ("rate", "momentum", "weight_decay", "key_momentum")
 FIGURES: Final = ("loss", "keys")
@@ -39,8 +39,6 @@ FIGURES: Final = ("loss", "keys")
 MAX_TENSORS: Final = 1000  # of one network
 MAX_VALUES: Final = 2**27
 MAX_NAME: Final = 200
-LEAST_BATCH: Final = 4  # pictures of a step: of two, batch norm makes plus and minus one, whatever they show
-SHORT_RUN: Final = 20_000  # local steps of a run, below which the slow encoder follows faster
 
 _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "kind": ("fedclf",),
@@ -85,8 +83,8 @@ class FedCLFPlan:
     bn: Literal["averaged", "local"]
     queue: int  # K
     temperature: float  # tau
-    key_momentum: float  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
-    momentum_encoder: Literal["reset", "averaged", "local"]
+    key_momentum: float  # m; 0: by the length of the run (`rules.slow_encoder`)
+    momentum_encoder: MomentumEncoder
     negatives: Literal["remote", "both", "local"]
     epochs: int  # E, local epochs of a round
     balance: Literal["none", "class"]
@@ -146,14 +144,29 @@ class FedCLFPlan:
         """Whether features travel."""
         return self.negatives != "local"
 
+    @property
+    def keeps_local(self) -> bool:
+        """Whether local features are negatives beside the others'."""
+        return self.negatives == "both"
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor of the state."""
         own = name.removeprefix(BUFFER).removeprefix(SLOW)
         return () if own in self.counters else self.parameters[own] if own in self.parameters else self.statistics[own]
 
-    def follows(self, local_steps: int) -> float:
-        """m for a run of so many steps at this site."""
-        return self.key_momentum or (0.99 if local_steps < SHORT_RUN else 0.999)
+    @property
+    def leaves(self) -> tuple[str, ...]:
+        """Names of the tensors that leave the device after a train round."""
+        return leaving(self.network, self._kept, self.momentum_encoder)
+
+    @property
+    def stays(self) -> tuple[str, ...]:
+        """Names of the tensors that the device remembers until its next round."""
+        return staying(self.network, self._kept, self.momentum_encoder)
+
+    @property
+    def _kept(self) -> tuple[str, ...]:
+        return self.norm if self.bn == "local" else ()
 
     def to_bytes(self) -> bytes:
         """Write `training.json`; equal plans give equal bytes."""

@@ -14,17 +14,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from edgefl_protocol.bundle.contrast_plan import (
-    ENCODED,
-    ENCODER,
-    FEATURES,
-    FIRST,
-    NEGATIVES,
-    SECOND,
-    SLOW,
-    VIEW,
-    FedCLFPlan,
-)
+from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, FIRST, NEGATIVES, SECOND, VIEW, FedCLFPlan
 from edgefl_protocol.bundle.contrast_plan import SETTINGS as PACE
 from edgefl_protocol.bundle.onnx_rules import check_operators
 from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
@@ -44,6 +34,8 @@ from edgefl_protocol.bundle.training_plan import (
     TrainingPlan,
 )
 from edgefl_protocol.errors import BundleError
+from edgefl_protocol.rules.feature_rows import FEATURES
+from edgefl_protocol.rules.slow_encoder import SLOW
 
 _NUMBER: Final = TensorType("float32", ())
 

@@ -14,9 +14,7 @@ import pytest
 from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph, step_graph
 
 from edgefl_client.home import Home
-from edgefl_client.learning.fedclf import cut
 from edgefl_client.learning.own_pictures import Table, remember_table
-from edgefl_client.sharing.feature_encoding import batches
 from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import BundleFields, build_bundle
@@ -202,13 +200,6 @@ def test_never_more_than_a_bank_holds(run, clf, lab, live, monkeypatch):
     live.settings = {"queue": 4}
     assert run("sync", "--no-learn")[0] == 0
     assert dry(run, clf)["features"] == 4
-
-
-def test_batches_are_those_of_a_round():
-    """docs/methods.md 2.3: fewer than four at the end join the batch before, as in `learning.fedclf.cut`."""
-    for count in range(14):
-        found = [[index for index, _ in part] for part in batches(((index, None) for index in range(count)), 4)]
-        assert found == ([part.tolist() for part in cut(np.arange(count), 4)] if count >= 4 else [])
 
 
 def test_nothing_is_encoded_that_the_owner_did_not_allow(run, clf):

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.feature_queue import FeatureQueue, drawn, mean_similarity, received, unit
+from edgefl_client.learning.feature_queue import FeatureQueue, received
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.feature_rows import unit
 
 
 def features(rng: np.random.Generator, count: int) -> np.ndarray:
@@ -48,19 +49,3 @@ def test_nobody_else_is_no_array() -> None:
     for wrong in (np.zeros((0, 128), np.float16), np.zeros((3, 64), np.float16), np.zeros((3, 128), np.int8)):
         with pytest.raises(LearningError, match="the others' features have shape"):
             received(Payload({"remote": wrong}, {}))
-
-
-def test_draws_repeat_features_only_where_there_are_too_few() -> None:
-    """docs/methods.md, FedCLF 2.5: with replacement where there are fewer than B."""
-    few = features(np.random.default_rng(1), 5)
-    rng = np.random.default_rng(2)
-    assert len(np.unique(drawn(rng, few, 5), axis=0)) == 5
-    assert drawn(rng, few, 9).shape == (9, 128)
-
-
-def test_similarity_of_different_rows() -> None:
-    """Against the mean over all pairs."""
-    rows = features(np.random.default_rng(3), 7).astype(np.float64)
-    products = rows @ rows.T
-    expected = (products.sum() - np.trace(products)) / 42
-    assert mean_similarity(rows.astype(np.float32)) == pytest.approx(expected, abs=1e-6)

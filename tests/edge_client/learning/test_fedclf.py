@@ -21,7 +21,7 @@ from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.dealt_rows import Dealt, Rows
 from edgefl_client.learning.draws import generator
 from edgefl_client.learning.errors import LearningError, Paused
-from edgefl_client.learning.fedclf import FedCLFLearner, cut
+from edgefl_client.learning.fedclf import FedCLFLearner
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live
@@ -310,15 +310,6 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
         standing = load_standing(home.learning / "live.payload")
         assert standing is not None and digest(dict(standing.state)) == digest(dict(state))
     assert {kinds for kinds, _ in asked} == {("features", "weights")}
-
-
-@pytest.mark.parametrize(
-    ("n", "batch", "sizes"), [(9, 4, [4, 5]), (8, 4, [4, 4]), (11, 4, [4, 7]), (5, 4, [5]), (12, 8, [8, 4])]
-)
-def test_fewer_than_four_pictures_join_the_batch_before(n: int, batch: int, sizes: list[int]):
-    """docs/methods.md 2.3: a step of two or three pictures would say more of batch norm than of them."""
-    parts = cut(np.arange(n), batch)
-    assert [len(part) for part in parts] == sizes and np.concatenate(parts).tolist() == list(range(n))
 
 
 def test_the_owners_batch_is_checked(bundle, tmp_path):

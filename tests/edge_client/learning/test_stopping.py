@@ -26,13 +26,14 @@ def train(school, lab, tmp_path):
     file = tmp_path / "model.edgefl"
     file.write_bytes(school.learning_bytes())
     code = (
-        "import os, sys\nfrom edgefl_client.commands import train\nfrom edgefl_client.cli import main\n"
-        "kind, shown = int(sys.argv[1]), train.progress()\n"
+        "import os, sys\nfrom edgefl_client.cli import main\n"
+        "import edgefl_client.commands.train as train_command\n"
+        "kind, shown = int(sys.argv[1]), train_command.progress()\n"
         "def told(facts):\n"
         "    shown(facts)\n"
         "    if kind and facts.get('summary') == 3:\n"
         "        os.kill(os.getpid(), kind)\n"
-        "train.progress = lambda: told\n"
+        "train_command.progress = lambda: told\n"
         "main(sys.argv[2:])\n"
     )
 

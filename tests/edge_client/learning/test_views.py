@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_client.learning import views as ours
-from edgefl_trainer.augment import COLOURS, SMALLEST_CROP, blur_kernel
+from edgefl_protocol.rules.view_recipes import blur_kernel
 
 
 def coloured(count: int, side: int, seed: int = 0) -> np.ndarray:
@@ -68,13 +68,6 @@ def test_grey_and_blur_are_kornias():
     pairs = torch.from_numpy(np.stack([sigma, sigma], axis=1)).float()
     expected = kornia.filters.gaussian_blur2d(theirs(images), (7, 7), pairs, border_type="reflect")
     np.testing.assert_allclose(ours.blurred(images, sigma, 7), back(expected), atol=1e-5)
-    assert [ours.blur_kernel(px) for px in (16, 64, 224)] == [blur_kernel(px) for px in (16, 64, 224)]
-
-
-def test_the_ranges_are_the_trainers():
-    """The same numbers on both sides."""
-    assert SMALLEST_CROP["moco-v2"] == ours.SMALLEST_CROP
-    assert (*ours.STRENGTH, ours.HUE_TURN) == COLOURS["moco-v2"]
 
 
 @settings(deadline=None, max_examples=40)

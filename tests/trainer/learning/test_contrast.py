@@ -16,7 +16,7 @@ from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, Remote
-from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe, cut
+from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
@@ -114,16 +114,6 @@ def test_fe_mixes_local_and_remote_features_and_keeps_its_size():
     assert len(rows_of(held[6:])) == 4  # without replacement where there are enough
 
 
-def test_others_features_are_drawn_uniformly():
-    """FedCLF eq. 3: 1,000 draws of 4 of 10 take each 400 times, five standard deviations (15.5) allowed."""
-    others, counts = features(10, 1), np.zeros(10)
-    remote = Remote(others, np.random.default_rng(0))
-    for _ in range(1000):
-        counts += (others @ remote.draw(4).T > 0.999).sum(dim=1).numpy()
-    assert counts.sum() == 4000
-    assert np.abs(counts - 400).max() < 5 * np.sqrt(1000 * 0.4 * 0.6)
-
-
 def test_the_loss_is_taken_before_the_batch_enters_the_queue():
     """MoCo Algorithm 1: enqueue comes last. With one negative at right angles to everything the loss is known."""
     bank = FeatureQueue(8, CPU)
@@ -203,7 +193,7 @@ def test_the_similarity_of_keys_is_told_each_epoch():
     keys = [key.numpy().astype(np.float64) for key in steps_of(objective, batches=3, batch=7)]
     expected = np.mean([(key @ key.T)[~np.eye(7, dtype=bool)].mean() for key in keys])
     assert objective.similarity() == pytest.approx(expected, abs=1e-6)
-    assert objective.similarities == []
+    assert objective.sums == []
 
 
 @pytest.mark.parametrize(
@@ -276,17 +266,6 @@ def test_features_leave_the_encoder_as_it_was():
     before = copy.deepcopy(model.state_dict())
     contrast.local_features(recipe, site, model, "bank")
     assert all(value.equal(before[name]) for name, value in model.state_dict().items())
-
-
-def test_left_over_images_join_the_batch_before_them():
-    """docs/methods.md 2.3: batch norm never sees one image, and two or three only where a batch is no larger."""
-    assert [len(part) for part in cut(np.arange(9), 4, "a")] == [4, 5]
-    assert [len(part) for part in cut(np.arange(11), 4, "a")] == [4, 7]
-    assert [len(part) for part in cut(np.arange(12), 8, "a")] == [8, 4]
-    assert [len(part) for part in cut(np.arange(8), 3, "a")] == [3, 5]
-    assert [len(part) for part in cut(np.arange(4), 2, "a")] == [2, 2]
-    assert [len(part) for part in cut(np.arange(3), 128, "a")] == [3]
-    assert np.concatenate(cut(np.arange(9), 2, "a")).tolist() == list(range(9))
 
 
 def test_a_site_with_one_image_is_refused_by_name():

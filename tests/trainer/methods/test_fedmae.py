@@ -15,7 +15,6 @@ from edgefl_trainer.contract import State
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build, preset_of
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning.steps import cosine_rate
 from edgefl_trainer.methods import METHODS, fedmae
 from edgefl_trainer.models.architectures import Architecture
 from edgefl_trainer.models.backbones import weights_of
@@ -250,14 +249,6 @@ def test_patches_follow_the_image_and_standardise():
     unit = standardised(cut)
     np.testing.assert_allclose(unit.mean(-1), 0.0, atol=1e-5)
     np.testing.assert_allclose(unit.std(-1), 1.0, rtol=1e-5)
-
-
-def test_the_schedule_warms_up_and_ends_at_zero():
-    assert cosine_rate(0, 100, 10) == 0
-    assert cosine_rate(5, 100, 10) == 0.5
-    assert cosine_rate(10, 100, 10) == 1.0
-    np.testing.assert_allclose(cosine_rate(55, 100, 10), 0.5)
-    np.testing.assert_allclose(cosine_rate(100, 100, 10), 0.0, atol=1e-12)
 
 
 def mae_rate(done: float, epochs: int, warmup: float, lr: float) -> float:

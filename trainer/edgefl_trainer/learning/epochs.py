@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from edgefl_protocol.rules.rates import epochs_done
 from edgefl_trainer.contract import Site
 from edgefl_trainer.errors import TrainingError
 
@@ -78,7 +79,7 @@ def run_epochs(
         for step, batch in enumerate(of_epoch):
             sums.waits.append(perf_counter() - asked)
             if rate is not None:
-                now = rate((round_ - 1) * site.task.epochs + epoch + step / steps)
+                now = rate(epochs_done(round_, site.task.epochs, epoch, step, steps))
                 for group in optimizer.param_groups:
                     group["lr"] = now * group.get("rate_share", 1.0)
             loss = loss_of(batch)

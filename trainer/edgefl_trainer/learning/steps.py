@@ -95,13 +95,6 @@ def class_rows(arrays: Arrays, kind: str, classes: int, width: int) -> tuple[NDA
     return rows, known
 
 
-def cosine_rate(step: float, steps: float, warmup: float) -> float:
-    """Share of the peak learning rate at a fractional step: linear warm-up, then a cosine down to zero."""
-    if step < warmup:
-        return step / warmup
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1e-12, steps - warmup))))
-
-
 def moments_of(optimizer: torch.optim.Optimizer, learned: Mapping[str, Tensor]) -> State:
     """Read the moments of an Adam that has stepped, `optimizer.<moment>.<name>`, and the number of its steps."""
     found = {name: optimizer.state[tensor] for name, tensor in learned.items()}

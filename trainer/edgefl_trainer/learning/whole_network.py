@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
@@ -70,7 +71,7 @@ class NetworkRecipe:
         if self.schedule == "steps":
             return self.lr * STEP_FACTOR ** sum(done >= round(share * total) for share in STEP_SHARES)
         warmup = min(self.warmup, MOST_WARMUP * total)
-        share = steps.cosine_rate(done, total, warmup)
+        share = cosine_rate(done, total, warmup)
         return self.lr * share if done < warmup else self.min_lr + (self.lr - self.min_lr) * share
 
     def readout_of(self, spec: BackboneSpec) -> Readout:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.feature_rows import BANK
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
@@ -114,7 +115,7 @@ class FedCLF:
         if not self.shares:
             return new, Payload(weights, scalars)
         if not self.noise.dp_noise:
-            return new, Payload({**weights, **feature_bank.outgoing(new.arrays[contrast.BANK])}, scalars)
+            return new, Payload({**weights, **feature_bank.outgoing(new.arrays[BANK])}, scalars)
         fresh = contrast.local_features(self.contrast, site, slow, "release", round_, training=False)
         noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
         releases = int(new.values.get("releases", 0)) + 1

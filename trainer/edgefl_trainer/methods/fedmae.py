@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
@@ -163,7 +164,7 @@ class FedMAE:
                 return model(to_float(views, spec.mean, spec.std), noise, self.mask_ratio, self.norm_pix)  # type: ignore[no-any-return]
 
         def rate(done: float) -> float:
-            return self.lr * steps.cosine_rate(done, total, min(MOST_WARMUP, self.warmup * total))
+            return self.lr * cosine_rate(done, total, min(MOST_WARMUP, self.warmup * total))
 
         for sums in run_epochs(
             site, round_, range(epochs), batches, loss_of, self._optimizer(model), rate=rate, tells_wait=True

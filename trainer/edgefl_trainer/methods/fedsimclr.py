@@ -17,11 +17,12 @@ from typing import ClassVar
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
-from edgefl_trainer.learning.unlabelled.contrast import FEATURES, unit
+from edgefl_trainer.learning.unlabelled.contrast import unit
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe
 from edgefl_trainer.losses import paired_loss
 

@@ -20,21 +20,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_protocol import Payload
-from edgefl_protocol.bundle import contrast_plan
+from edgefl_protocol.rules import negatives as rules
+from edgefl_protocol.rules.feature_rows import BANK, FEATURES
+from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, key_momentum, leaving, round_begins, staying
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import read_ahead
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import MOMENTUM, Learner, Pixels, SgdRecipe, Split, cut
+from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe, Split, cut
 from edgefl_trainer.losses import contrastive_loss
 
-FEATURES = contrast_plan.FEATURES  # width of a feature
-BANK = "bank"  # Q_l in a site's state
 NETWORK = ("backbone.", "head.")  # names of the network's tensors begin so
-TENSORS = (*NETWORK, MOMENTUM)
-SHORT_RUN = contrast_plan.SHORT_RUN  # local steps of a run, below which the slow copy follows faster
-ALIKE = 0.95  # mean similarity of different images' keys above which they say next to nothing of the image
+TENSORS = (*NETWORK, SLOW)
 START_SHARE = 0.05  # of its start in the slow copy after all steps, above which a person should know
 
 
@@ -46,8 +44,7 @@ class ContrastRecipe:
     queue: int = 1024  # K, features in the local bank
     temperature: float = 0.2  # tau
     key_momentum: float = 0.0  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
-    # at the start of a round; reset: the encoder's copy, after which banks are of another space
-    momentum_encoder: Literal["reset", "averaged", "local"] = "averaged"
+    momentum_encoder: MomentumEncoder = "averaged"  # reset: a copy each round, after which banks are of another space
     projection: Literal["mlp", "linear"] = "mlp"  # linear: MoCo v1, with tau 0.07
 
     def __post_init__(self) -> None:
@@ -67,10 +64,6 @@ class ContrastRecipe:
         if self.projection == "linear":
             return nn.Linear(width, FEATURES)
         return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, FEATURES))
-
-    def momentum_of(self, local_steps: int) -> float:
-        """m for a run of so many steps at a site."""
-        return self.key_momentum or (0.99 if local_steps < SHORT_RUN else 0.999)
 
 
 class FeatureQueue:
@@ -108,8 +101,8 @@ class Remote:
     rng: np.random.Generator
 
     def draw(self, count: int) -> Float[Tensor, "count F"]:
-        """B of them, uniformly; with replacement only where there are fewer than B."""
-        chosen = self.rng.choice(len(self.features), size=count, replace=len(self.features) < count)
+        """B of them, see `rules.negatives.draw_others`."""
+        chosen = rules.draw_others(self.rng, len(self.features), count)
         return self.features[torch.from_numpy(chosen).to(self.features.device)]
 
 
@@ -129,13 +122,13 @@ class MomentumContrast:
     negatives: FeatureQueue
     remote: Remote | None = None
     keeps_local: bool = True
-    similarities: list[Tensor] = field(default_factory=list)  # of the steps since `similarity` was asked
+    sums: list[tuple[Tensor, int]] = field(default_factory=list)  # of each step's keys since `similarity` was asked
 
     def similarity(self) -> float:
         """Mean similarity of the keys of different images of a batch since this was last asked: near 1, all are one."""
-        mean = float(torch.stack(self.similarities).mean())
-        self.similarities.clear()
-        return mean
+        found = [rules.mean_similarity(total.cpu().numpy(), count) for total, count in self.sums]
+        self.sums.clear()
+        return float(np.mean(found))
 
     def __call__(self, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
         """See the module's docstring."""
@@ -145,24 +138,17 @@ class MomentumContrast:
             follow(self.slow, self.encoder, self.momentum)
             keys = unit(self.slow(second))
         loss = contrastive_loss(queries, keys, self.negatives.rows, self.temperature)
-        self.similarities.append(mean_similarity(keys))
+        self.sums.append((keys.sum(dim=0), len(keys)))
         self.bank.push(keys)
-        if self.negatives is not self.bank and self.keeps_local:
-            self.negatives.push(keys)
         if self.remote is not None:
-            self.negatives.push(self.remote.draw(len(keys)))
+            for rows in rules.entering(keys, self.remote.draw(len(keys)), keeps_local=self.keeps_local):
+                self.negatives.push(rows)
         return loss
 
 
 def unit(features: Float[Tensor, "B F"]) -> Float[Tensor, "B F"]:
     """Rows of length 1."""
     return nn.functional.normalize(features, dim=1)
-
-
-def mean_similarity(features: Float[Tensor, "B F"]) -> Float[Tensor, ""]:
-    """Mean inner product of two different rows of at least two unit vectors: (|sum|² - B) / (B² - B)."""
-    count = len(features)
-    return (features.sum(dim=0).square().sum() - count) / (count * (count - 1))
 
 
 def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
@@ -179,14 +165,14 @@ def slow_copy(model: Learner, arrays: Arrays) -> Learner:
     """The momentum encoder at the start of a round: a copy, with the tensors that came or stayed as `momentum.*`."""
     slow = deepcopy(model)
     self_supervised.fill(
-        slow, {name.removeprefix(MOMENTUM): value for name, value in arrays.items() if name.startswith(MOMENTUM)}
+        slow, {name.removeprefix(SLOW): value for name, value in arrays.items() if name.startswith(SLOW)}
     )
     return slow.train()
 
 
 def momentum_arrays(slow: Learner) -> Arrays:
     """The slow copy's tensors by the names under which they travel or stay."""
-    return {f"{MOMENTUM}{name}": value for name, value in self_supervised.tensors_of(slow).items()}
+    return {f"{SLOW}{name}": value for name, value in self_supervised.tensors_of(slow).items()}
 
 
 def local_features(
@@ -253,7 +239,7 @@ def weights_to_send(state: State, phase: Phase) -> Arrays:
 def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -> Learner:
     """The network a site begins a round with: tensors of a broadcast, its own batch norm where that stays."""
     model = recipe.build(site.task)
-    mine = {**arrays, **Split.of(model, recipe.sgd.bn).own(state.arrays)}
+    mine = round_begins(arrays, state.arrays, recipe.momentum_encoder)
     self_supervised.fill(model, {name: value for name, value in mine.items() if name.startswith(NETWORK)})
     return model.at(site)
 
@@ -280,13 +266,14 @@ def contrast_round(
         keeps_local: whether local features are negatives beside the others'.
     """
     model = received(recipe, site, state, arrays)
-    slow = slow_copy(model, {} if recipe.momentum_encoder == "reset" else {**arrays, **state.arrays})
+    slow = slow_copy(model, round_begins(arrays, state.arrays, recipe.momentum_encoder))
     bank = begun_bank(recipe, site, state, slow)
     remote, negatives = None, bank
     if others is not None:
         remote = Remote(others, site.rng("remote", round_))
-        negatives = FeatureQueue(recipe.queue if keeps_local else len(others), site.device)
-        negatives.push(bank.oldest_first() if keeps_local else others)
+        most = rules.most_negatives(recipe.queue, len(others), keeps_local=keeps_local)
+        negatives = FeatureQueue(most, site.device)
+        negatives.push(rules.first_negatives(bank.oldest_first(), others, keeps_local=keeps_local))
     momentum, share = pace(recipe, site, round_)
     objective = MomentumContrast(model, slow, momentum, recipe.temperature, bank, negatives, remote, keeps_local)
     prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 2)
@@ -302,12 +289,11 @@ def contrast_round(
 
 def divided(recipe: ContrastRecipe, learned: Learned, state: State) -> tuple[State, Arrays]:
     """What a site keeps after a round, and the weights it sends."""
-    split = Split.of(learned.encoder, recipe.sgd.bn)
     network = self_supervised.tensors_of(learned.encoder)
-    slow: Arrays = {} if recipe.momentum_encoder == "reset" else momentum_arrays(learned.slow)
-    stays = slow if recipe.momentum_encoder == "local" else split.own(slow)
-    sent = network if recipe.momentum_encoder == "local" else {**network, **slow}
-    return State({**split.own(network), **stays, **kept(learned.bank)}, state.values), split.sent(sent)
+    found = {**network, **momentum_arrays(learned.slow)}
+    rule = (tuple(network), Split.of(learned.encoder, recipe.sgd.bn).kept, recipe.momentum_encoder)
+    stays = {name: found[name] for name in staying(*rule)}
+    return State({**stays, **kept(learned.bank)}, state.values), {name: found[name] for name in leaving(*rule)}
 
 
 def last_exchange(site: Site, state: State) -> tuple[State, Payload]:
@@ -330,7 +316,7 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
     """
     per_epoch = len(cut(np.arange(len(site.unlabelled)), recipe.sgd.batch, site.name))
     total = site.task.rounds * site.task.epochs * per_epoch
-    momentum = recipe.momentum_of(total)
+    momentum = key_momentum(recipe.key_momentum, total)
     share = float(momentum**total)
     if recipe.momentum_encoder == "local" and round_ == 1 and share > START_SHARE:
         text = (
@@ -342,13 +328,8 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
 
 
 def warn_of_collapse(site: Site, round_: int, similarity: float) -> None:
-    """Say so, half-way and at the end of a run, where features of different images are nearly the same.
-
-    No loss shows this: against negatives that stay as they are for a round, it also falls where all of a site's
-    features move away from them together.
-    """
-    rounds = site.task.rounds
-    if similarity > ALIKE and round_ in (rounds // 2, rounds):
+    """Say so where features of different images are nearly the same, see `rules.negatives.has_collapsed`."""
+    if rules.has_collapsed(similarity, round_, site.task.rounds):
         text = (
             f"features of different images of {site.name} are nearly the same in round {round_} (mean similarity "
             f"{similarity:.2f}): the encoder tells little apart; lower --set lr, or learn longer on more images."

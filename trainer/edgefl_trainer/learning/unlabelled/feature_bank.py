@@ -7,14 +7,13 @@
             order that depends on nothing but the features themselves (by a hash of each row)        others_features
     site    `remote` (M, 128) float16 as unit vectors in float32                                     incoming
 
-float16 halves the bytes and moves a similarity of unit vectors by less than 0.001. Privacy: a feature has unit length,
+Forms and checks of the rows are those of `rules.feature_rows`. Privacy: a feature has unit length,
 which is the clipping; given the encoder, replacing one image moves one row by at most 2, so a release is a Gaussian
 mechanism of noise multiplier sigma/2, composed over releases by dp-accounting's Rényi accountant. The encoder and the
 weights that travel learned from the same images and carry no noise, so epsilon bounds what the features add, no more.
 Source: FedCLF (arXiv 2208.11278) section III; docs/methods.md, feature exchange.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,14 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.feature_rows import FEATURES, RECEIVED, SENT, are_features, check_bank, order_by_content
 from edgefl_trainer.contract import Arrays
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning.unlabelled.contrast import FEATURES
 
-SENT, RECEIVED = "features", "remote"  # names of the arrays that travel up and down
 STORED = "features."  # and, with the site's name behind it, in the server's state
 MOST_REMOTE = 65_536  # rows a site receives: MoCo's own queue, 16 MiB; above it the first in the order stay
-NORM_TOLERANCE = 0.01  # of a row's length; float16 is off by 0.0005 at most
 SENSITIVITY = 2.0  # L2 distance of two unit vectors
 
 
@@ -113,8 +110,7 @@ def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
         return {site: {} for site in sites}
     pooled = np.concatenate(list(banks.values()))
     origin = np.repeat(np.array(list(banks), dtype=object), [len(rows) for rows in banks.values()])
-    keys = [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in pooled]
-    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), dtype=np.int64)
+    order = order_by_content(pooled)
     found: dict[str, Arrays] = {}
     for site in sites:
         others = order[origin[order] != site][:MOST_REMOTE]
@@ -126,12 +122,12 @@ def incoming(received: Arrays, device: torch.device) -> Float[Tensor, "M F"] | N
     """Q_r as unit vectors; None where there is nobody else.
 
     Raises:
-        TrainingError: the broadcast's features have another width.
+        TrainingError: the broadcast's array holds no features.
     """
     if RECEIVED not in received:
         return None
     rows = np.asarray(received[RECEIVED], dtype=np.float32)
-    if rows.ndim != 2 or rows.shape[1] != FEATURES:
+    if not are_features(rows):
         raise TrainingError(f"the broadcast's features have shape {rows.shape}; expected (any, {FEATURES}).")
     return torch.nn.functional.normalize(torch.from_numpy(rows).to(device), dim=1)
 
@@ -145,16 +141,8 @@ def _checked(site: str, arrays: Arrays, most: int) -> NDArray[np.generic]:
     rows = arrays.get(SENT)
     if rows is None:
         raise TrainingError(f"site {site} sent no features: it runs another method or other settings.")
-    if rows.dtype != np.float16 or rows.ndim != 2 or rows.shape[1] != FEATURES:
-        raise TrainingError(
-            f"site {site} sent features of type {rows.dtype} and shape {rows.shape}; expected float16, (n, {FEATURES})."
-        )
-    if not 1 <= len(rows) <= most:
-        raise TrainingError(f"site {site} sent {len(rows)} features; allowed: 1 to {most}.")
-    length = np.linalg.norm(rows.astype(np.float64), axis=1)
-    if not np.isfinite(length).all():
-        raise TrainingError(f"site {site} sent a feature that is not finite.")
-    if np.abs(length - 1).max() > NORM_TOLERANCE:
-        worst = length[np.abs(length - 1).argmax()]
-        raise TrainingError(f"site {site} sent a feature of length {worst:.3g}; features have length 1.")
+    try:
+        check_bank(rows, most)
+    except ValueError as error:
+        raise TrainingError(f"site {site} sent {error}.") from error
     return rows

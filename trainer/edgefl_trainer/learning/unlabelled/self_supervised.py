@@ -23,8 +23,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
-from edgefl_protocol.bundle.contrast_plan import LEAST_BATCH, SLOW
-from edgefl_trainer.augment import Recipe, contrastive_views
+from edgefl_protocol.rules import batches
+from edgefl_protocol.rules.rates import cosine_rate
+from edgefl_protocol.rules.view_recipes import Recipe
+from edgefl_trainer.augment import contrastive_views
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -38,7 +40,6 @@ from edgefl_trainer.seeded import seeded
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
 LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
-MOMENTUM = SLOW  # and before it, those of a slow copy
 Pixels = Float[Tensor, "B 3 px px"]
 Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]
 """Normalised random views of a batch of images: what the loss is made of."""
@@ -181,11 +182,11 @@ class Split:
 
     def sent(self, arrays: Arrays) -> Arrays:
         """What travels."""
-        return {name: value for name, value in arrays.items() if name.removeprefix(MOMENTUM) not in self.kept}
+        return {name: value for name, value in arrays.items() if name not in self.kept}
 
     def own(self, arrays: Arrays) -> Arrays:
         """What stays."""
-        return {name: value for name, value in arrays.items() if name.removeprefix(MOMENTUM) in self.kept}
+        return {name: value for name, value in arrays.items() if name in self.kept}
 
 
 def phases(recipe: SgdRecipe, rounds: int) -> list[Phase]:
@@ -253,7 +254,7 @@ def learn(
         return len(parts), (prepare(images, rng) for images in read_ahead(site, site.unlabelled, parts))
 
     def rate(done: float) -> float:
-        return recipe.lr * steps.cosine_rate(done, site.task.rounds * epochs, 0.0)
+        return recipe.lr * cosine_rate(done, site.task.rounds * epochs, 0.0)
 
     begun = perf_counter()
     for sums in run_epochs(site, round_, range(epochs), batches, objective, optimizer, rate=rate, tells_wait=True):
@@ -263,13 +264,11 @@ def learn(
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
-    """Positions in batches; fewer than four at the end join the batch before: of two, batch norm knows signs alone.
+    """Cut the positions of an epoch into batches, as `rules.batches` does.
 
     Raises:
         TrainingError: there is one image only.
     """
     if len(order) < LEAST_IMAGES:
         raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
-    least = min(batch, LEAST_BATCH)
-    starts = [start for start in range(0, len(order), batch) if start == 0 or len(order) - start >= least]
-    return [order[start:end] for start, end in zip(starts, [*starts[1:], len(order)], strict=True)]
+    return batches.cut(order, batch)

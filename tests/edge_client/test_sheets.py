@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from edgefl_client.scoring.heatmap import colours
-from edgefl_client.sharing.contact_sheet import CELL_PX, LEAVES, STAYS, Shared, draw_sheets
+from edgefl_client.sharing.sheets import CELL_PX, LEAVES, STAYS, SharedMap, draw_maps
 
 RNG = np.random.default_rng(7)
 
@@ -17,7 +17,7 @@ def shared(label, row, **other):
     pixels = RNG.integers(0, 256, (24, 24, 3)).astype(np.uint8)
     facts = {"array": f"maps.{ord(label[0]) % 3}", "row": row, "label": label, "values": values, "name": "a.png",
              "vacuity": 0.25, "pixels": pixels}  # fmt: skip
-    return Shared(**(facts | other))
+    return SharedMap(**(facts | other))
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def corners(maps):
 
 def test_every_patch_is_one_square_of_its_colour(tmp_path, maps):
     """Drawn from the float16 values that would be sealed: 36 squares of 32 px, row-major, each of one colour."""
-    draw_sheets(tmp_path, maps, "0" * 64, 100)
+    draw_maps(tmp_path, maps, "0" * 64, 100)
     sheet = np.asarray(Image.open(tmp_path / LEAVES))
     for one, (left, top) in zip(maps, corners(maps), strict=True):
         cell = sheet[top + 1 : top + CELL_PX - 1, left + 1 : left + CELL_PX - 1]  # less its frame
@@ -49,22 +49,22 @@ def test_every_patch_is_one_square_of_its_colour(tmp_path, maps):
 
 def test_the_sheet_that_shows_what_leaves_knows_nothing_of_the_pictures(tmp_path, maps):
     """Other pictures, names and vacuity: not one byte of the sheet changes. Other values: it does."""
-    draw_sheets(tmp_path / "a", maps, "0" * 64, 100)
+    draw_maps(tmp_path / "a", maps, "0" * 64, 100)
     others = [dataclasses.replace(one, name="CANARY.jpg", vacuity=0.99, pixels=255 - one.pixels) for one in maps]
-    draw_sheets(tmp_path / "b", others, "0" * 64, 100)
+    draw_maps(tmp_path / "b", others, "0" * 64, 100)
     first, second = ((tmp_path / name / LEAVES).read_bytes() for name in "ab")
     assert first == second
     assert (tmp_path / "a" / STAYS).read_bytes() != (tmp_path / "b" / STAYS).read_bytes()
     values = maps[0].values.copy()
     values[0] = 1 - values[0]
-    draw_sheets(tmp_path / "c", [dataclasses.replace(maps[0], values=values), *maps[1:]], "0" * 64, 100)
+    draw_maps(tmp_path / "c", [dataclasses.replace(maps[0], values=values), *maps[1:]], "0" * 64, 100)
     assert (tmp_path / "c" / LEAVES).read_bytes() != first
 
 
 def test_the_pictures_lie_at_the_same_places(tmp_path, maps):
     """Side by side, patch lies beside patch: both sheets have one size, and the cells one place."""
     marked = [dataclasses.replace(one, pixels=np.full((24, 24, 3), 40 * n, np.uint8)) for n, one in enumerate(maps, 1)]
-    found = draw_sheets(tmp_path, marked, "0" * 64, 100)
+    found = draw_maps(tmp_path, marked, "0" * 64, 100)
     stays = np.asarray(Image.open(found["stays"]))
     assert stays.shape == np.asarray(Image.open(found["leaves"])).shape
     for number, (left, top) in enumerate(corners(maps), 1):
@@ -75,6 +75,6 @@ def test_odd_names_and_odd_maps(tmp_path, maps):
     """A name that is no text, a very long one, a map that is no square grid: drawn all the same; owner only."""
     odd = [dataclasses.replace(maps[0], name="\udcff" * 3), dataclasses.replace(maps[1], name="x" * 300),
            dataclasses.replace(maps[2], values=maps[2].values[:35])]  # fmt: skip
-    found = draw_sheets(tmp_path / "new" / "folder", odd, "0" * 64, 100)
+    found = draw_maps(tmp_path / "new" / "folder", odd, "0" * 64, 100)
     assert {(tmp_path / "new" / "folder" / name).stat().st_mode & 0o777 for name in (LEAVES, STAYS)} == {0o600}
     assert np.asarray(Image.open(found["stays"])).shape[1] == 640

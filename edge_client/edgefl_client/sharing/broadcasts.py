@@ -1,0 +1,69 @@
+"""Broadcasts of a federation's rounds on this device: one file a round in the home, of the newest three rounds."""
+
+from pathlib import Path
+
+from edgefl_client.home import Home
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
+from edgefl_protocol.errors import PayloadError
+from edgefl_protocol.payload import Payload
+
+KEPT = 3
+
+
+def broadcast_file(home: Home, federation: str, number: int) -> Path:
+    """Name the file of a round's broadcast, whether it is there or not."""
+    return home.broadcasts / f"{federation}-{number:06d}.payload"
+
+
+def newest_file(home: Home, federation: str) -> Path | None:
+    """Find the file of the newest round of a federation; None where there is none."""
+    return max(home.broadcasts.glob(f"{federation}-*.payload"), default=None)
+
+
+def read_broadcast(file: Path) -> Payload:
+    """Read a broadcast.
+
+    Raises:
+        PayloadError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    return Payload.from_bytes(read_bounded(file, MAX_BLOB_BYTES), MAX_BLOB_BYTES)
+
+
+def kept_broadcast(home: Home, federation: str, number: int) -> Payload | None:
+    """Read a round's broadcast; None where it is missing, or damaged so that it has to be fetched again."""
+    file = broadcast_file(home, federation, number)
+    try:
+        return read_broadcast(file) if file.exists() else None
+    except PayloadError:
+        return None
+
+
+def keep_broadcast(home: Home, federation: str, number: int, broadcast: Payload) -> None:
+    """Keep a round's broadcast durably, and delete all but the newest.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    home.prepare(home.broadcasts)
+    write_atomic(broadcast_file(home, federation, number), broadcast.to_bytes(), mode=0o600)
+    for old in sorted(home.broadcasts.glob("*.payload"), key=_round_of)[:-KEPT]:
+        old.unlink(missing_ok=True)
+
+
+def forget_after(home: Home, number: int) -> None:
+    """Delete broadcasts of later rounds: a coordinator that was restored from a backup does these rounds again."""
+    for file in home.broadcasts.glob("*.payload"):
+        if _round_of(file) > number:
+            file.unlink(missing_ok=True)
+
+
+def forget_all(home: Home) -> None:
+    """Delete every broadcast."""
+    forget_after(home, -1)
+
+
+def _round_of(file: Path) -> int:
+    digits = file.stem.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0

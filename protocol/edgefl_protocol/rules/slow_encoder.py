@@ -1,0 +1,66 @@
+"""The slow encoder of momentum contrast over the rounds of a federation: how fast it follows, and where it lives.
+
+    every step    theta_k <- m theta_k + (1 - m) theta_q                                    MoCo, eq. 2
+    `averaged`    it travels and is averaged like the encoder
+    `local`       it stays at its site
+    `reset`       each round begins with a copy of the encoder
+
+With `bn=local`, tensors of batch norm stay at their site in both networks (FedBN, arXiv 2102.07623). In states and
+payloads a tensor of the slow encoder has the encoder's name with `momentum.` in front. Sources: MoCo (arXiv
+1911.05722); docs/methods.md, FedCLF.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from numpy.typing import NDArray
+
+SLOW: Final = "momentum."
+SHORT_RUN: Final = 20_000  # local steps of a run, below which the slow encoder follows faster
+MomentumEncoder = Literal["averaged", "local", "reset"]
+
+
+def key_momentum(asked: float, local_steps: int) -> float:
+    """Give m: what was asked for, else 0.99 for short runs and 0.999 for long ones.
+
+    Args:
+        asked: 0 for the usual one.
+        local_steps: that one site takes in all rounds.
+    """
+    return asked or (0.99 if local_steps < SHORT_RUN else 0.999)
+
+
+def round_begins(
+    broadcast: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]], momentum_encoder: MomentumEncoder
+) -> dict[str, NDArray[Any]]:
+    """Give the tensors a round begins with: what stayed at the site is its own, the rest came with the broadcast.
+
+    A tensor of the slow encoder that is missing in the result is a copy of the encoder's.
+
+    Args:
+        broadcast: arrays that came.
+        own: arrays of the site's state.
+        momentum_encoder: the setting.
+    """
+    both = {**broadcast, **own}
+    outlives = momentum_encoder != "reset"
+    return {name: value for name, value in both.items() if outlives or not name.startswith(SLOW)}
+
+
+def leaving(network: Sequence[str], kept: Collection[str], momentum_encoder: MomentumEncoder) -> tuple[str, ...]:
+    """Name the tensors that leave a site after a round.
+
+    Args:
+        network: names of the encoder's tensors.
+        kept: those of them that stay: batch norm's with `bn=local`.
+        momentum_encoder: the setting.
+    """
+    slow = [SLOW + name for name in network] if momentum_encoder == "averaged" else []
+    return tuple(name for name in (*network, *slow) if name.removeprefix(SLOW) not in kept)
+
+
+def staying(network: Sequence[str], kept: Collection[str], momentum_encoder: MomentumEncoder) -> tuple[str, ...]:
+    """Name the tensors that a site remembers until its next round; arguments as of `leaving`."""
+    slow = [SLOW + name for name in network] if momentum_encoder != "reset" else []
+    gone = set(leaving(network, kept, momentum_encoder))
+    return tuple(name for name in (*network, *slow) if name not in gone)

@@ -1,0 +1,24 @@
+"""Rates over a run: SGDR (arXiv 1608.03983) eq. 5 without restarts; a linear warm-up before it."""
+
+from math import cos, pi
+
+import pytest
+
+from edgefl_protocol.rules.rates import cosine_rate, epochs_done
+
+
+def test_one_cosine_spans_a_run() -> None:
+    """From the peak to zero over R·E epochs of three steps each, by the formula."""
+    rounds, epochs, steps = 3, 2, 3
+    moments = [(r, e, s) for r in (1, 2, 3) for e in range(epochs) for s in range(steps)]
+    for behind, (round_, epoch, step) in enumerate(moments):
+        done = epochs_done(round_, epochs, epoch, step, steps)
+        assert done == pytest.approx(behind / steps)
+        assert cosine_rate(done, rounds * epochs) == pytest.approx((1 + cos(pi * behind / len(moments))) / 2)
+    assert cosine_rate(6, 6) == cosine_rate(7, 6) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("done", "share"), [(0, 0), (5, 0.5), (10, 1), (55, 0.5), (100, 0)])
+def test_the_warm_up_rises_to_the_peak(done: float, share: float) -> None:
+    """Ten of a hundred steps."""
+    assert cosine_rate(done, 100, 10) == pytest.approx(share, abs=1e-12)
