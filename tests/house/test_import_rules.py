@@ -62,11 +62,11 @@ RULES = {
 FLOORS = {
     "edgefl_protocol": (
         "bundle", "messages", "records", "envelopes", "fields", "routes", "pictures", "rules", "payload", "tensors",
-        "durable", "bounded_json", "strict_json", "pae", "errors",
+        "durable", "strict_json", "pae", "errors",
     ),
     "edgefl_trainer": (
         "cli", "commands", "live", "experiments", "engine", "methods", "evaluate", "learning", "data", "contract",
-        "models", "losses", "rollout", "augment", "seeded", "bounds", "errors",
+        "models", "losses", "rollout", "augment", "seeded", "bounds", "typed_values", "errors",
     ),
     "edgefl_client": (
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",

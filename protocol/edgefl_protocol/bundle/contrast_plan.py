@@ -24,7 +24,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.bounded_json import parse_json, write_json
+from edgefl_protocol.strict_json import parse_json, write_json
 
 ENCODER: Final = "encode.onnx"
 FEATURES: Final = 128  # width of a feature

@@ -69,7 +69,7 @@ class FinishedRun:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """Names of further models of each site, see `contract.OffersPredictors`."""
+        """Names of further models of each site, see `contract.Declaration`."""
         return tuple(sorted(self.summary.get("further", {})))
 
     def predictor(self, site: str, further: str = "") -> Predictor:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import LearnsBackbone, Method, Site, State, Task, TrainsNetwork
+from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
@@ -39,7 +39,6 @@ from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.methods.finetune import FineTune
 from edgefl_trainer.models.backbones import (
     BACKBONE_FILE,
     FORMS,
@@ -80,7 +79,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     federation = load_data(settings, backbone.spec.image_px, partition)
     task = build_task(settings, method, federation, backbone)
     sites = build_sites(federation, task, backbone, settings, method)
-    if isinstance(method, TrainsNetwork):
+    if declared(method).trains_network:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
     device = next(iter(sites.values())).device
@@ -93,7 +92,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         final = run_phases(settings, folder, method, task, sites)
         started = time.perf_counter()
         results: Mapping[str, Any]
-        if isinstance(method, LearnsBackbone):
+        if declared(method).encoder:
             results = learned_backbone_results(folder, method, final, federation, sites)
         else:
             save_backbone(folder, backbone)
@@ -126,7 +125,7 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
         "preset": settings.preset,
         "select": settings.select,
         "labels": settings.labels,
-        **({"mode": method.mode} if isinstance(method, FineTune) else {}),
+        **{name: getattr(method, name) for name in declared(method).summary},
         **({} if first is None else {"pretraining": first["method"]}),
         "travels": list(method.travels),
         "settings_sha256": repetition_digest(settings, first, partition.plan if partition else None),
@@ -138,12 +137,12 @@ def run_phases(
 ) -> FederationState:
     """Every phase that is left, with progress on stderr."""
     judge = None
-    if not isinstance(method, LearnsBackbone):
+    if declared(method).encoder is None:
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = Pace(method.phases(settings.rounds), learning, settings.participation)
     with Display(pace, settings.epochs) as display:
-        if method.needs_labels and not isinstance(method, TrainsNetwork) and not is_trained(settings.backbone):
+        if declared(method).freezes and not is_trained(settings.backbone):
             display.warn(
                 f"backbone {settings.backbone} is untrained: this trial shows the path, not what a model can do"
             )
@@ -193,8 +192,8 @@ def load_data(settings: RunSettings, image_px: int, partition: Partition | None 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
     """What server and sites agree on."""
-    learns = isinstance(method, LearnsBackbone)
-    starts = isinstance(method, TrainsNetwork) or (learns and is_trained(settings.backbone))
+    learns = declared(method).encoder is not None
+    starts = declared(method).trains_network or (learns and is_trained(settings.backbone))
     return Task(
         name=SELF_SUPERVISED_TASK if learns else settings.task,
         classes=federation.classes,
@@ -212,16 +211,15 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
     """
-    if isinstance(method, LearnsBackbone) and names_learned_positions(settings.backbone):
+    if declared(method).encoder and names_learned_positions(settings.backbone):
         raise BackboneError(
             f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
             f"start from {FORMS.removesuffix(' or timm:NAME')}, or a convolutional network of timm's."
         )
-    freezes = method.needs_labels and not isinstance(method, TrainsNetwork)
-    if names_fresh_network(settings.backbone) and freezes and settings.preset != "tiny":
+    if declared(method).freezes and names_fresh_network(settings.backbone) and settings.preset != "tiny":
         raise BackboneError(
             f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
-            "--backbone run:DIR of a finished `edgefl-train run fedmae`, timm:NAME, or --preset tiny for a trial."
+            "--backbone run:DIR of a finished run without labels, timm:NAME, or --preset tiny for a trial."
         )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
-from edgefl_trainer.contract import LearnsApart, LearnsBackbone, State
+from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics
 from edgefl_trainer.engine.handout import received_encoder
 from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
@@ -59,9 +59,8 @@ def write_results(
 
 def _results(work: Work, folder: Path, state: State, last: Payload) -> Mapping[str, Any]:
     name, rounds = work.site.name, work.task.rounds
-    if isinstance(work.method, LearnsBackbone):
-        apart = isinstance(work.method, LearnsApart)
-        encoder = None if apart else SelectedEncoder(rounds, received_encoder(last))
+    if declared(work.method).encoder:
+        encoder = None if declared(work.method).apart else SelectedEncoder(rounds, received_encoder(last))
         final = FederationState(State(), {name: state}, encoder=encoder)
         return learned_backbone_results(folder, work.method, final, work.federation, {name: work.site})
     save_backbone(folder, work.backbone)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgefl_protocol.messages.requests import TaskReply
-from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNetwork
+from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import RunSettings
@@ -196,7 +196,7 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
             f"the task's network {str(wanted.architecture)[:60]!r} is no name of timm's own, and nothing is fetched "
             "from where a coordinator says: ask its operator for a network that timm knows."
         )
-    learned = isinstance(method, LearnsBackbone | TrainsNetwork)
+    learned = not declared(method).freezes
     name = options.backbone or wanted.name
     if not options.backbone and is_elsewhere(wanted.name):
         if learned and (isinstance(wanted, CNNSpec) or not wanted.name.startswith("timm:")):
