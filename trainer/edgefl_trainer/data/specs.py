@@ -30,25 +30,15 @@ MAX_SITES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One parsed SPEC.
+    """One parsed SPEC."""
 
-    Attributes:
-        text: As written.
-        kind: A key of `READERS`.
-        body: What follows the colon, without options and suffix.
-        options: `name=value` pairs after the body.
-        site: NAME of `@site=NAME`, or None.
-        iid_sites: N of `@split=iid:N`, or None.
-        shares: Of `@rows=TRAIN/TUNE/TEST`, or None.
-    """
-
-    text: str
-    kind: str
-    body: str
-    options: Mapping[str, str]
-    site: str | None = None
-    iid_sites: int | None = None
-    shares: Shares | None = None
+    text: str  # as written
+    kind: str  # A key of `READERS`
+    body: str  # what follows the colon, without options and suffix
+    options: Mapping[str, str]  # `name=value` pairs after the body
+    site: str | None = None  # NAME of `@site=NAME`, or None
+    iid_sites: int | None = None  # N of `@split=iid:N`, or None
+    shares: Shares | None = None  # of `@rows=TRAIN/TUNE/TEST`, or None
 
 
 def parse_spec(text: str) -> Spec:

@@ -167,9 +167,6 @@ class Checkpoints:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
 
         Args:
-            phase: index of the phase.
-            server: its state after the phase.
-            sites: who took part.
             better: of these, whose model is now the best one so far.
             encoder: the weights, where the learned encoder is the best one so far.
         """

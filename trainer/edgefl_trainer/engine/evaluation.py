@@ -33,9 +33,7 @@ def evaluate(
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
     Args:
-        run: a finished run.
         data: SPECs; their sites are matched by name.
-        device: auto, cpu or cuda.
         foreign: sources of pictures that are not of the task, see `data.foreign`.
 
     Returns:

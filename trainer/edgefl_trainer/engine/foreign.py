@@ -18,10 +18,7 @@ def foreign_figures(
     """How well each site's uncertainty tells its reported rows from foreign pictures.
 
     Args:
-        run: a finished run.
         sources: see `data.foreign.read_foreign`.
-        scored: the reported rows by site.
-        device: where to compute.
 
     Returns:
         For each source `images`, `auroc` by site (null where a site has no reported row), `mean_auroc`, `worst_auroc`.

@@ -21,14 +21,7 @@ def final_phase(task: Task) -> Phase:
 
 
 def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """What each of `sites` receives after the last exchange.
-
-    Args:
-        method: of the federation.
-        task: of the federation.
-        state: the server's, after the last exchange.
-        sites: the receivers.
-    """
+    """What each of `sites` receives after the last exchange."""
     learns = declared(method)
     if learns.encoder and not learns.apart:
         encoder = {ENCODER + name: value for name, value in learns.encoder(state).items()}

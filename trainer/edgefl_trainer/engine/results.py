@@ -168,10 +168,7 @@ def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: 
     """The scores of some rows; of none, where there are none.
 
     Args:
-        predictor: whose scores.
-        rows: labelled rows of the federation.
         lesions: of every row of the federation.
-        device: where to compute.
     """
     names = tuple(lesions[i] for i in rows.rows)
     if len(rows) == 0:

@@ -57,11 +57,6 @@ SELF_SUPERVISED_TASK = "pixels"
 def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     """Run a method and leave its results in `folder`.
 
-    Args:
-        settings: resolved settings.
-        folder: run directory.
-        resume: go on with the run that is there.
-
     Returns:
         The contents of `summary.json`.
 

@@ -48,7 +48,6 @@ def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
     """The runs of an experiment among folders.
 
     Args:
-        experiment: the file.
         folders: runs, or folders of runs; below a folder of runs those of other experiments are passed over.
 
     Raises:

@@ -79,8 +79,6 @@ def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, 
     """Every chosen run, resolved; nothing is read but the environment.
 
     Args:
-        experiment: the file.
-        choice: rows, parts, seeds and settings.
         environment: where `$NAME` in data and backbones is looked up.
 
     Raises:
@@ -176,12 +174,7 @@ def _pretraining(
     """The run that a row starts from.
 
     Args:
-        experiment: The file.
-        choice: Settings of the command line.
-        part: Of the row.
-        stage: Of the row.
         second: Settings of the row's own run: what both stages share is taken from there.
-        environment: See `plan_runs`.
     """
     shared = {name: second[name] for name in (*SHARED, "data", "partition", "seed") if name in second}
     given: dict[str, Any] = {**experiment.pretrain.settings, **stage.settings}

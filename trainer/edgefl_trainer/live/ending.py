@@ -27,10 +27,6 @@ def write_results(
     """Judge what the site has now and write `summary.json`.
 
     Args:
-        work: what was learned.
-        folder: the run directory.
-        told: the signed task of the finished federation.
-        federation: its name.
         state: the site's, after its last exchange.
         last: what the coordinator handed out at the end.
 

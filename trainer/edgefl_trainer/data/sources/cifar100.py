@@ -37,15 +37,10 @@ _MAX_BYTES = 60_000 * RECORD_BYTES  # of one file; the larger of the two holds 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPixels:
-    """Pictures that are records of a few files; a row's source is `FILE/NUMBER`, counted from 0.
+    """Pictures that are records of a few files; a row's source is `FILE/NUMBER`, counted from 0."""
 
-    Attributes:
-        files: File name → its records, uint8 (n, 3074).
-        digest: What `identity` answers: `store.identity` of the files.
-    """
-
-    files: Mapping[str, Records]
-    digest: str
+    files: Mapping[str, Records]  # file name → its records, uint8 (n, 3074)
+    digest: str  # what `identity` answers: `store.identity` of the files
 
     @property
     def identity(self) -> str:

@@ -21,15 +21,10 @@ _THREADS = 4  # Pillow decodes outside the interpreter lock
 
 @dataclass(frozen=True, slots=True)
 class FilePixels:
-    """Pictures in a folder or zip.
+    """Pictures in a folder or zip."""
 
-    Attributes:
-        store: The folder or zip.
-        digest: What `identity` answers: `store.identity` of the rows' files.
-    """
-
-    store: FileStore
-    digest: str
+    store: FileStore  # the folder or zip
+    digest: str  # what `identity` answers: `store.identity` of the rows' files
 
     @property
     def identity(self) -> str:
@@ -45,7 +40,6 @@ class FilePixels:
         """Decode the pictures of `rows` in order.
 
         Args:
-            rows: Rows of this source.
             image_px: Side of the square result, pixels.
             fit: `squash` or `crop`, as in `imaging.resize`.
 
