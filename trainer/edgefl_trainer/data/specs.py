@@ -139,14 +139,12 @@ def _path(spec: Spec) -> Path:
     return Path(spec.body).expanduser()
 
 
-def _manifest(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_manifest(_path(spec))
+def _without_options(read: Callable[[Path], Table]) -> Callable[[Spec, int], Table]:
+    def reader(spec: Spec, seed: int) -> Table:
+        take_options(spec, {})
+        return read(_path(spec))
 
-
-def _folder(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_folder(_path(spec))
+    return reader
 
 
 def _isic2019(spec: Spec, seed: int) -> Table:
@@ -160,16 +158,6 @@ def _lesions(spec: Spec, seed: int) -> Table:
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
-def _cifar100(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_cifar100(_path(spec))
-
-
-def _tiny_imagenet(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_tiny_imagenet(_path(spec))
-
-
 def _domainnet(spec: Spec, seed: int) -> Table:
     options = take_options(spec, {"classes": "ten"})
     return read_domainnet(_path(spec), options["classes"])
@@ -180,12 +168,12 @@ def _inat(spec: Spec, seed: int) -> Table:
 
 
 READERS: dict[str, Callable[[Spec, int], Table]] = {
-    "manifest": _manifest,
+    "manifest": _without_options(read_manifest),
     "isic2019": _isic2019,
-    "folder": _folder,
+    "folder": _without_options(read_folder),
     "lesions": _lesions,
-    "cifar100": _cifar100,
-    "tiny-imagenet": _tiny_imagenet,
+    "cifar100": _without_options(read_cifar100),
+    "tiny-imagenet": _without_options(read_tiny_imagenet),
     "domainnet": _domainnet,
     "inat": _inat,
 }

@@ -205,6 +205,15 @@ def hyper_types(kind: type[Any]) -> dict[str, Any]:
     return found
 
 
+def hyper_values(method: Any) -> dict[str, Any]:
+    """Every hyper-parameter of a method with its value; those of a nested recipe count as its own."""
+    found: dict[str, Any] = {}
+    for entry in fields(method):
+        value = getattr(method, entry.name)
+        found.update(hyper_values(value) if is_dataclass(value) else {entry.name: value})
+    return found
+
+
 def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
     """An instance from flat hyper-parameters; what is not named keeps the default of `kind`, in its recipe too.
 
