@@ -33,7 +33,7 @@ from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.report import thin_sites
 from edgefl_trainer.learning.unusual_features import with_usual
-from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone
+from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 
 FEATURE_BATCH = 256
@@ -42,6 +42,31 @@ EVIDENCE = {
     "relu": relu_evidence,
     "exp": lambda logits: np.exp(np.clip(logits, -10, 10)),
 }
+
+
+def results_of(
+    folder: Path,
+    method: Method,
+    task: Task,
+    backbone: Backbone,
+    final: FederationState,
+    federation: Federation,
+    sites: Mapping[str, Site],
+    held_out: Mapping[str, Site],
+) -> dict[str, Any]:
+    """Judge what a method learned and keep the network beside it: a learned encoder, or the frozen one of the run."""
+    if declared(method).encoder:
+        return learned_backbone_results(folder, method, final, federation, sites)
+    save_backbone(folder, backbone)
+    return predictor_results(folder, method, task, final, federation, sites, held_out)
+
+
+def save_backbone(folder: Path, backbone: Backbone) -> None:
+    """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
+    if backbone.spec.name.startswith("timm:"):
+        return  # positions of timm's networks are learned and their files large: named, not copied
+    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
+    write_atomic(folder / BACKBONE_FILE, data)
 
 
 def predictor_results(

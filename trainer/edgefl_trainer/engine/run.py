@@ -34,15 +34,13 @@ from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
-from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
+from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
 from edgefl_trainer.models.backbones import (
-    BACKBONE_FILE,
     FORMS,
-    backbone_bytes,
     is_trained,
     load_backbone,
     names_fresh_network,
@@ -86,26 +84,36 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         asked = what_was_asked(settings, method, partition)
         final = run_phases(settings, folder, method, task, sites)
         started = time.perf_counter()
-        results: Mapping[str, Any]
-        if declared(method).encoder:
-            results = learned_backbone_results(folder, method, final, federation, sites)
-        else:
-            save_backbone(folder, backbone)
-            held_out = build_held_out_sites(federation, task, backbone, settings)
-            results = predictor_results(folder, method, task, final, federation, sites, held_out)
-        evaluated = time.perf_counter() - started
-        summary = {
+        held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
+        results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
+        head = {
             **asked,
             "partition_sha256": federation.partition_sha256,
             **({"partition": partition.facts()} if partition else {}),
             **results,
-            **traffic(folder),
-            **speed(folder),
-            **privacy_cost(final.sites),
-            "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
-            "state_sha256": final.digest(),
         }
-        write_atomic(folder / "summary.json", _json(summary))
+        digests = {"state_sha256": final.digest()}
+        return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+
+
+def write_summary(
+    folder: Path, head: Mapping[str, Any], states: Mapping[str, State], evaluated: float, digests: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write `summary.json`: the head, then bytes, speed, cost of privacy and seconds, then digests.
+
+    Args:
+        states: of the sites at the end, by name.
+        evaluated: seconds that judging took.
+    """
+    summary = {
+        **head,
+        **traffic(folder),
+        **speed(folder),
+        **privacy_cost(states),
+        "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
+        **digests,
+    }
+    write_atomic(folder / "summary.json", _json(summary))
     return summary
 
 
@@ -216,14 +224,6 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
             f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
             "--backbone run:DIR of a finished run without labels, timm:NAME, or --preset tiny for a trial."
         )
-
-
-def save_backbone(folder: Path, backbone: Backbone) -> None:
-    """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
-    if backbone.spec.name.startswith("timm:"):
-        return  # positions of timm's networks are learned and their files large: named, not copied
-    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
-    write_atomic(folder / BACKBONE_FILE, data)
 
 
 def environment(settings: RunSettings) -> dict[str, Any]:

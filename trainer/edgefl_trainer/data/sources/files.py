@@ -24,17 +24,8 @@ class FilePixels:
     """Pictures in a folder or zip."""
 
     store: FileStore  # the folder or zip
-    digest: str  # what `identity` answers: `store.identity` of the rows' files
-
-    @property
-    def identity(self) -> str:
-        """Digest of the files behind the rows."""
-        return self.digest
-
-    @property
-    def has_masks(self) -> bool:
-        """Files carry no lesion masks."""
-        return False
+    identity: str  # digest of the files behind the rows
+    has_masks: bool = False
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
         """Decode the pictures of `rows` in order.
