@@ -181,9 +181,7 @@ class Declaration:
     A method states it as its attribute `declares`; one that does not learns on a frozen network.
     """
 
-    trains_network: bool = (
-        False  # sites train the whole network: from `Task.initial` where that is set, else a fresh one
-    )
+    trains_network: bool = False  # each site trains the whole network, from `Task.initial` or a fresh one
     encoder: Callable[[State], Arrays] | None = None  # reads the encoder learned without labels from the server's state
     apart: bool = False  # each site learns an encoder of its own and keeps it: `encoder` reads a site's state
     least_images: int = 1  # of a site; with fewer it cannot learn
