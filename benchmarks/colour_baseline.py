@@ -22,9 +22,9 @@ def measure(
 ) -> dict[str, Any]:
     """Return the figures under the names of `summary.json`, and those of the pooled model under `pooled`."""
     import numpy as np
+    from baselines import colour_statistics, pooled_baseline, site_baselines
 
     from edgefl_trainer.data import load_federation
-    from edgefl_trainer.evaluate.baselines import colour_statistics, pooled_baseline, site_baselines
     from edgefl_trainer.evaluate.metrics import federation_summary
 
     start = time.monotonic()

@@ -318,9 +318,9 @@ def camera_photo(path: Path) -> Path:
 
 def peak_mb(folder: Path, graph: bytes, photo: Path) -> float:
     """Peak memory of one fresh process that scores the photo, 10⁶ bytes."""
-    from edgefl_protocol.bounded_json import write_json
     from edgefl_protocol.bundle import BundleFields, Labels, build_bundle
     from edgefl_protocol.envelopes.keys import generate_signing_key
+    from edgefl_protocol.strict_json import write_json
     from edgefl_protocol.tensors import write_tensors
 
     site, key = model(), generate_signing_key()

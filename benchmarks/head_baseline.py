@@ -43,10 +43,10 @@ def probe(federation: "Federation", features: "np.ndarray") -> "ProbeReport":
 def measure(federation: "Federation", backbone_name: str, seed: int, device: str) -> dict[str, Any]:
     """Return the figures of the balanced head under the names of `summary.json`, the others beside them."""
     import numpy as np
+    from baselines import site_baselines
 
     from edgefl_trainer.contract import Examples
     from edgefl_trainer.engine.sites import choose_device
-    from edgefl_trainer.evaluate.baselines import site_baselines
     from edgefl_trainer.evaluate.metrics import federation_summary
     from edgefl_trainer.learning.features import frozen_features
     from edgefl_trainer.learning.probe import choose_readout

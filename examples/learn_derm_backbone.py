@@ -11,6 +11,7 @@
 """
 
 import json
+import sys
 import tomllib
 from collections.abc import Mapping
 from datetime import date
@@ -100,10 +101,12 @@ def export(run: Path) -> bytes:
 
 def judge(run: Path, file: Path, data: str) -> dict[str, Any]:
     """The probes, and how far float16 moves the largest of their figures."""
+    sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+    from backbone_probes import compare
+
     from edgefl_trainer.data import load_federation
     from edgefl_trainer.engine.sites import choose_device
     from edgefl_trainer.errors import SettingError
-    from edgefl_trainer.evaluate.backbone_probes import compare
     from edgefl_trainer.models.backbones import load_backbone
     from edgefl_trainer.models.spec import ViTSpec
 

@@ -14,12 +14,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, PromptForm, TrainingPlan
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
 NOW_MS = 1_790_000_000_000

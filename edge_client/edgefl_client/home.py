@@ -24,9 +24,9 @@ from typing import Any
 
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.strict_json import MAX_JSON_BYTES
 
 ENVIRONMENT = "EDGEFL_HOME"
-MAX_JSON_BYTES = 256 * 2**10
 
 
 @dataclass(frozen=True)

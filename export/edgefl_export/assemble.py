@@ -16,9 +16,9 @@ from edgefl_export.errors import ExportError
 from edgefl_export.gates import Parity, Pictures, check_parity
 from edgefl_export.graph import Form, export_score_graph
 from edgefl_export.precision import Agreement, Choice, check_agreement, choose_layers
-from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun

@@ -291,8 +291,8 @@ def inspect(file: Path, as_json: bool) -> None:
 
 def _unverified_card(data: bytes) -> dict[str, Any]:
     """Labels and card as the file states them, None where they are not in their form."""
-    from edgefl_protocol.bounded_json import parse_json
     from edgefl_protocol.bundle.archive import read_archive
+    from edgefl_protocol.strict_json import parse_json
 
     members = read_archive(data)
     found: dict[str, Any] = {}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from edgefl_exchange.errors import NotEnrolled
 from edgefl_exchange.tls import MAX_CA_BYTES
-from edgefl_protocol import strict_json
 from edgefl_protocol.durable import read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.strict_json import parse_integers, write_json
 
 MAX_RECORD_BYTES = 128 * 2**10
 STATES = ("joining", "pending", "approved")
@@ -78,7 +78,7 @@ def save_membership(folder: Path, membership: Membership) -> None:
         StorageError: the disk is full or the folder cannot be written; the old record is still there.
     """
     record = dataclasses.asdict(membership) | {"format": 1, "key_record": membership.key_record.decode("ascii")}
-    write_atomic(folder / _FILE, strict_json.dumps(record) + b"\n", mode=0o600)
+    write_atomic(folder / _FILE, write_json(record) + b"\n", mode=0o600)
 
 
 def load_membership(folder: Path) -> Membership:
@@ -94,7 +94,7 @@ def load_membership(folder: Path) -> Membership:
             "this device belongs to no federation yet; ask its operator for an invite: edgefl enrol INVITE"
         )
     try:
-        record = strict_json.loads(read_private(path, MAX_RECORD_BYTES).decode("ascii"))
+        record = parse_integers(read_private(path, MAX_RECORD_BYTES).decode("ascii"))
         if not isinstance(record, dict) or record.pop("format", None) != 1:
             raise ValueError("unknown format")
         record["key_record"] = record["key_record"].encode("ascii")

@@ -4,7 +4,6 @@ Guarantees: every error raised here has the code `bad_message` and names the fie
 itself (it may be secret). Used by `messages` and `refusals`; nothing here knows a route.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -14,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.bounded_json import parse_json
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.strict_json import parse_json, write_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -24,9 +23,8 @@ if TYPE_CHECKING:
 Scalar = int | float | str
 Plain = Scalar | bool | tuple[int | float, ...]  # a value of a method's settings or of a backbone's description
 
-MAX_JSON_BYTES = 64 * 2**10
+MAX_FIELD_BYTES = 64 * 2**10  # of one field's JSON text: a message carries many
 MAX_ROUND = 2**31
-MAX_INT = 2**53 - 1
 MAX_CLASSES = 10_000
 MAX_PLAIN_TEXT = 500  # characters
 
@@ -115,9 +113,9 @@ def flat_json(value: object, field: str, depth: int = 1) -> object:
     if not isinstance(value, str):
         raise bad_message(f"{field} is not a JSON text")
     try:
-        return parse_json(value.encode("utf-8", "surrogatepass"), max_bytes=MAX_JSON_BYTES, max_depth=depth)
+        return parse_json(value.encode("utf-8", "surrogatepass"), max_bytes=MAX_FIELD_BYTES, max_depth=depth)
     except ValueError as error:
-        raise bad_message(f"{field} is not one flat JSON value of at most {MAX_JSON_BYTES} bytes") from error
+        raise bad_message(f"{field} is not one flat JSON value of at most {MAX_FIELD_BYTES} bytes") from error
 
 
 def class_names(value: object) -> tuple[str, ...]:
@@ -167,7 +165,7 @@ def _scalar(value: object) -> Scalar:
     if isinstance(value, int | float | str):
         return value
     plain = dict(value) if isinstance(value, Mapping) else value
-    return json.dumps(plain, ensure_ascii=True, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return write_json(plain).decode("ascii")
 
 
 def scalar_payload(message: "DataclassInstance") -> Payload:

@@ -1,48 +1,124 @@
-"""JSON as the wire wants it: objects without duplicate keys, integers of at most 16 digits, no other numbers.
+"""JSON that means one thing: no duplicate keys, no NaN, bounded, and one way to write each value.
 
-The standard parser accepts duplicate keys, NaN and 1e999 in silence and raises RecursionError on deep nesting. Bounds
-on size are the caller's, before the call.
+The standard library takes duplicate keys, NaN and 1e999 without a word and answers deep nesting with `RecursionError`.
+`parse_json` reads the nested records of a bundle: size and depth are bounded before anything is parsed, integers stay
+below 2^53, numbers are finite, text holds no lone surrogate. `parse_integers` reads headers and records of the wire,
+whose size its callers bound and whose numbers are short integers. `write_json` gives equal bytes for equal values.
+
+Source: RFC 8259 and RFC 7493 (I-JSON); docs/security.md 2.2 and attack list 11.
 """
 
-from __future__ import annotations
-
 import json
-from typing import Any, NoReturn
+import math
+import re
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
-MAX_DIGITS = 16  # with a sign; 2^53 has 16
+MAX_JSON_BYTES: Final = 256 * 1024
+MAX_JSON_DEPTH: Final = 8
+MAX_INT: Final = 2**53 - 1
+MAX_DIGITS: Final = 16  # of an integer on the wire, with its sign; 2^53 has 16
+
+_MARKS: Final = re.compile(rb'[\[\]{}"\\]')
 
 
-def loads(text: str) -> Any:
-    """Parse strictly.
+def parse_json(data: bytes, *, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_JSON_DEPTH) -> object:
+    """Parse one JSON value: dict, list, str, int, float, bool or None.
 
     Raises:
-        ValueError: not JSON, a duplicate key, a number that is not a short integer, or too deep.
+        ValueError: anything that is not strict JSON within the bounds; the text is one clause for a sentence.
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"{len(data):,} bytes where {max_bytes:,} are allowed")
+    if (depth := _depth(data)) > max_depth:
+        raise ValueError(f"nested {depth} deep where {max_depth} is allowed")
+    try:
+        value: object = _parse(data.decode("utf-8"), _whole, _finite)
+        json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate cannot be encoded
+    except UnicodeError as error:
+        raise ValueError("not UTF-8, or text with a lone surrogate") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON at character {error.pos}") from error
+    return value
+
+
+def parse_integers(text: str) -> Any:
+    """Parse one JSON value whose numbers are integers of at most 16 digits.
+
+    Raises:
+        ValueError: not JSON, a duplicate key, another number, or too deep.
     """
     try:
-        return json.loads(
-            text, object_pairs_hook=_unique, parse_float=_refuse, parse_constant=_refuse, parse_int=_integer
-        )
+        return _parse(text, _short, _no_integer)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def dumps(value: object) -> bytes:
-    """Return the one canonical form: ASCII, sorted keys, no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+def write_json(value: object) -> bytes:
+    """Write a JSON value in its one form: keys sorted, no spaces, ASCII.
+
+    Raises:
+        ValueError: NaN or infinity is among the numbers.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _parse(text: str, whole: Callable[[str], int], broken: Callable[[str], float]) -> Any:
+    return json.loads(text, object_pairs_hook=_unique, parse_int=whole, parse_float=broken, parse_constant=_no_number)
+
+
+def _depth(data: bytes) -> int:
+    """Count the deepest nesting, brackets inside strings left out."""
+    depth = deepest = 0
+    inside = False
+    skip = -1  # place of a character after a backslash
+    for mark in _MARKS.finditer(data):
+        place, sign = mark.start(), mark.group()
+        if place == skip:
+            continue
+        if inside:
+            if sign == b"\\":
+                skip = place + 1
+            inside = sign != b'"'
+        elif sign == b'"':
+            inside = True
+        elif sign in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif sign in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a key stands twice")
     return result
 
 
-def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text[:16]} is not an integer")
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a JSON number")
 
 
-def _integer(text: str) -> int:
-    if len(text) > MAX_DIGITS:
+def _no_integer(digits: str) -> NoReturn:
+    raise ValueError(f"{digits[:16]} is not an integer")
+
+
+def _short(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
         raise ValueError(f"an integer of more than {MAX_DIGITS} digits")
-    return int(text)
+    return int(digits)
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 17 or abs(int(digits)) > MAX_INT:
+        raise ValueError("an integer of 2^53 or more")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError("a number beyond the range of float64")
+    return number

@@ -19,8 +19,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol import strict_json
 from edgefl_protocol.errors import PayloadError
+from edgefl_protocol.strict_json import parse_integers
 
 Array = NDArray[Any]
 
@@ -193,7 +193,7 @@ def _read_header(data: bytes, max_header: int) -> tuple[dict[str, Any], int]:
     if length > len(data) - 8:
         raise PayloadError("the header ends behind the end of the file", "truncated")
     try:
-        header = strict_json.loads(data[8 : 8 + length].decode("utf-8"))
+        header = parse_integers(data[8 : 8 + length].decode("utf-8"))
     except ValueError:
         raise PayloadError("the tensor header is not strict JSON", "bad_header") from None
     if type(header) is not dict:

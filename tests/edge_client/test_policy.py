@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_client.home import MAX_JSON_BYTES, Home, write_json
+from edgefl_client.home import Home, write_json
 from edgefl_client.sharing.policy import (
     KINDS,
     PASSES,
@@ -27,6 +27,7 @@ from edgefl_client.sharing.spending import DAY_MS, MAX_ENTRIES, note_spent, perm
 from edgefl_exchange.outbox import WorkItem
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.strict_json import MAX_JSON_BYTES
 
 NOW_MS = 1_790_000_000_000  # 2026-09-21, 13:33:20 UTC
 TODAY = datetime.date(2026, 9, 21)

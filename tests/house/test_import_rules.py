@@ -1,7 +1,9 @@
 """Who may import whom. Source: docs/design.md 2 (import rules) and 4 (a method never sees the engine)."""
 
+import ast
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -62,11 +64,11 @@ RULES = {
 FLOORS = {
     "edgefl_protocol": (
         "bundle", "messages", "records", "envelopes", "fields", "routes", "pictures", "rules", "payload", "tensors",
-        "durable", "bounded_json", "strict_json", "pae", "errors",
+        "durable", "strict_json", "pae", "errors",
     ),
     "edgefl_trainer": (
         "cli", "commands", "live", "experiments", "engine", "methods", "evaluate", "learning", "data", "contract",
-        "models", "losses", "rollout", "augment", "seeded", "bounds", "errors",
+        "models", "losses", "rollout", "augment", "seeded", "bounds", "typed_values", "errors",
     ),
     "edgefl_client": (
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
@@ -90,6 +92,33 @@ def test_every_rule_names_a_package_that_exists(modules) -> None:
     """A rule over a folder that was renamed would hold for nothing."""
     for inside, _ in RULES.values():
         assert any(under(name, inside) for name in modules), inside
+
+
+def test_the_engine_knows_of_methods_only_their_table(modules) -> None:
+    """docs/design.md 4: what a method adds it declares (`contract.Declaration`); nobody asks for its type."""
+    found = offences(modules, "edgefl_trainer.engine", ("edgefl_trainer.methods",))
+    assert {line.rpartition(" ")[2] for line in found} == {"edgefl_trainer.methods.METHODS"}
+
+
+def test_the_engine_names_no_method(modules) -> None:
+    """In no text but docstrings; `head`, `local` and `finetune` are words too, and count where they are all of it."""
+    from edgefl_trainer.methods import METHODS
+
+    common = {"head", "local", "finetune"}
+    assert common < METHODS.keys()
+    for module in modules.values():
+        if under(module.name, "edgefl_trainer.engine"):
+            for text in texts(module.tree):
+                named = {word for word in re.findall(r"[a-z]+(?:-[a-z]+)*", text) if word in METHODS}
+                assert text not in METHODS and named <= common, f"{module.path}: {text}"
+
+
+def texts(tree: ast.AST) -> Iterator[str]:
+    """Every string of a module that is no docstring."""
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value
 
 
 def test_only_live_imports_the_exchange(modules) -> None:

@@ -16,17 +16,16 @@ from PIL import Image
 from edgefl_client.cli import cli as device_cli
 from edgefl_export.cli import main as export_cli
 from edgefl_trainer.cli import cli as trainer_cli
-from edgefl_trainer.contract import LearnsBackbone
+from edgefl_trainer.contract import declared
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run, predict
-from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.methods import METHODS
 
 DATA = "lesions:sites=2,images=24,px=36"
 ENOUGH = "lesions:sites=2,images=80,px=36"  # training rows for a site to know what is usual there
 CNN = "cnn:test_resnet"
-MODELS = sorted(name for name in METHODS if not isinstance(build(METHODS[name], {}), LearnsBackbone))
+MODELS = sorted(name for name in METHODS if not declared(METHODS[name]).encoder)
 VARIANTS = (  # settings and networks under which a method's graph has other inputs, outputs or constants
     ("local", "loss=ce", "tiny"),
     ("local", "prompts=none", CNN),

@@ -157,18 +157,18 @@ def test_table_draws_accuracy_over_rounds(finished, tmp_path):
 def test_table_keeps_runs_apart_that_share_a_folders_name(finished, tmp_path, monkeypatch):
     import shutil
 
-    from edgefl_trainer.commands import experiment
+    from edgefl_trainer.experiments import pictures
 
     for place in ("a", "b"):
         shutil.copytree(finished["local"], tmp_path / place / "run")
     drawn = []
-    plain = experiment.plot_progress
+    plain = pictures.plot_progress
 
     def draw(runs, **more):
         drawn.append(set(runs))
         return plain(runs, **more)
 
-    monkeypatch.setattr(experiment, "plot_progress", draw)
+    monkeypatch.setattr(pictures, "plot_progress", draw)
     assert edgefl_train("table", tmp_path / "a/run", tmp_path / "b/run", "--plot", tmp_path / "a.png").code == 0
     assert drawn == [{str(tmp_path / "a/run"), str(tmp_path / "b/run")}]
 

@@ -9,7 +9,7 @@ the engine can count bytes, save, resume and compare digests without knowing the
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -171,6 +171,32 @@ class Predictor:
     network: Arrays = field(default_factory=dict)  # the site's own backbone weights by timm's names; empty: the run's
 
 
+Presets = Mapping[str, Mapping[str, Any]]  # name (tiny, bench84, paper) → settings, hyper-parameters under `hyper`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What a method needs or does beyond `Method`: the engine reads this and never asks for a method's type.
+
+    A method states it as its attribute `declares`; one that does not learns on a frozen network.
+    """
+
+    trains_network: bool = False  # each site trains the whole network, from `Task.initial` or a fresh one
+    encoder: Callable[[State], Arrays] | None = None  # reads the encoder learned without labels from the server's state
+    apart: bool = False  # each site learns an encoder of its own and keeps it: `encoder` reads a site's state
+    least_images: int = 1  # of a site; with fewer it cannot learn
+    further_predictors: Callable[[Any, Site, State, Payload], Mapping[str, Predictor]] | None = None
+    """Models beside `Method.predictor`, by names that are the same at every site and can name a folder."""
+    presets: Callable[[str, Mapping[str, Any]], Presets] | None = None
+    """Presets for a backbone's name and the hyper-parameters that are given; None: those of the family."""
+    summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
+
+    @property
+    def freezes(self) -> bool:
+        """Whether the network of a run stays as it is."""
+        return not self.trains_network and self.encoder is None
+
+
 class Method(Protocol):
     """One federated method; see `METHODS` for the table and docs/methods.md for formulas and decisions."""
 
@@ -201,40 +227,7 @@ class Method(Protocol):
         """The model this site would score with now; None where the method makes none."""
 
 
-@runtime_checkable
-class NeedsImages(Protocol):
-    """What a method adds that learns from no site with fewer images."""
-
-    least_images: ClassVar[int]
-
-
-@runtime_checkable
-class LearnsBackbone(Protocol):
-    """What a self-supervised method adds: the encoder it learned."""
-
-    def backbone(self, state: State) -> Arrays:
-        """The encoder's weights by timm's names, without fixed position tables."""
-
-
-@runtime_checkable
-class LearnsApart(Protocol):
-    """What a self-supervised method adds whose sites each learn an encoder of their own and keep it."""
-
-    def site_backbone(self, state: State) -> Arrays:
-        """The encoder in a site's state, by timm's names, without fixed position tables."""
-
-
-@runtime_checkable
-class OffersPredictors(Protocol):
-    """What a method adds that can answer in more than one way: its further answers, reported beside the first."""
-
-    def further_predictors(self, site: Site, state: State, broadcast: Payload) -> Mapping[str, Predictor]:
-        """Models beside `Method.predictor`, by names that are the same at every site and can name a folder."""
-
-
-@runtime_checkable
-class TrainsNetwork(Protocol):
-    """What a method adds whose sites train a whole network: it starts from `Task.initial`, trained before or fresh."""
-
-    def beginning(self, task: Task) -> Arrays:
-        """What every site starts from."""
+def declared(method: Method | type[Method]) -> Declaration:
+    """What a method declares; the defaults where it says nothing."""
+    found: Declaration = getattr(method, "declares", Declaration())
+    return found

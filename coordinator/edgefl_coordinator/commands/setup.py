@@ -208,10 +208,10 @@ def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> 
 
 
 def _learns_network(method: str) -> bool:
-    from edgefl_trainer.contract import LearnsBackbone
+    from edgefl_trainer.contract import declared
     from edgefl_trainer.methods import METHODS
 
-    return issubclass(METHODS[method], LearnsBackbone)
+    return declared(METHODS[method]).encoder is not None
 
 
 def _plain_spec(spec: Any) -> dict[str, Any]:

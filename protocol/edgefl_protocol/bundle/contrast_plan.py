@@ -24,9 +24,9 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.bounded_json import parse_json, write_json
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, leaving, staying
+from edgefl_protocol.strict_json import parse_json, write_json
 
 ENCODER: Final = "encode.onnx"
 FIRST, SECOND, NEGATIVES = "first", "second", "negatives"

@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from edgefl_protocol.bounded_json import parse_json
 from edgefl_protocol.bundle.archive import Archive, open_archive, read_archive, write_archive
 from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.manifest import (
@@ -56,6 +55,7 @@ from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, Plan, read_plan
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.strict_json import parse_json
 from edgefl_protocol.tensors import read_tensors
 
 __all__ = [

@@ -15,8 +15,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
 from edgefl_protocol.errors import BundleError
+from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
 
 FORMAT = 1
 SIGNING_LABEL = "eflb1/manifest"

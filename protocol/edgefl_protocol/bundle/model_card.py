@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
+from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
 
 MAX_CLASSES = 10_000
 MAX_CLASS_NAME = 200

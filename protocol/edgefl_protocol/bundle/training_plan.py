@@ -24,8 +24,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.bounded_json import MAX_INT, parse_json, write_json
 from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
+from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
 
 GRAPH: Final = "train_step.onnx"
 RECORD: Final = "training.json"

@@ -25,8 +25,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from edgefl_protocol.errors import BlobError
-from edgefl_protocol.fields import MAX_INT, bad_message, hex_bytes, text, whole
+from edgefl_protocol.fields import bad_message, hex_bytes, text, whole
 from edgefl_protocol.payload import Payload, Scalar
+from edgefl_protocol.strict_json import MAX_INT
 
 CHUNK_BYTES: Final = 64 << 10  # of payload
 TAG_BYTES: Final = 16

@@ -24,8 +24,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edgefl_protocol import strict_json
 from edgefl_protocol.errors import HeaderError
+from edgefl_protocol.strict_json import parse_integers
 
 MAX_HEADER_BYTES: Final = 2048
 MAX_SAFE_INT: Final = (1 << 53) - 1
@@ -104,7 +104,7 @@ def parse_header(data: bytes) -> Header:
     if len(data) > MAX_HEADER_BYTES:
         raise HeaderError(f"header of {len(data)} bytes; at most {MAX_HEADER_BYTES} are allowed")
     try:
-        fields = strict_json.loads(data.decode("ascii"))
+        fields = parse_integers(data.decode("ascii"))
     except ValueError:
         raise HeaderError("the header is not strict ASCII JSON") from None
     if type(fields) is not dict:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from edgefl_protocol.envelopes.blob import BLOB_ID, SHA256, TAG_BYTES
-from edgefl_protocol.fields import MAX_INT, bad_message, expect_names, octet_array, octets, text, whole
+from edgefl_protocol.fields import bad_message, expect_names, octet_array, octets, text, whole
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.strict_json import MAX_INT
 
 MAX_PIECE_BYTES = 4 * 2**20  # of a blob in one envelope
 

@@ -13,7 +13,6 @@ from typing import Self
 from edgefl_protocol.fields import (
     FINGERPRINT,
     IDEM,
-    MAX_INT,
     expect_names,
     octet_array,
     octets,
@@ -23,6 +22,7 @@ from edgefl_protocol.fields import (
 )
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.records.record_form import MAX_RECORD_BYTES
+from edgefl_protocol.strict_json import MAX_INT
 
 
 @dataclass(frozen=True, kw_only=True)

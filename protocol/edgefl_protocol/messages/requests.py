@@ -30,7 +30,6 @@ from edgefl_protocol.envelopes.blob import BlobReference
 from edgefl_protocol.fields import (
     FINGERPRINT,
     IDEM,
-    MAX_INT,
     MAX_ROUND,
     NAME,
     bad_message,
@@ -52,6 +51,7 @@ from edgefl_protocol.payload import Payload
 from edgefl_protocol.routes import ROLES as ROLES
 from edgefl_protocol.routes import ROUTES as ROUTES
 from edgefl_protocol.routes import Route as Route
+from edgefl_protocol.strict_json import MAX_INT
 
 MAX_BUNDLE_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead
 MAX_RECORD_BYTES = 64 * 2**10  # a signed record: index, key record

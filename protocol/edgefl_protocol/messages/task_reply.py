@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from edgefl_protocol.fields import (
-    MAX_INT,
     MAX_ROUND,
     NAME,
     choice,
@@ -26,6 +25,7 @@ from edgefl_protocol.fields import (
 )
 from edgefl_protocol.fields import Plain as Plain
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.strict_json import MAX_INT
 
 ROUND_STATES = ("waiting", "open", "closed", "done")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")

@@ -17,11 +17,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from edgefl_protocol import strict_json
 from edgefl_protocol.envelopes.header import MAX_SAFE_INT
 from edgefl_protocol.errors import InviteError
 from edgefl_protocol.pae import pae
 from edgefl_protocol.routes import ROLES
+from edgefl_protocol.strict_json import parse_integers, write_json
 
 PREFIX: Final = "efl1-"
 MAX_INVITE_CHARS: Final = 2048
@@ -96,7 +96,7 @@ def encode_invite(invite: Invite, now_ms: int) -> str:
     """
     if not now_ms < invite.expires_ms <= now_ms + MAX_VALID_MS:
         raise InviteError("an invite is valid for at most 72 hours", "bad_expiry")
-    record = strict_json.dumps(
+    record = write_json(
         {
             "url": invite.url,
             "federation": invite.federation,
@@ -144,9 +144,9 @@ def decode_invite(text: str, now_ms: int) -> Invite:
 
 def _read(record: bytes) -> Invite:
     try:
-        fields = strict_json.loads(record.decode("ascii"))
+        fields = parse_integers(record.decode("ascii"))
         known = {"url", "federation", "coordinator", "root", "tls", "token", "name", "role", "expires_ms"}
-        if type(fields) is not dict or fields.keys() != known or strict_json.dumps(fields) != record:
+        if type(fields) is not dict or fields.keys() != known or write_json(fields) != record:
             raise InviteError("the invite is of another version; update this program")
         token = bytes.fromhex(fields["token"]) if isinstance(fields["token"], str) else b""
     except ValueError:

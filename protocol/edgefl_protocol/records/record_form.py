@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from edgefl_protocol import strict_json
 from edgefl_protocol.envelopes.header import MAX_SAFE_INT
 from edgefl_protocol.envelopes.keys import SIGNATURE_BYTES, PublicSigningKey, SigningKey
 from edgefl_protocol.errors import KeyMaterialError, RecordError, SignatureError
+from edgefl_protocol.strict_json import parse_integers, write_json
 
 MAX_RECORD_BYTES: Final = 64 << 10
 MAX_AHEAD_MS: Final = 10 * 60 * 1000  # a record dated further ahead of our clock is from the future
@@ -37,7 +37,7 @@ _SEVERAL: Final = re.compile(rb"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]{128}){1,32}")
 
 def make(key: SigningKey, label: str, body: Mapping[str, Any]) -> bytes:
     """Sign a body with one key."""
-    encoded = strict_json.dumps(dict(body))
+    encoded = write_json(dict(body))
     return _bounded(_encode(encoded) + b"." + _encode(key.sign(label, encoded)))
 
 
@@ -66,7 +66,7 @@ def split(record: bytes) -> tuple[bytes, bytes]:
 
 def make_several(keys: Iterable[SigningKey], label: str, body: Mapping[str, Any]) -> bytes:
     """Sign a body with several keys."""
-    encoded = strict_json.dumps(dict(body))
+    encoded = write_json(dict(body))
     return _join(encoded, {key.key_id: key.sign(label, encoded) for key in keys})
 
 
@@ -110,7 +110,7 @@ def parse(body: bytes) -> dict[str, Any]:
         RecordError: it is no JSON object in the one form.
     """
     try:
-        fields = strict_json.loads(body.decode("ascii"))
+        fields = parse_integers(body.decode("ascii"))
     except ValueError:
         raise RecordError("the record's body is not strict JSON") from None
     if type(fields) is not dict:

@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.trainer.conftest import edgefl_train, run
 
-from edgefl_trainer.contract import LearnsBackbone, OffersPredictors
+from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.methods import METHODS
 
@@ -65,7 +65,7 @@ def test_a_further_model_is_no_site_and_can_be_read(both):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_who_offers_answers_classifies(name):
     kind = METHODS[name]
-    assert not (isinstance(kind(), OffersPredictors) and isinstance(kind(), LearnsBackbone))
+    assert not (declared(kind).further_predictors and declared(kind).encoder)
 
 
 def test_a_last_phase_at_home_is_named(tmp_path, ward, mae):

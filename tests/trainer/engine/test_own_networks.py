@@ -12,7 +12,7 @@ from tests.trainer.conftest import TINY, edgefl_train, make_ward
 from tests.trainer.engine.test_sites import rows_of
 from tests.trainer.engine.test_sites import site as make_site
 
-from edgefl_trainer.contract import State
+from edgefl_trainer.contract import Declaration, State
 from edgefl_trainer.engine.own_networks import mean_network
 
 STILL = ("--set", "lr=1e-12", "--set", "min_lr=0", "--set", "weight_decay=0", "--set", "augment=none")
@@ -56,8 +56,7 @@ def test_every_site_keeps_its_encoder_and_the_runs_is_their_mean(apart):
 class Apart:
     """A site's encoder is its state."""
 
-    def site_backbone(self, state):
-        return state.arrays
+    declares = Declaration(encoder=lambda state: state.arrays, apart=True)
 
 
 def test_the_mean_counts_the_images_that_each_site_learned_from():

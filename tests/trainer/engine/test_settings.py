@@ -13,14 +13,13 @@ from edgefl_trainer.engine.settings import (
     PresetName,
     RunSettings,
     build,
-    check_type,
     hyper_types,
-    nearest,
     read_settings,
     resolve,
 )
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.typed_values import nearest, read_value
 
 DATA = {"data": ("lesions:sites=2,images=40",)}
 
@@ -238,10 +237,10 @@ def test_near_names_come_first_and_all_where_none_is_near():
 def test_whole_numbers_pass_for_numbers_and_nothing_else_does(method):
     for name, wanted in hyper_types(METHODS[method]).items():
         if wanted is float:
-            assert check_type(name, 1, wanted) == 1.0 and type(check_type(name, 1, wanted)) is float
+            assert read_value(1, wanted, name) == 1.0 and type(read_value(1, wanted, name)) is float
         for odd in (None, [1.5], {"a": 1}):
             with pytest.raises(SettingError, match=name):
-                check_type(name, odd, wanted)
+                read_value(odd, wanted, name)
 
 
 @pytest.mark.parametrize("text", ["", "rounds = 3", 'method = "local"', "x = ", 'method = 3\ndata = ["a"]'])

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-
-from edgefl_trainer.evaluate.baselines import (
+from baselines import (
     COLOUR_STATISTICS,
     colour_statistics,
     pooled_baseline,
     site_baselines,
 )
+
 from edgefl_trainer.learning.linear import fit_predict
 from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, choose_readout, linear_probe, probe_sites
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from edgefl_trainer.cli import SITE_FIGURES
+from edgefl_trainer.commands.table import SITE_FIGURES
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, federation_summary
 from edgefl_trainer.evaluate.plot import bytes_by_round, curves, plot_progress, spread_out
 from edgefl_trainer.evaluate.table import FORMATS, origin, render_table, table_rows

@@ -9,7 +9,7 @@ import pytest
 from tests.trainer.methods.conftest import Exchange, after, play, told
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import LearnsBackbone, State
+from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
 from edgefl_trainer.engine.models import predict
@@ -187,7 +187,7 @@ def test_a_reply_is_as_large_in_every_round_and_with_any_number_of_images(active
     play(small(active), task, sites, watch=seen.append)
     forms = {(exchange.phase.kind, form(reply)) for exchange in seen for reply in exchange.replies.values()}
     kinds = [exchange.phase for exchange in seen]
-    if isinstance(small(active), LearnsBackbone):  # its two final phases ask for different things
+    if declared(small(active)).encoder:  # its two final phases ask for different things
         forms, kinds = {f for f in forms if f[0] == "train"}, [p for p in kinds if p.kind == "train"]
     assert len(forms) == len({phase.kind for phase in kinds})
     largest = max(len(reply.to_bytes()) for exchange in seen for reply in exchange.replies.values())
@@ -206,7 +206,7 @@ def test_a_site_that_took_no_part_gets_a_model_or_none(name, make_task, make_sit
     for site in (make_site(task, "new", seed=9), unlabelled):
         predictor = method.predictor(site, State(), told(method, server, task, "new"))
         if predictor is None:
-            assert isinstance(method, LearnsBackbone) or name in MADE_FOR_MEMBERS
+            assert declared(method).encoder or name in MADE_FOR_MEMBERS
             continue
         scores = predict(predictor, site.tune.images)
         assert np.isfinite(scores.probabilities).all()
@@ -287,7 +287,7 @@ def test_a_method_makes_a_predictor_or_a_backbone(name, make_task, make_site):
     server, states = play(method, task, {"a": site})
     broadcast = method.broadcast(server, after(task), ["a"])["a"]
     predictor = method.predictor(site, states["a"], broadcast)
-    assert (predictor is None) == isinstance(method, LearnsBackbone)
+    assert (predictor is None) == (declared(method).encoder is not None)
     if predictor is not None:
         assert set(predictor.module.options.tensors) == set(predictor.tensors)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from backbone_probes import compare
 from click.testing import CliRunner
 from examples.learn_derm_backbone import NAME, card, describe, main
 from safetensors.numpy import load_file
@@ -21,7 +22,6 @@ from edgefl_trainer.engine import run
 from edgefl_trainer.engine.probing import even_draw
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import BackboneError, RunError
-from edgefl_trainer.evaluate.backbone_probes import compare
 from edgefl_trainer.models.backbones import is_trained, load_backbone
 from edgefl_trainer.models.shipped import shipped_backbones
 
@@ -90,7 +90,7 @@ def test_it_is_worth_shipping(record):
 
 
 def test_the_figures_of_a_card_are_judged_on_tune_rows():
-    """evaluate/backbone_probes.py: a bright picture is 1 in train rows; in the tune rows of `turned` it is 0."""
+    """benchmarks/backbone_probes.py: a bright picture is 1 in train rows; in the tune rows of `turned` it is 0."""
     labels = np.arange(48, dtype=np.int64) % 2
     shade = 60 + 120 * labels[:, None, None, None]
     images = np.random.default_rng(0).normal(shade, 25, (48, 36, 36, 3)).clip(0, 255).astype(np.uint8)

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 from onnx import TensorProto, checker, helper, numpy_helper
 
-from edgefl_protocol.bounded_json import write_json
 from edgefl_protocol.bundle import BundleFields, Card, Labels, build_bundle
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
 SIZE, CLASSES = 8, 3

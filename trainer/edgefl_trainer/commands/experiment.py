@@ -1,140 +1,109 @@
-"""What `edgefl-train experiment` and `edgefl-train table` do: run, compare, print on stdout, draw."""
+"""`edgefl-train experiment`: run the rows of a paper's table and print it beside the paper's numbers."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgefl_protocol.durable import write_atomic
-from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.engine.federation import JUDGED, read_metrics
-from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.errors import SettingError
-from edgefl_trainer.evaluate.bars import plot_bars
-from edgefl_trainer.evaluate.dots import plot_dots
-from edgefl_trainer.evaluate.plot import Lines, plot_progress
-from edgefl_trainer.evaluate.table import origin, render_table
-from edgefl_trainer.experiments.comparison import bars_of, render_comparison
-from edgefl_trainer.experiments.files import Experiment, read_experiment
-from edgefl_trainer.experiments.finished import environment_of, find_runs, run_folders
-from edgefl_trainer.experiments.measured import tracked
-from edgefl_trainer.experiments.planning import Choice, commands, plan_runs, pretraining_of
-from edgefl_trainer.experiments.running import run_planned
+from edgefl_trainer.commands import options as shared
+from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.options import names
+
+if TYPE_CHECKING:
+    from edgefl_trainer.experiments.planning import Choice
 
 
-def print_table(runs: Sequence[Path], style: str, metric: str, plot: Path | None, ddof: int) -> None:
-    """Print finished runs as a table and draw them.
+@click.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Where the runs go.")
+@click.option("--tiny", is_flag=True, help="The file's tiny variant: drawn lesions, an untrained network, seconds.")
+@click.option("--rows", metavar="A,B,…", help="Only these rows, by label or folder name.  [default: all]")
+@click.option("--parts", metavar="A,B,…", help="Only these parts of the table.  [default: all]")
+@click.option("--seeds", metavar="N,N,…", default="0", show_default=True, help="Seeds of the runs.")
+@click.option("--data", multiple=True, metavar="SPEC", help="Other data than the file's, for every part; repeatable.")
+@click.option("--task", type=click.Choice(["all", "nevus"]), help="Instead of the file's.")
+@click.option("--backbone", metavar="NAME", help="Instead of the file's; see `edgefl-train run --help`.")
+@click.option("--image-px", type=click.IntRange(min=1), metavar="PX", help="Instead of the file's.")
+@click.option("--balance", type=click.Choice(["none", "class"]), help="Instead of the file's.")
+@click.option("--select", type=click.Choice(["last", "tune"]), help="Instead of the file's.")
+@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Instead of the file's.")
+@click.option("--rounds", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--epochs", type=int, metavar="N", help="Instead of the file's.")
+@click.option("--pretrain-rounds", type=int, metavar="N", help="Rounds of the runs that rows start from.")
+@click.option("--pretrain-epochs", type=int, metavar="N", help="Epochs of a round of the runs that rows start from.")
+@click.option("--images-per-site", type=int, metavar="N", help="Instead of the file's.")
+@click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For every row whose method has KEY; pretrain.KEY for the runs that rows start from.",
+)
+@shared.device
+@click.option("--autocast", type=click.Choice(["auto", "none", "bf16"]), help="Backbone precision.  [default: auto]")
+@click.option("--dry-run", is_flag=True, help="Print the commands that do the same, and run nothing.")
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["md", "csv", "json", "latex"]),
+    default="md",
+    show_default=True,
+    help="Form of the table.",
+)
+@needs_trainer
+def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any) -> None:
+    """Run a paper's table, and print it beside the paper's numbers. The tables are files: experiments/*.toml.
 
-    Raises:
-        EdgeflError: they cannot stand in one table, or have no figure to draw.
+    Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """
-    folders = [path for folder in runs for path in run_folders(folder)]
-    summaries = [open_run(folder).summary for folder in folders]
-    names = [folder.name for folder in folders]
-    with _comparable():
-        machine = origin([environment_of(folder) for folder in folders])
-        click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))
-        if plot is not None:
-            tracks = {str(f) if names.count(f.name) > 1 else f.name: [read_metrics(f)] for f in folders}
-            _draw(plot, tracks, JUDGED, "")
+    from edgefl_trainer.experiments.comparison import render_comparison
+    from edgefl_trainer.experiments.files import read_experiment
+    from edgefl_trainer.experiments.finished import find_runs
+    from edgefl_trainer.experiments.planning import commands, plan_runs, pretraining_of
+    from edgefl_trainer.experiments.running import run_planned
 
-
-def print_comparison(file: Path, runs: Sequence[Path], style: str, plot: Path | None, ddof: int) -> None:
-    """Print finished runs beside the paper's numbers and draw them.
-
-    Raises:
-        EdgeflError: the file or a run cannot be used.
-    """
-    experiment = read_experiment(file)
-    found = find_runs(experiment, runs)
-    click.echo(render_comparison(experiment, found, style, ddof))
-    if plot is None:
+    table = read_experiment(file)
+    planned = plan_runs(table, _choice(out, **options), os.environ)
+    if dry_run:
+        for line in commands(planned):
+            click.echo(line)
         return
-    if experiment.plot == "bars":
-        with _comparable():
-            _write(plot, plot_bars(*bars_of(experiment, found), title=experiment.title))
-        return
-    if experiment.plot == "dots":
-        parts = {part.name: [one for one in found if one.part == part.name] for part in experiment.parts}
-        with _comparable():
-            panels = {name: bars_of(experiment, some) for name, some in parts.items()}
-            _write(plot, plot_dots(panels, title=experiment.title))
-        return
-    several = len({one.part for one in found}) > 1
-    tracks: dict[str, list[Lines]] = {}
-    for part, row in experiment.pairs():
-        name = row.label + (f", {part.name}" if several else "")
-        for one in found:
-            if (one.part, one.row) == (part.name, row.folder):
-                tracks.setdefault(name, []).append(one.measured.lines)
-    with _comparable():
-        _draw(plot, tracks, tracked(experiment.metric), experiment.title)
-
-
-def print_commands(file: Path, out: Path, options: Mapping[str, Any]) -> None:
-    """Print the commands that do what the experiment does."""
-    experiment = read_experiment(file)
-    for line in commands(plan_runs(experiment, choice_of(out, options), os.environ)):
-        click.echo(line)
-
-
-def run_and_print(file: Path, out: Path, options: Mapping[str, Any], style: str) -> int:
-    """Run what is not there yet, print the table of what is; returns how many runs failed."""
-    experiment = read_experiment(file)
-    planned = plan_runs(experiment, choice_of(out, options), os.environ)
-    click.echo(_expected(experiment, len(planned), len(pretraining_of(planned))), err=True)
+    known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
+    first = pretraining_of(planned)
+    from_what = f" that start from {len(first)} pre-training runs" if first else ""
+    click.echo(f"{table.title}: {len(planned)} runs{from_what}; the file's figures: {known}", err=True)
     failed = run_planned(planned, lambda line: click.echo(line, err=True))
     folders = [one.folder for one in planned if one.name not in failed]
     if folders:
-        click.echo(render_comparison(experiment, find_runs(experiment, folders), style))
-    return len(failed)
+        click.echo(render_comparison(table, find_runs(table, folders), style))
+    if failed:
+        click.echo(f"{len(failed)} runs failed; the same command tries them again", err=True)
+        sys.exit(1)
 
 
-def _expected(experiment: Experiment, runs: int, first: int) -> str:
-    known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in experiment.commands)
-    from_what = f" that start from {first} pre-training runs" if first else ""
-    return f"{experiment.title}: {runs} runs{from_what}; the file's figures: {known}"
-
-
-def choice_of(out: Path, options: Mapping[str, Any]) -> Choice:
+def _choice(out: Path, seeds: str, rows: str | None, parts: str | None, **options: Any) -> "Choice":
     """The command line's options as a choice.
 
     Raises:
         SettingError: the seeds are not whole numbers.
     """
-    rest = dict(options)
+    from edgefl_trainer.errors import SettingError
+    from edgefl_trainer.experiments.planning import Choice
+
     try:
-        seeds = tuple(dict.fromkeys(int(text) for text in rest.pop("seeds").split(",")))
+        numbers = tuple(dict.fromkeys(int(text) for text in seeds.split(",")))
     except ValueError as error:
-        raise SettingError(
-            f"--seeds {options['seeds']}: use whole numbers with commas between, such as 0,1,2."
-        ) from error
-    rows, parts = (_names(rest.pop(name)) for name in ("rows", "parts"))
-    tiny, assignments = rest.pop("tiny"), tuple(rest.pop("assignments"))
-    rest["data"] = rest["data"] or None
-    return Choice(out=out, seeds=seeds, rows=rows, parts=parts, tiny=tiny, flags=rest, assignments=assignments)
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-@contextmanager
-def _comparable() -> Iterator[None]:
-    """Runs that cannot stand in one table or picture are a sentence."""
-    try:
-        yield
-    except ValueError as error:
-        raise EdgeflError(f"{error}: name other runs.", "run") from error
-
-
-def _draw(path: Path, tracks: Mapping[str, Sequence[Lines]], metric: str, title: str) -> None:
-    _write(path, plot_progress(tracks, metric=metric, title=title))
-
-
-def _write(path: Path, picture: bytes) -> None:
-    write_atomic(path, picture)
-    click.echo(f"drew {path}", err=True)
+        raise SettingError(f"--seeds {seeds}: use whole numbers with commas between, such as 0,1,2.") from error
+    tiny, assignments = options.pop("tiny"), tuple(options.pop("assignments"))
+    flags = {**options, "data": options["data"] or None}
+    return Choice(
+        out=out,
+        seeds=numbers,
+        rows=names(rows) if rows else (),
+        parts=names(parts) if parts else (),
+        tiny=tiny,
+        flags=flags,
+        assignments=assignments,
+    )

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.options import names
 
 if TYPE_CHECKING:
     from edgefl_trainer.engine.models import FinishedRun
@@ -20,7 +22,7 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
 
 
 @click.command()
-@click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+@shared.run_dir
 @click.option(
     "--mode",
     required=True,
@@ -35,7 +37,7 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     help="Share of each site's training images whose label is used, such as 0.1, 0.2, 0.4 or 0.8; smaller shares lie "
     "inside larger ones.",
 )
-@click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+@shared.out
 @click.option("--data", multiple=True, metavar="SPEC", help="Data other than RUN's: docs/reference/data.md.")
 @click.option(
     "--partition",
@@ -47,10 +49,8 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: RUN's]"
 )
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.  [default: RUN's]")
-@click.option("--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]")
-@click.option(
-    "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
-)
+@shared.participation
+@shared.balance
 @click.option(
     "--select",
     type=click.Choice(["last", "tune"]),
@@ -58,18 +58,18 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
 )
 @click.option("--rounds", type=int, metavar="N", help="Rounds; in local mode a model is judged after each.")
 @click.option("--epochs", type=int, metavar="N", help="Epochs of a round.  [default: the preset's]")
-@click.option("--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all.")
+@shared.images_per_site
 @click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: RUN's]")
 @click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: RUN's]")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter; repeatable.")
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+@shared.device
 @click.option(
     "--autocast",
     type=click.Choice(["auto", "none", "bf16"]),
     help="Network precision; auto is bf16 on CUDA.  [default: auto]",
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
-@click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
+@shared.resume
+@shared.summary_json
 @needs_trainer
 def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
     """Train on, with few labels, what RUN learned without any. The whole network of RUN and a head learn on a share of
@@ -84,7 +84,7 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
 
     assignments = [f"mode={options.pop('mode')}", *_checked(options.pop("assignments"))]
     if options["classes"] is not None:
-        options["classes"] = tuple(name.strip() for name in options["classes"].split(","))
+        options["classes"] = names(options["classes"])
     options["data"] = options["data"] or None
     settings = resolve("finetune", flags_of(open_run(run_dir), options), None, assignments)
     summary = run(settings, out, resume=resume)
@@ -92,11 +92,7 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
 
 
 def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a fine-tuning run: what is given, the rest from the run it goes on with.
-
-    Args:
-        before: a finished run without labels.
-        options: given settings; None means not given.
+    """The settings of a fine-tuning run: those given that are not None, the rest from the run that it goes on with.
 
     Raises:
         RunError: the run learned no network.

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.options import names
 
 MAX_INVITE_CHARS = 4096
 
@@ -68,7 +69,9 @@ MAX_INVITE_CHARS = 4096
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @needs_trainer
-def join(invite: str | None, out: Path, as_json: bool, passphrase_file: Path | None, **options: Any) -> None:
+def join(
+    invite: str | None, out: Path, as_json: bool, passphrase_file: Path | None, classes: str | None, **options: Any
+) -> None:
     """Take part in a live federation as one site, with its data. INVITE is what the operator gave you; it stays until
     the federation is over.
 
@@ -92,7 +95,7 @@ def join(invite: str | None, out: Path, as_json: bool, passphrase_file: Path | N
         options=SiteOptions(
             site=options.pop("site") or "",
             backbone=options.pop("backbone") or "",
-            classes=tuple(name.strip() for name in (options.pop("classes") or "").split(",") if name.strip()),
+            classes=names(classes) if classes else (),
             **options,
         ),
     )

@@ -1,28 +1,62 @@
-"""What `edgefl-train partition` does: deal the rows, write the file and a picture beside it, print the table."""
+"""`edgefl-train partition`: deal the images of the data to sites; write file and picture, print the class table."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.data.errors import PartitionError
-from edgefl_trainer.data.partition import KINDS, Partition, make_partition
-from edgefl_trainer.data.plan import Plan
+import click
+
+from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.options import names
+
+if TYPE_CHECKING:
+    from edgefl_trainer.data.partition import Partition
 
 MAX_COLUMNS = 16  # classes that still fit side by side
 
 
-def write_partition(
-    data: Sequence[str], plan: Plan, seed: int, classes: Sequence[str] | None, out: Path
-) -> tuple[Partition, Path]:
-    """Make a partition and leave it at `out`, its picture beside it.
-
-    Returns:
-        The partition, and where the picture lies.
-
-    Raises:
-        EdgeflError: One sentence about the data, the numbers or the disk.
-    """
+@click.command()
+@click.option(
+    "--data", multiple=True, required=True, metavar="SPEC", help="Data to deal, repeatable; see docs/reference/data.md."
+)
+@click.option(
+    "--scheme",
+    required=True,
+    type=click.Choice(["natural", "iid", "dirichlet", "pathological", "domain"]),
+    help="The sites of the data; even; uneven classes; few classes a site; sites of the data cut into equally many.",
+)
+@click.option("--sites", type=int, metavar="N", help="Number of sites, held-out ones included.")
+@click.option("--alpha", type=float, metavar="A", help="Dirichlet: concentration, small is uneven.  [default: 0.3]")
+@click.option(
+    "--dirichlet-by",
+    type=click.Choice(["class", "site"]),
+    help="Dirichlet: draw sites for each class, or classes for each of equally large sites.  [default: class]",
+)
+@click.option("--classes-per-site", type=int, metavar="N", help="Pathological, domain: classes that a site holds.")
+@click.option("--classes", metavar="A,B,…", help="Deal only these classes.  [default: all]")
+@click.option(
+    "--holdout-sites", type=float, metavar="SHARE", default=0.0, show_default=True, help="Share of sites never trained."
+)
+@click.option("--seed", type=int, metavar="N", default=0, show_default=True, help="Seed of every draw.")
+@click.option(
+    "-o",
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.json",
+    help="The partition; its picture FILE.png goes beside it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
+@needs_trainer
+def partition(
+    data: tuple[str, ...], seed: int, classes: str | None, out: Path, as_json: bool, dirichlet_by: Any, **numbers: Any
+) -> None:
+    """Deal images to sites once, for runs that will be compared. Prints the class table."""
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_trainer.data.errors import PartitionError
+    from edgefl_trainer.data.partition import make_partition
+    from edgefl_trainer.data.plan import Plan
     from edgefl_trainer.evaluate.partition_plot import plot_partition
 
     picture = out.with_suffix(".png")
@@ -30,14 +64,18 @@ def write_partition(
         raise PartitionError(
             f"{out} would be overwritten by its own picture: name the file {out.with_suffix('.json')}."
         )
-    partition = make_partition(data, plan, seed, classes)
-    write_atomic(out, partition.to_bytes())
-    write_atomic(picture, plot_partition(partition))
-    return partition, picture
+    wanted = None if classes is None else names(classes)
+    made = make_partition(data, Plan(by=dirichlet_by, **numbers), seed, wanted)
+    write_atomic(out, made.to_bytes())
+    write_atomic(picture, plot_partition(made))
+    click.echo(json.dumps(partition_json(made)) if as_json else partition_text(made))
+    click.echo(f"{summary_line(made)}; wrote {out} and {picture}", err=True)
 
 
-def partition_json(partition: Partition) -> dict[str, Any]:
+def partition_json(partition: "Partition") -> dict[str, Any]:
     """What `--json` prints: the plan and the table, without names of images."""
+    from edgefl_trainer.data.partition import KINDS
+
     learning = partition.counts(("train", "tune"))
     sites = {
         name: {
@@ -51,11 +89,13 @@ def partition_json(partition: Partition) -> dict[str, Any]:
     return {"plan": plan, "partition_sha256": partition.sha256, "classes": list(partition.classes), "sites": sites}
 
 
-def partition_text(partition: Partition) -> str:
+def partition_text(partition: "Partition") -> str:
     """Sites down, classes across: training images (train and tune rows); then the images of each kind.
 
     Beyond 16 classes a line says how many classes a site has, and its largest ones.
     """
+    from edgefl_trainer.data.partition import KINDS
+
     learning = partition.counts(("train", "tune"))
     wide = len(partition.classes) <= MAX_COLUMNS
     head = ["site", *(partition.classes if wide else ("classes",)), *KINDS, "" if wide else "largest"]
@@ -76,7 +116,7 @@ def partition_text(partition: Partition) -> str:
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
-def summary_line(partition: Partition) -> str:
+def summary_line(partition: "Partition") -> str:
     """What a person wants to know of a partition that was just made."""
     sizes = [len(rows["train"]) + len(rows["tune"]) for rows in partition.sites.values()]
     held = f", {len(partition.held_out)} of them held out" if partition.held_out else ""

@@ -34,15 +34,10 @@ Pairs = Iterator[tuple[Pixels, Pixels | None]]  # image, mask
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Memory-mapped pictures, read-only.
+    """Memory-mapped pictures, read-only."""
 
-    Attributes:
-        images: uint8 (n, px, px, 3).
-        masks: uint8 (n, px, px), 0 = skin, 255 = lesion; None where the source knows none.
-    """
-
-    images: NDArray[np.uint8]
-    masks: NDArray[np.uint8] | None
+    images: NDArray[np.uint8]  # uint8 (n, px, px, 3)
+    masks: NDArray[np.uint8] | None  # uint8 (n, px, px), 0 = skin, 255 = lesion; None where the source knows none
 
 
 def default_cache_dir() -> Path:
@@ -55,7 +50,6 @@ def cached_pictures(tables: Sequence[Table], image_px: int, fit: Fit, cache_dir:
     """The pictures of all rows of all tables, in order, decoded at most once.
 
     Args:
-        tables: One or more tables.
         image_px: Side of the square pictures, pixels.
         fit: `squash` or `crop`.
         cache_dir: Folder of the cache; made when absent.

@@ -21,15 +21,10 @@ TUNE_SHARE = 0.15  # docs/design.md 5: of each site's training lesions
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the lesions of a site are dealt where their source names no split.
+    """How the lesions of a site are dealt where their source names no split."""
 
-    Attributes:
-        test: Share of all lesions that is held out.
-        tune: Share of the others that selects, stops and calibrates.
-    """
-
-    test: float = TEST_SHARE
-    tune: float = TUNE_SHARE
+    test: float = TEST_SHARE  # share of all lesions that is held out
+    tune: float = TUNE_SHARE  # share of the others that selects, stops and calibrates
 
 
 USUAL = Shares()
@@ -44,7 +39,6 @@ def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) 
     Args:
         classes_by_lesion: Lesion → class name (any stratum).
         purpose: Keeps the choices for different purposes independent.
-        seed: Any integer.
 
     Returns:
         All lesions, once each.
@@ -72,9 +66,6 @@ def choose_tune(site: str, learning: Sequence[Row], seed: int, share: float = TU
 
     Args:
         site: Its name; sites draw independently.
-        learning: Its labelled training rows.
-        seed: Any integer.
-        share: See `Shares`.
     """
     class_of = {row.lesion: str(row.label) for row in sorted(learning, key=lambda row: row.image, reverse=True)}
     return choose_share(class_of, share, f"tune:{site}", seed)
@@ -87,8 +78,6 @@ def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purp
         lesions: Lesion of each image.
         labels: Class of each image.
         limit: Most images.
-        purpose: See `lesion_order`.
-        seed: See `lesion_order`.
 
     Returns:
         The chosen lesions, filled up greedily: one that no longer fits is passed over.
@@ -112,10 +101,6 @@ def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
 
     A lesion that stands in two sites is dealt once, with the first of them in name order. The lesions of a smaller
     share are among those of a larger one.
-
-    Args:
-        rows: Of one source.
-        share: See `Shares`.
 
     Returns:
         The rows in order; rows without label become `unlabelled`.
@@ -164,7 +149,6 @@ def spread(lesions: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[
     Args:
         lesions: Lesion of each image.
         sizes: Site → number of its training images.
-        seed: Any integer.
 
     Returns:
         The site of each image; None for all where no site has training images.

@@ -34,23 +34,14 @@ REPORTED = ("val", "test")
 
 @dataclass(frozen=True, slots=True)
 class SiteRows:
-    """Row numbers of one site.
+    """Row numbers of one site."""
 
-    Attributes:
-        name: The site.
-        train: Rows that learn.
-        tune: 15 % of the training lesions: select, stop, calibrate.
-        val: Rows that only report.
-        test: Rows that only report; used instead of `val` where there are any.
-        unlabelled: Rows for self-supervised learning only.
-    """
-
-    name: str
-    train: Indices
-    tune: Indices
-    val: Indices
-    test: Indices
-    unlabelled: Indices
+    name: str  # the site
+    train: Indices  # rows that learn
+    tune: Indices  # 15 % of the training lesions: select, stop, calibrate
+    val: Indices  # rows that only report
+    test: Indices  # rows that only report; used instead of `val` where there are any
+    unlabelled: Indices  # rows for self-supervised learning only
 
     def rows(self, kind: str) -> Indices:
         """The rows of one of `ROW_KINDS`."""
@@ -60,29 +51,17 @@ class SiteRows:
 
 @dataclass(frozen=True, slots=True)
 class Federation:
-    """Pictures and rows of all sites.
+    """Pictures and rows of all sites."""
 
-    Attributes:
-        classes: Class names; a label is an index into them.
-        images: uint8 (n, px, px, 3), memory-mapped.
-        labels: int64 (n,), −1 where there is none.
-        lesions: Lesion of each row.
-        names: Image name of each row.
-        sites: Site name → its rows, in name order.
-        partition_sha256: Digest over site → rows → image names and labels, and over the held-out sites, if any.
-        masks: uint8 (n, px, px), 0 = skin, 255 = lesion, for drawn lesions; else None.
-        held_out: Sites that never train, in name order.
-    """
-
-    classes: tuple[str, ...]
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    lesions: tuple[str, ...]
-    names: tuple[str, ...]
-    sites: dict[str, SiteRows]
-    partition_sha256: str
-    masks: NDArray[np.uint8] | None = None
-    held_out: tuple[str, ...] = ()
+    classes: tuple[str, ...]  # class names; a label is an index into them
+    images: NDArray[np.uint8]  # uint8 (n, px, px, 3), memory-mapped
+    labels: NDArray[np.int64]  # int64 (n,), −1 where there is none
+    lesions: tuple[str, ...]  # lesion of each row
+    names: tuple[str, ...]  # image name of each row
+    sites: dict[str, SiteRows]  # site name → its rows, in name order
+    partition_sha256: str  # digest over site → rows → image names and labels, and over the held-out sites, if any
+    masks: NDArray[np.uint8] | None = None  # uint8 (n, px, px), 0 = skin, 255 = lesion, for drawn lesions; else None
+    held_out: tuple[str, ...] = ()  # sites that never train, in name order
 
     def counts(self, rows: Indices) -> NDArray[np.int64]:
         """Images of each class among `rows`, (K,)."""
@@ -111,7 +90,6 @@ def load_federation(
     """Read the data of a federation and deal its rows.
 
     Args:
-        specs: One or more data SPECs.
         image_px: Side of the pictures, pixels.
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`.
         classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.

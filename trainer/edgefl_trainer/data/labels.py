@@ -60,7 +60,6 @@ def labelled(
         targets: class index of each image, (n,).
         share: in (0, 1]; read as the decimal it prints as, so that 0.1 of 30 images is 3.
         purpose: keeps choices for different purposes independent.
-        seed: any integer.
 
     Returns:
         (n,).

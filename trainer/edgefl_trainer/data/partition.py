@@ -35,21 +35,13 @@ Content = Mapping[str, Mapping[str, Sequence[Entry]]]  # site → kind → its i
 
 @dataclass(frozen=True)
 class Partition:
-    """Who has which image.
+    """Who has which image."""
 
-    Attributes:
-        plan: How it was made.
-        seed: Of every choice of rows; a run that uses the partition makes its own choices of rows by it too.
-        classes: Classes of the data that were dealt, sorted.
-        held_out: Sites that never train, in name order.
-        sites: Site → kind of `KINDS` → (image, class).
-    """
-
-    plan: Plan
-    seed: int
-    classes: tuple[str, ...]
-    held_out: tuple[str, ...]
-    sites: Content
+    plan: Plan  # how it was made
+    seed: int  # of every choice of rows; a run that uses the partition makes its own choices of rows by it too
+    classes: tuple[str, ...]  # classes of the data that were dealt, sorted
+    held_out: tuple[str, ...]  # sites that never train, in name order
+    sites: Content  # site → kind of `KINDS` → (image, class)
 
     @property
     def sha256(self) -> str:
@@ -101,9 +93,6 @@ def make_partition(specs: Sequence[str], plan: Plan, seed: int, classes: Sequenc
     """Read the rows of the data (no pictures) and deal them.
 
     Args:
-        specs: One or more data SPECs.
-        plan: Scheme and numbers.
-        seed: Of every draw.
         classes: Deal only rows of these classes; None deals all.
 
     Raises:

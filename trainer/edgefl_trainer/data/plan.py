@@ -3,13 +3,15 @@
 Source: docs/methods.md 8.1 to 8.4.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta
 
 from edgefl_trainer.data.errors import PartitionError
 from edgefl_trainer.data.specs import MAX_SITES
+from edgefl_trainer.typed_values import allowed, fits, hints
 
 Scheme = Literal["natural", "iid", "dirichlet", "pathological", "domain"]
 DirichletBy = Literal["class", "site"]
@@ -17,6 +19,11 @@ SCHEMES: tuple[str, ...] = get_args(Scheme)
 
 ALPHA = 0.3  # docs/methods.md 5: PEP-FedPT's Dir(0.3)
 MAX_ALPHA = 1e6  # beyond, sites differ by rounding only
+
+Sites = Annotated[int, Meta(ge=1, le=MAX_SITES, description=f"1 to {MAX_SITES}")]
+Alpha = Annotated[float, Meta(gt=0, le=MAX_ALPHA, description=f"above 0, to {MAX_ALPHA:g}")]
+ClassesPerSite = Annotated[int, Meta(ge=1, description="1 or more")]
+HoldoutShare = Annotated[float, Meta(ge=0, lt=1, description="a share from 0 to below 1")]
 _NEEDS: Mapping[str, tuple[str, ...]] = {
     "iid": ("sites",),
     "dirichlet": ("sites",),
@@ -34,22 +41,18 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 class Plan:
     """A scheme and its numbers; None means not given.
 
-    Attributes:
-        scheme: `natural`: the sites of the data; `iid`: lesions dealt evenly; `dirichlet`; `pathological`: a few
-            classes a site; `domain`: each site of the data is a domain, cut into equally many sites.
-        sites: Number of sites, held-out ones included.
-        alpha: Concentration of the Dirichlet distribution.
-        by: Dirichlet over sites for each `class`, or over classes for each `site` (sites of equal size).
-        classes_per_site: Classes that a site holds.
-        holdout_sites: Share of the sites that never train, in [0, 1).
+    `natural`: the sites of the data; `iid`: lesions dealt evenly; `dirichlet`; `pathological`: a few classes a site;
+    `domain`: each site of the data is a domain, cut into equally many sites.
     """
 
     scheme: Scheme
-    sites: int | None = None
-    alpha: float | None = None
-    by: DirichletBy | None = None
-    classes_per_site: int | None = None
-    holdout_sites: float = 0.0
+    sites: Sites | None = None  # held-out ones included
+    alpha: Alpha | None = None  # concentration of the Dirichlet distribution
+    by: DirichletBy | None = (
+        None  # Dirichlet over sites for each `class`, or over classes for each `site` (equal sizes)
+    )
+    classes_per_site: ClassesPerSite | None = None
+    holdout_sites: HoldoutShare = 0.0  # share of the sites that never train
 
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
@@ -61,34 +64,10 @@ class Plan:
                 raise PartitionError(f"scheme {self.scheme} takes {known}: leave {_flag(name)} out.")
             if not given and name in _NEEDS.get(self.scheme, ()):
                 raise PartitionError(f"scheme {self.scheme} needs {_flag(name)}: add it.")
-        self._check_ranges()
-
-    def _check_ranges(self) -> None:
-        whole, number = type(self.sites) is int, type(self.alpha) in (int, float)
-        checks = (
-            ("sites", self.sites is None or (whole and 1 <= (self.sites or 0) <= MAX_SITES), f"1 to {MAX_SITES}"),
-            (
-                "alpha",
-                self.alpha is None or (number and 0 < (self.alpha or 0) <= MAX_ALPHA),
-                f"above 0, to {MAX_ALPHA:g}",
-            ),
-            ("by", self.by in (None, *get_args(DirichletBy)), "class or site"),
-            (
-                "classes_per_site",
-                self.classes_per_site is None or (type(self.classes_per_site) is int and self.classes_per_site >= 1),
-                "1 or more",
-            ),
-            (
-                "holdout_sites",
-                type(self.holdout_sites) in (int, float)
-                and math.isfinite(self.holdout_sites)
-                and 0 <= self.holdout_sites < 1,
-                "a share from 0 to below 1",
-            ),
-        )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise PartitionError(f"{_flag(name)} is {getattr(self, name)!r}; allowed: {allowed}.")
+        for name, wanted in hints(Plan).items():
+            value = getattr(self, name)
+            if not fits(value, wanted):
+                raise PartitionError(f"{_flag(name)} is {value!r}; allowed: {allowed(wanted, value)}.")
 
     def to_json(self) -> dict[str, Any]:
         """What was given, by name."""

@@ -24,25 +24,15 @@ SPLITS = ("train", "val", "test", "unlabelled", UNDEALT)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One image of a data source.
+    """One image of a data source."""
 
-    Attributes:
-        image: Name, unique inside its table.
-        source: Where its pixels lie inside the table's pixel source (a path relative to the folder or zip).
-        label: Class name, or None.
-        site: Federation site, or None for an image of no site.
-        lesion: Images of one lesion share this and never stand in two splits.
-        split: `train`, `val`, `test`, `unlabelled`, or empty where the source names none.
-        extra: Further columns, as read.
-    """
-
-    image: str
-    source: str
-    label: str | None
-    site: str | None
-    lesion: str
-    split: str
-    extra: tuple[tuple[str, str], ...] = ()
+    image: str  # name, unique inside its table
+    source: str  # where its pixels lie inside the table's pixel source (a path relative to the folder or zip)
+    label: str | None  # class name, or None
+    site: str | None  # federation site, or None for an image of no site
+    lesion: str  # images of one lesion share this and never stand in two splits
+    split: str  # `train`, `val`, `test`, `unlabelled`, or empty where the source names none
+    extra: tuple[tuple[str, str], ...] = ()  # further columns, as read
 
 
 class PixelSource(Protocol):
@@ -65,17 +55,11 @@ class PixelSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The rows of one SPEC and where their pixels come from.
+    """The rows of one SPEC and where their pixels come from."""
 
-    Attributes:
-        name: The SPEC without its suffixes, for messages.
-        rows: In the order of the source.
-        pixels: Where the pixels come from.
-    """
-
-    name: str
-    rows: tuple[Row, ...]
-    pixels: PixelSource = field(repr=False)
+    name: str  # the SPEC without its suffixes, for messages
+    rows: tuple[Row, ...]  # in the order of the source
+    pixels: PixelSource = field(repr=False)  # where the pixels come from
 
     def __post_init__(self) -> None:
         if not self.rows:

@@ -40,10 +40,7 @@ def dirichlet_by_class(
     """Cut each class by shares p ~ Dir(alpha · 1) over sites; sites that have their even share of all get no more.
 
     Args:
-        lesions: All lesions.
-        sites: Number of sites C.
         alpha: Concentration; small means that few sites hold a class.
-        seed: Of the draws.
         least: Images the smallest site must have; None: 10, or half an even share where that is less.
 
     Returns:
@@ -80,10 +77,7 @@ def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed:
     the remaining lesions decide.
 
     Args:
-        lesions: All lesions.
-        sites: Number of sites C.
         alpha: Concentration; small means that a site holds few classes.
-        seed: Of the draws.
 
     Returns:
         Lesion → site, 0 … C − 1. Where every lesion has one image, sizes differ by at most 1.
@@ -123,10 +117,7 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
     Sites draw their classes one by one, evenly among the classes with most places left.
 
     Args:
-        lesions: All lesions.
-        sites: Number of sites C.
         classes_per_site: n; n · C must be a multiple of the number of classes K.
-        seed: Of the draws.
 
     Returns:
         Lesion → site, 0 … C − 1.
@@ -161,7 +152,6 @@ def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpo
         lesions: Lesions of one split.
         counts: Class → training images of each site; a class that nobody learns from follows the sites' sizes.
         purpose: Keeps the splits independent.
-        seed: Of the order of lesions.
 
     Returns:
         Lesion → site. A site without training images of a class gets none of it here.

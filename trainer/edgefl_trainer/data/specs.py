@@ -30,25 +30,15 @@ MAX_SITES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One parsed SPEC.
+    """One parsed SPEC."""
 
-    Attributes:
-        text: As written.
-        kind: A key of `READERS`.
-        body: What follows the colon, without options and suffix.
-        options: `name=value` pairs after the body.
-        site: NAME of `@site=NAME`, or None.
-        iid_sites: N of `@split=iid:N`, or None.
-        shares: Of `@rows=TRAIN/TUNE/TEST`, or None.
-    """
-
-    text: str
-    kind: str
-    body: str
-    options: Mapping[str, str]
-    site: str | None = None
-    iid_sites: int | None = None
-    shares: Shares | None = None
+    text: str  # as written
+    kind: str  # A key of `READERS`
+    body: str  # what follows the colon, without options and suffix
+    options: Mapping[str, str]  # `name=value` pairs after the body
+    site: str | None = None  # NAME of `@site=NAME`, or None
+    iid_sites: int | None = None  # N of `@split=iid:N`, or None
+    shares: Shares | None = None  # of `@rows=TRAIN/TUNE/TEST`, or None
 
 
 def parse_spec(text: str) -> Spec:
@@ -149,14 +139,12 @@ def _path(spec: Spec) -> Path:
     return Path(spec.body).expanduser()
 
 
-def _manifest(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_manifest(_path(spec))
+def _without_options(read: Callable[[Path], Table]) -> Callable[[Spec, int], Table]:
+    def reader(spec: Spec, seed: int) -> Table:
+        take_options(spec, {})
+        return read(_path(spec))
 
-
-def _folder(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_folder(_path(spec))
+    return reader
 
 
 def _isic2019(spec: Spec, seed: int) -> Table:
@@ -170,16 +158,6 @@ def _lesions(spec: Spec, seed: int) -> Table:
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
-def _cifar100(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_cifar100(_path(spec))
-
-
-def _tiny_imagenet(spec: Spec, seed: int) -> Table:
-    take_options(spec, {})
-    return read_tiny_imagenet(_path(spec))
-
-
 def _domainnet(spec: Spec, seed: int) -> Table:
     options = take_options(spec, {"classes": "ten"})
     return read_domainnet(_path(spec), options["classes"])
@@ -190,12 +168,12 @@ def _inat(spec: Spec, seed: int) -> Table:
 
 
 READERS: dict[str, Callable[[Spec, int], Table]] = {
-    "manifest": _manifest,
+    "manifest": _without_options(read_manifest),
     "isic2019": _isic2019,
-    "folder": _folder,
+    "folder": _without_options(read_folder),
     "lesions": _lesions,
-    "cifar100": _cifar100,
-    "tiny-imagenet": _tiny_imagenet,
+    "cifar100": _without_options(read_cifar100),
+    "tiny-imagenet": _without_options(read_tiny_imagenet),
     "domainnet": _domainnet,
     "inat": _inat,
 }

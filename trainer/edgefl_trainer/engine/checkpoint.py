@@ -28,7 +28,7 @@ from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.errors import RunError
 
 MAX_STATE_BYTES = 4 * 1024**3
-MAX_JSON_BYTES = 16 * 1024**2
+MAX_METRICS_BYTES = 16 * 1024**2  # of one site's line, which holds each of its epochs
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Checkpoints:
         if not path.exists():
             return Progress()
         try:
-            found = json.loads(read_bounded(path, MAX_JSON_BYTES))
+            found = json.loads(read_bounded(path, MAX_METRICS_BYTES))
             best = {name: Best(**entry) for name, entry in found.get("best", {}).items()}
             encoder = BestEncoder(**found["encoder"]) if found.get("encoder") else None
             return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best, encoder)
@@ -136,7 +136,7 @@ class Checkpoints:
         try:
             state = self.load_state(f"{folder.name}/{name}.state.safetensors")
             reply = read_bounded(folder / f"{name}.reply.safetensors", MAX_STATE_BYTES)
-            metrics = dict(json.loads(read_bounded(marker, MAX_JSON_BYTES)))
+            metrics = dict(json.loads(read_bounded(marker, MAX_METRICS_BYTES)))
             return SiteResult(state, Payload.from_bytes(reply, MAX_STATE_BYTES), metrics)
         except (EdgeflError, ValueError, TypeError):
             return None  # the same work gives the same bits: nothing is lost but its time
@@ -167,9 +167,6 @@ class Checkpoints:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
 
         Args:
-            phase: index of the phase.
-            server: its state after the phase.
-            sites: who took part.
             better: of these, whose model is now the best one so far.
             encoder: the weights, where the learned encoder is the best one so far.
         """

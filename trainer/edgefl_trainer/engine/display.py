@@ -40,10 +40,8 @@ class Pace:
         """Count the work.
 
         Args:
-            phases: of the whole run.
             images: site → images that it learns from in an epoch.
             participation: share of the sites in each round.
-            clock: seconds.
         """
         self._phases, self._images, self._clock = list(phases), images, clock
         everyone = sum(images.values())
@@ -94,12 +92,7 @@ class Display:
     """Shows phase, site, loss, images per second, waiting and the time left."""
 
     def __init__(self, pace: Pace, epochs: int) -> None:
-        """Nothing is shown yet.
-
-        Args:
-            pace: of this run.
-            epochs: local epochs of a round.
-        """
+        """Nothing is shown yet."""
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("{task.description}"),

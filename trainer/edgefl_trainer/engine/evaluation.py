@@ -1,6 +1,6 @@
 """Score a finished run's models on other rows than those of the run itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import DataError, Federation, load_federation
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
+from edgefl_trainer.data.sources.foreign import read_foreign
 from edgefl_trainer.engine.display import warn
-from edgefl_trainer.engine.foreign import foreign_figures
 from edgefl_trainer.engine.held_out import federation_report
-from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.engine.models import FinishedRun, predict
 from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.report import thin_sites
 
 KEPT = (
@@ -33,9 +34,7 @@ def evaluate(
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
     Args:
-        run: a finished run.
         data: SPECs; their sites are matched by name.
-        device: auto, cpu or cuda.
         foreign: sources of pictures that are not of the task, see `data.foreign`.
 
     Returns:
@@ -125,3 +124,35 @@ def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.
         )
     index: NDArray[np.int64] = np.array([run.classes.index(name) for name in classes] + [-1], dtype=np.int64)
     return index[labels]
+
+
+def foreign_figures(
+    run: FinishedRun, sources: Sequence[str], scored: Mapping[str, Scored], device: torch.device
+) -> dict[str, dict[str, Any]]:
+    """How well each site's uncertainty tells its reported rows from foreign pictures.
+
+    Args:
+        sources: see `data.foreign.read_foreign`.
+
+    Returns:
+        For each source `images`, `auroc` by site (null where a site has no reported row), `mean_auroc`, `worst_auroc`.
+
+    Raises:
+        DataError: a source cannot be used.
+    """
+    found = {}
+    for source in sources:
+        images = read_foreign(source, run.backbone.spec.image_px)
+        areas = {}
+        for name in sorted(scored):
+            scores = predict(run.predictor(name), images, device)
+            outside = entropy_nats(scores.probabilities) if scores.vacuity is None else scores.vacuity
+            areas[name] = out_of_distribution_auroc(scored[name].uncertainty, outside)
+        known = [area for area in areas.values() if area is not None]
+        found[source] = {
+            "images": len(images),
+            "auroc": areas,
+            "mean_auroc": float(np.mean(known)) if known else None,
+            "worst_auroc": min(known) if known else None,
+        }
+    return found

@@ -17,11 +17,7 @@ from edgefl_trainer.methods import METHODS
 
 
 def first_run(backbone: str) -> Path | None:
-    """The folder that a backbone's name gives; None where it names no run.
-
-    Args:
-        backbone: its name.
-    """
+    """The folder that a backbone's name gives; None where it names no run."""
     kind, _, where = backbone.partition(":")
     return Path(where) if kind == "run" else None
 
@@ -30,9 +26,6 @@ def learned_by(backbone: str) -> dict[str, Any] | None:
     """The results of the run without labels that learned a backbone, while they are there.
 
     A run with labels keeps a copy of the network it started from: that network's run is looked for behind it.
-
-    Args:
-        backbone: its name.
     """
     passed: set[Path] = set()
     while (folder := first_run(backbone)) is not None and folder not in passed:
@@ -54,7 +47,6 @@ def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, pl
     Runs that share it are repetitions of one another. Of a first run its folder does not count.
 
     Args:
-        settings: of the run.
         first: what `learned_by` found of its backbone.
         plan: how its partition was made, where it has one.
     """

@@ -10,13 +10,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
-from edgefl_trainer.engine.settings import RunSettings, read_settings
+from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError
 
 CONFIG = "config.toml"
@@ -123,9 +122,6 @@ def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator
 def _compared(settings: RunSettings) -> Mapping[str, Any]:
     """Settings and effective hyper-parameters, flat: one given as its default value equals one not given."""
     plain = {name: value for name, value in vars(settings).items() if name not in NOT_COMPARED}
-    method = settings.build_method()
-    hyper: dict[str, Any] = {}
-    for name, value in asdict(method).items():  # type: ignore[call-overload]
-        hyper.update(value if isinstance(value, dict) else {name: value})
+    hyper = hyper_values(settings.build_method())
     both = plain.keys() & hyper.keys()  # `select` is a setting of every run and a hyper-parameter of one method
     return {**plain, **{f"--set {name}" if name in both else name: value for name, value in hyper.items()}}

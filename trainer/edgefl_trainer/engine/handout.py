@@ -9,7 +9,7 @@ Source: docs/design.md 4; docs/decisions/0030.
 from collections.abc import Mapping, Sequence
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, LearnsApart, LearnsBackbone, Method, Phase, State, Task
+from edgefl_trainer.contract import Arrays, Method, Phase, State, Task, declared
 from edgefl_trainer.errors import TrainingError
 
 ENCODER = "backbone."  # begins the names of the encoder's tensors
@@ -21,16 +21,10 @@ def final_phase(task: Task) -> Phase:
 
 
 def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """What each of `sites` receives after the last exchange.
-
-    Args:
-        method: of the federation.
-        task: of the federation.
-        state: the server's, after the last exchange.
-        sites: the receivers.
-    """
-    if isinstance(method, LearnsBackbone) and not isinstance(method, LearnsApart):
-        encoder = {ENCODER + name: value for name, value in method.backbone(state).items()}
+    """What each of `sites` receives after the last exchange."""
+    learns = declared(method)
+    if learns.encoder and not learns.apart:
+        encoder = {ENCODER + name: value for name, value in learns.encoder(state).items()}
         return dict.fromkeys(sites, Payload(encoder, {}))
     return method.broadcast(state, final_phase(task), sites)
 

@@ -69,14 +69,13 @@ class FinishedRun:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """Names of further models of each site, see `contract.OffersPredictors`."""
+        """Names of further models of each site, see `contract.Declaration`."""
         return tuple(sorted(self.summary.get("further", {})))
 
     def predictor(self, site: str, further: str = "") -> Predictor:
         """What a site scores with.
 
         Args:
-            site: its name.
             further: one of `further`, for that model instead of the method's first.
 
         Raises:
@@ -144,7 +143,6 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
     """Score prepared images in batches.
 
     Args:
-        predictor: module and tensors.
         images: (B, px, px, 3), prepared by `edgefl_protocol.pictures.imaging`.
         device: where to compute; the CPU by default.
 

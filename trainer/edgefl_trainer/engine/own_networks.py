@@ -13,7 +13,7 @@ from pathlib import Path
 
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import Arrays, LearnsApart, Site, State
+from edgefl_trainer.contract import Arrays, Method, Site, State, declared
 from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.learning import steps
@@ -23,25 +23,28 @@ from edgefl_trainer.models.spec import BackboneSpec
 NETWORKS = "networks"
 
 
-def mean_network(method: LearnsApart, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
-    """The mean of the encoders of sites that have learned one, weighted by the images that each learned from.
+def learned_network(method: Method, server: State, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
+    """The encoder that a method has learned: the server's, or the mean of those that sites keep; empty before any."""
+    learns = declared(method)
+    if learns.encoder is None:
+        return {}
+    return mean_network(method, states, sites) if learns.apart else learns.encoder(server)
 
-    Args:
-        method: what was run.
-        states: of the sites.
-        sites: the same ones.
-    """
+
+def mean_network(method: Method, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
+    """The mean of the encoders of sites that have learned one, weighted by the images that each learned from."""
     networks = {name: Payload(network, {}) for name, network in learned_networks(method, states).items()}
     return steps.weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in networks})
 
 
-def learned_networks(method: LearnsApart, states: Mapping[str, State]) -> dict[str, Arrays]:
+def learned_networks(method: Method, states: Mapping[str, State]) -> dict[str, Arrays]:
     """The encoder of each site that took part in a round, by name."""
-    networks = {name: method.site_backbone(states[name]) for name in sorted(states)}
+    encoder = declared(method).encoder
+    networks = {name: encoder(states[name]) for name in sorted(states)} if encoder else {}
     return {name: network for name, network in networks.items() if network}
 
 
-def write_networks(folder: Path, spec: BackboneSpec, method: LearnsApart, states: Mapping[str, State]) -> None:
+def write_networks(folder: Path, spec: BackboneSpec, method: Method, states: Mapping[str, State]) -> None:
     """Keep every encoder that a site has learned as a backbone file."""
     make_folder(folder / NETWORKS)
     for name, network in learned_networks(method, states).items():
@@ -50,13 +53,7 @@ def write_networks(folder: Path, spec: BackboneSpec, method: LearnsApart, states
 
 
 def start_apart(backbone: str, image_px: int, sites: Mapping[str, Site]) -> Mapping[str, Site]:
-    """The sites, each with its own encoder to learn on where the backbone's run has one for it.
-
-    Args:
-        backbone: its name; only `run:DIR` can hold networks of sites.
-        image_px: side of the images, pixels.
-        sites: whose task holds the run's one backbone to learn on.
-    """
+    """The sites, each with its own encoder to learn on where the run that the backbone names has one for it."""
     folder = first_run(backbone)
     if folder is None:
         return sites

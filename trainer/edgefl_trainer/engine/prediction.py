@@ -22,8 +22,6 @@ def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterato
     """Score photographs one by one with the model of a site.
 
     Args:
-        run: a finished run.
-        site: whose model.
         files: JPEG or PNG files.
 
     Yields:

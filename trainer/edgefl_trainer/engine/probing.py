@@ -1,6 +1,6 @@
 """Does representation learning work? Linear probes of the encoder every few rounds, and which round's encoder is kept.
 
-A probe (see `evaluate.probe`) reads at most `TRAIN_ROWS` and `TUNE_ROWS` labelled images of a site, drawn once for the
+A probe (see `learning.probe`) reads at most `TRAIN_ROWS` and `TUNE_ROWS` labelled images of a site, drawn once for the
 whole run with the classes as equal as they come, so figures of different rounds are of the same images and a probe
 costs one pass over at most 500 images a site. It never reads a reported row and never moves what the run learns.
 docs/guides/learn-without-labels.md; docs/decisions/0020.
@@ -12,9 +12,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from edgefl_trainer.contract import Examples, LearnsApart, LearnsBackbone, Method, Phase, Site, State, Task
+from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task, declared
 from edgefl_trainer.engine.federation import Probed, stamped
-from edgefl_trainer.engine.own_networks import mean_network
+from edgefl_trainer.engine.own_networks import learned_network
 from edgefl_trainer.learning.features import frozen_features
 from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.models.backbones import frozen_network
@@ -31,29 +31,21 @@ ProbedRows = Mapping[str, tuple[Examples, Examples]]  # site → rows to fit on,
 def make_prober(method: Method, task: Task, sites: Mapping[str, Site], every: int) -> Prober | None:
     """A function that probes a run's encoder after a phase, if it is due.
 
-    Args:
-        method: what is run.
-        task: of the run.
-        sites: all that train.
-        every: rounds from one probe to the next; the last round is always probed. 0: never.
+    `every` counts the rounds from one probe to the next; the last round is always probed. 0: never.
 
     Returns:
         Phase, server and site states after it → the probe, or None where none is due; None instead of a function where
         the method learns no backbone or no site has labelled rows.
     """
     rows = {name: rows_of(site) for name, site in sites.items() if len(site.train) and len(site.tune)}
-    if not every or not rows or not isinstance(method, LearnsBackbone):
+    if not every or not rows or declared(method).encoder is None:
         return None
     device = next(iter(sites.values())).device
 
     def probe(phase: Phase, server: State, states: Mapping[str, State]) -> Probed | None:
         if phase.kind != "train" or (phase.round % every and phase.round != task.rounds):
             return None
-        assert isinstance(method, LearnsBackbone)
-        if isinstance(method, LearnsApart):
-            weights = mean_network(method, states, sites)
-        else:
-            weights = method.backbone(as_if_finished(method, task, server, states, sites))
+        weights = learned_network(method, as_if_finished(method, task, server, states, sites), states, sites)
         if not weights:
             return None
         network = frozen_network(task.backbone, weights).to(device)
@@ -82,13 +74,7 @@ def as_if_finished(
 
 
 def probe_readouts(backbone: Backbone, rows: ProbedRows, device: torch.device) -> dict[str, ProbeReport]:
-    """Probe every readout of a frozen network, per site and pooled.
-
-    Args:
-        backbone: on `device`.
-        rows: at least one site.
-        device: where features are computed.
-    """
+    """Probe every readout of a frozen network, which is on `device`, per site and pooled; of one site at least."""
     found = {name: [frozen_features(backbone, part, device) for part in parts] for name, parts in rows.items()}
     return {
         readout: probe_sites(

@@ -13,24 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import (
-    Examples,
-    LearnsApart,
-    LearnsBackbone,
-    Method,
-    OffersPredictors,
-    Phase,
-    Predictor,
-    Site,
-    State,
-    Task,
-)
+from edgefl_trainer.contract import Examples, Method, Phase, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
 from edgefl_trainer.engine.held_out import federation_report, newcomers
 from edgefl_trainer.engine.models import predict, save_predictor
-from edgefl_trainer.engine.own_networks import mean_network, write_networks
+from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.sites import report_rows
 from edgefl_trainer.evaluate.calibration import (
@@ -44,7 +33,7 @@ from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, entropy_nats, federation_summary
 from edgefl_trainer.evaluate.report import thin_sites
 from edgefl_trainer.learning.unusual_features import with_usual
-from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone
+from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.cnn import Backbone
 
 FEATURE_BATCH = 256
@@ -53,6 +42,31 @@ EVIDENCE = {
     "relu": relu_evidence,
     "exp": lambda logits: np.exp(np.clip(logits, -10, 10)),
 }
+
+
+def results_of(
+    folder: Path,
+    method: Method,
+    task: Task,
+    backbone: Backbone,
+    final: FederationState,
+    federation: Federation,
+    sites: Mapping[str, Site],
+    held_out: Mapping[str, Site],
+) -> dict[str, Any]:
+    """Judge what a method learned and keep the network beside it: a learned encoder, or the frozen one of the run."""
+    if declared(method).encoder:
+        return learned_backbone_results(folder, method, final, federation, sites)
+    save_backbone(folder, backbone)
+    return predictor_results(folder, method, task, final, federation, sites, held_out)
+
+
+def save_backbone(folder: Path, backbone: Backbone) -> None:
+    """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
+    if backbone.spec.name.startswith("timm:"):
+        return  # positions of timm's networks are learned and their files large: named, not copied
+    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
+    write_atomic(folder / BACKBONE_FILE, data)
 
 
 def predictor_results(
@@ -136,9 +150,8 @@ def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequ
 
 def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str, Predictor]:
     """A site's further models, calibrated; none where the method answers in one way only."""
-    if not isinstance(method, OffersPredictors):
-        return {}
-    offered = method.further_predictors(site, kept.state, kept.broadcast)
+    further = declared(method).further_predictors
+    offered = further(method, site, kept.state, kept.broadcast) if further else {}
     return {way: calibrate(predictor, site)[0] for way, predictor in sorted(offered.items())}
 
 
@@ -180,10 +193,7 @@ def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: 
     """The scores of some rows; of none, where there are none.
 
     Args:
-        predictor: whose scores.
-        rows: labelled rows of the federation.
         lesions: of every row of the federation.
-        device: where to compute.
     """
     names = tuple(lesions[i] for i in rows.rows)
     if len(rows) == 0:
@@ -206,18 +216,17 @@ def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> N
 
 
 def learned_backbone_results(
-    folder: Path, method: LearnsBackbone, final: FederationState, federation: Federation, sites: Mapping[str, Site]
+    folder: Path, method: Method, final: FederationState, federation: Federation, sites: Mapping[str, Site]
 ) -> dict[str, Any]:
     """Write the backbone of the selected round, or of the last one, and probe its readouts on all tune rows.
 
     Where sites learned apart, it is the mean of their last networks, which are written beside it.
     """
     site = next(iter(sites.values()))
-    if isinstance(method, LearnsApart):
+    if declared(method).apart:
         write_networks(folder, site.task.backbone, method, final.sites)
-        kept = SelectedEncoder(site.task.rounds, mean_network(method, final.sites, sites))
-    else:
-        kept = final.encoder or SelectedEncoder(site.task.rounds, method.backbone(final.server))
+    last = site.task.rounds
+    kept = final.encoder or SelectedEncoder(last, learned_network(method, final.server, final.sites, sites))
     data = backbone_bytes(site.task.backbone, kept.weights, self_supervised=True)
     write_atomic(folder / BACKBONE_FILE, data)
     backbone = load_backbone(f"run:{folder}").to(site.device)

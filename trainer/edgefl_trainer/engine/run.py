@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import LearnsBackbone, Method, Site, State, Task, TrainsNetwork
+from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
@@ -34,16 +34,13 @@ from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
-from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
+from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.selection import selecting_sites, tune_judge
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.engine.sites import build_held_out_sites, build_sites, choose_device
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.methods.finetune import FineTune
 from edgefl_trainer.models.backbones import (
-    BACKBONE_FILE,
     FORMS,
-    backbone_bytes,
     is_trained,
     load_backbone,
     names_fresh_network,
@@ -57,11 +54,6 @@ SELF_SUPERVISED_TASK = "pixels"
 
 def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     """Run a method and leave its results in `folder`.
-
-    Args:
-        settings: resolved settings.
-        folder: run directory.
-        resume: go on with the run that is there.
 
     Returns:
         The contents of `summary.json`.
@@ -80,7 +72,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     federation = load_data(settings, backbone.spec.image_px, partition)
     task = build_task(settings, method, federation, backbone)
     sites = build_sites(federation, task, backbone, settings, method)
-    if isinstance(method, TrainsNetwork):
+    if declared(method).trains_network:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
     device = next(iter(sites.values())).device
@@ -92,26 +84,36 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         asked = what_was_asked(settings, method, partition)
         final = run_phases(settings, folder, method, task, sites)
         started = time.perf_counter()
-        results: Mapping[str, Any]
-        if isinstance(method, LearnsBackbone):
-            results = learned_backbone_results(folder, method, final, federation, sites)
-        else:
-            save_backbone(folder, backbone)
-            held_out = build_held_out_sites(federation, task, backbone, settings)
-            results = predictor_results(folder, method, task, final, federation, sites, held_out)
-        evaluated = time.perf_counter() - started
-        summary = {
+        held_out = {} if declared(method).encoder else build_held_out_sites(federation, task, backbone, settings)
+        results = results_of(folder, method, task, backbone, final, federation, sites, held_out)
+        head = {
             **asked,
             "partition_sha256": federation.partition_sha256,
             **({"partition": partition.facts()} if partition else {}),
             **results,
-            **traffic(folder),
-            **speed(folder),
-            **privacy_cost(final.sites),
-            "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
-            "state_sha256": final.digest(),
         }
-        write_atomic(folder / "summary.json", _json(summary))
+        digests = {"state_sha256": final.digest()}
+        return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
+
+
+def write_summary(
+    folder: Path, head: Mapping[str, Any], states: Mapping[str, State], evaluated: float, digests: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Write `summary.json`: the head, then bytes, speed, cost of privacy and seconds, then digests.
+
+    Args:
+        states: of the sites at the end, by name.
+        evaluated: seconds that judging took.
+    """
+    summary = {
+        **head,
+        **traffic(folder),
+        **speed(folder),
+        **privacy_cost(states),
+        "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
+        **digests,
+    }
+    write_atomic(folder / "summary.json", _json(summary))
     return summary
 
 
@@ -126,7 +128,7 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
         "preset": settings.preset,
         "select": settings.select,
         "labels": settings.labels,
-        **({"mode": method.mode} if isinstance(method, FineTune) else {}),
+        **{name: getattr(method, name) for name in declared(method).summary},
         **({} if first is None else {"pretraining": first["method"]}),
         "travels": list(method.travels),
         "settings_sha256": repetition_digest(settings, first, partition.plan if partition else None),
@@ -138,12 +140,12 @@ def run_phases(
 ) -> FederationState:
     """Every phase that is left, with progress on stderr."""
     judge = None
-    if not isinstance(method, LearnsBackbone):
+    if declared(method).encoder is None:
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     pace = Pace(method.phases(settings.rounds), learning, settings.participation)
     with Display(pace, settings.epochs) as display:
-        if method.needs_labels and not isinstance(method, TrainsNetwork) and not is_trained(settings.backbone):
+        if declared(method).freezes and not is_trained(settings.backbone):
             display.warn(
                 f"backbone {settings.backbone} is untrained: this trial shows the path, not what a model can do"
             )
@@ -193,8 +195,8 @@ def load_data(settings: RunSettings, image_px: int, partition: Partition | None 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
     """What server and sites agree on."""
-    learns = isinstance(method, LearnsBackbone)
-    starts = isinstance(method, TrainsNetwork) or (learns and is_trained(settings.backbone))
+    learns = declared(method).encoder is not None
+    starts = declared(method).trains_network or (learns and is_trained(settings.backbone))
     return Task(
         name=SELF_SUPERVISED_TASK if learns else settings.task,
         classes=federation.classes,
@@ -212,25 +214,16 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
     """
-    if isinstance(method, LearnsBackbone) and names_learned_positions(settings.backbone):
+    if declared(method).encoder and names_learned_positions(settings.backbone):
         raise BackboneError(
             f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
             f"start from {FORMS.removesuffix(' or timm:NAME')}, or a convolutional network of timm's."
         )
-    freezes = method.needs_labels and not isinstance(method, TrainsNetwork)
-    if names_fresh_network(settings.backbone) and freezes and settings.preset != "tiny":
+    if declared(method).freezes and names_fresh_network(settings.backbone) and settings.preset != "tiny":
         raise BackboneError(
             f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
-            "--backbone run:DIR of a finished `edgefl-train run fedmae`, timm:NAME, or --preset tiny for a trial."
+            "--backbone run:DIR of a finished run without labels, timm:NAME, or --preset tiny for a trial."
         )
-
-
-def save_backbone(folder: Path, backbone: Backbone) -> None:
-    """Keep the frozen network beside the results, so that they can be scored and exported without its source."""
-    if backbone.spec.name.startswith("timm:"):
-        return  # positions of timm's networks are learned and their files large: named, not copied
-    data = backbone_bytes(backbone.spec, weights_of(backbone.network), self_supervised=backbone.spec.self_supervised)
-    write_atomic(folder / BACKBONE_FILE, data)
 
 
 def environment(settings: RunSettings) -> dict[str, Any]:

@@ -35,8 +35,6 @@ def tune_judge(
     """A function that scores a site's current model on its tune rows.
 
     Args:
-        method: whose predictor is judged.
-        sites: by name.
         most: rows to judge on, drawn once for the whole run; None takes all.
     """
 

@@ -7,28 +7,26 @@ Guarantees: the resolved settings are plain values, complete, validated before a
 import difflib
 import hashlib
 import json
-import tomllib
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
+import msgspec
 import tomli_w
+from msgspec import Meta
 
 from edgefl_protocol.durable import read_bounded
-from edgefl_trainer.contract import LearnsApart, Method, Scalar
+from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.data.specs import parse_spec
-from edgefl_trainer.engine.finetune_presets import FINETUNE_PRESETS
+from edgefl_trainer.engine import presets
+from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
-from edgefl_trainer.methods.finetune import FineTune
-from edgefl_trainer.models.kind import network_kind
+from edgefl_trainer.typed_values import allowed, hints, nearest, read_value
 
-PresetName = Literal["tiny", "bench84", "paper"]
 HyperValue = Scalar | bool | tuple[int, ...]
 MAX_CONFIG_BYTES = 1 << 20
 PROBE_EVERY = 5  # rounds, where a backbone is learned
@@ -36,50 +34,44 @@ PROBE_EVERY = 5  # rounds, where a backbone is learned
 _ADDED_SINCE: Mapping[str, Any] = {"labels": 1.0, "probe_every": 0}
 MAX_IMAGE_PX = 2048  # 64 times the pixels of a usual network's input
 
+Count = Annotated[int, Meta(ge=1, description="at least 1")]
+Share = Annotated[float, Meta(gt=0, le=1, description="in (0, 1]")]
+Specs = Annotated[tuple[str, ...], Meta(min_length=1, description="at least one SPEC, given with --data")]
+ImagePx = Annotated[int, Meta(ge=0, le=MAX_IMAGE_PX, description=f"0 (the backbone's own) to {MAX_IMAGE_PX}")]
+MostImages = Annotated[int, Meta(ge=0, description="0 (all) or more")]
+ProbeEvery = Annotated[int, Meta(ge=0, description="0 (never) or more")]
+Seed = Annotated[int, Meta(ge=0, lt=2**31, description="between 0 and 2147483647")]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """One run, resolved."""
 
     method: str
-    data: tuple[str, ...]
+    data: Specs
     partition: str = ""  # file of `edgefl-train partition`; empty: the sites of the data
     task: str = "all"  # all | nevus
     classes: tuple[str, ...] = ()  # empty: those of the data
     backbone: str = "tiny"
-    image_px: int = 0  # pixels; 0: the backbone's own
+    image_px: ImagePx = 0  # pixels; 0: the backbone's own
     preset: PresetName = "bench84"
-    rounds: int = 5
-    epochs: int = 2  # local epochs of a round
-    images_per_site: int = 0  # most training images of a site; 0: all
+    rounds: Count = 5
+    epochs: Count = 2  # local epochs of a round
+    images_per_site: MostImages = 0  # most training images of a site; 0: all
     unlabelled: Literal["none", "site", "spread"] = "none"
-    labels: float = 1.0  # share of each site's training images whose label is used
+    labels: Share = 1.0  # share of each site's training images whose label is used
     balance: Literal["none", "class"] = "none"
     select: Literal["last", "tune"] = "last"  # round whose model a site keeps: the last, or its best on tune rows
-    probe_every: int = 0  # rounds between linear probes of an encoder that is being learned; 0: never
-    participation: float = 1.0  # share of the sites in each round
-    seed: int = 0
+    probe_every: ProbeEvery = 0  # rounds between linear probes of an encoder that is being learned; 0: never
+    participation: Share = 1.0  # share of the sites in each round
+    seed: Seed = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     autocast: Literal["auto", "none", "bf16"] = "auto"  # auto: bf16 on CUDA
     hyper: Mapping[str, HyperValue] = field(default_factory=dict)  # hyper-parameters of the method
 
     def __post_init__(self) -> None:
-        for name, wanted in _types_of(RunSettings).items():
-            check_type(name, getattr(self, name), wanted)
-        checks: Sequence[tuple[str, bool, str]] = (
-            ("rounds", self.rounds >= 1, "at least 1"),
-            ("epochs", self.epochs >= 1, "at least 1"),
-            ("images_per_site", self.images_per_site >= 0, "0 (all) or more"),
-            ("image_px", 0 <= self.image_px <= MAX_IMAGE_PX, f"0 (the backbone's own) to {MAX_IMAGE_PX}"),
-            ("probe_every", self.probe_every >= 0, "0 (never) or more"),
-            ("participation", 0 < self.participation <= 1, "in (0, 1]"),
-            ("labels", 0 < self.labels <= 1, "in (0, 1]"),
-            ("seed", 0 <= self.seed < 2**31, "between 0 and 2147483647"),
-            ("data", len(self.data) > 0, "at least one SPEC, given with --data"),
-        )
-        for name, holds, allowed in checks:
-            if not holds:
-                raise SettingError(f"{name} is {getattr(self, name)!r}; allowed: {allowed}.")
+        for name, wanted in hints(RunSettings).items():
+            read_value(getattr(self, name), wanted, name)
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""
@@ -89,19 +81,14 @@ class RunSettings:
     def digest_but_seed(self, plan: Plan | None = None) -> str:
         """Digest of everything but seed and device: runs that share it are repetitions of one another.
 
-        Args:
-            plan: how the partition was made, which counts instead of its file: partitions differ by their seed too.
+        The plan of a partition counts instead of its file: partitions differ by their seed too.
         """
         partition = json.dumps(plan.to_json(), sort_keys=True) if plan else ""
         same = replace(self, seed=0, device="auto", partition=partition)
         return hashlib.sha256(same.to_toml(without=_ADDED_SINCE).encode()).hexdigest()
 
     def to_toml(self, without: Mapping[str, Any] | None = None) -> str:
-        """The text of `config.toml`.
-
-        Args:
-            without: leave out these settings where they have these values.
-        """
+        """The text of `config.toml`, without these settings where they have these values."""
         told = {name: value for name, value in asdict(self).items() if (without or {}).get(name, ...) != value}
         return tomli_w.dumps({name: list(value) if isinstance(value, tuple) else value for name, value in told.items()})
 
@@ -113,8 +100,8 @@ def from_toml(data: bytes, source: str) -> dict[str, Any]:
         SettingError: it is not TOML, or names a setting that does not exist.
     """
     try:
-        found = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found: dict[str, Any] = msgspec.toml.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{source} is not valid TOML: {error}.") from error
     known = {entry.name for entry in fields(RunSettings)}
     for name in found:
@@ -142,13 +129,7 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignments: Sequence[str]) -> RunSettings:
-    """Preset, then file, then flags, then `--set key=value`.
-
-    Args:
-        method: name in `METHODS`.
-        flags: settings given on the command line; None means not given.
-        config: TOML file, or None.
-        assignments: `key=value` texts for hyper-parameters.
+    """The settings of a run: preset, then file, then flags that are not None, then `key=value` assignments.
 
     Raises:
         SettingError: unknown method, setting, hyper-parameter or kind of data, or a value out of range.
@@ -160,7 +141,7 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     preset: PresetName = given.get("preset", "bench84")
     if preset not in get_args(PresetName):
         raise SettingError(f"there is no preset {preset!r}; choose tiny, bench84 or paper.")
-    named = dict(check_type("hyper", given.pop("hyper", {}), Mapping))
+    named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
     named |= dict(assignment(kind, text) for text in assignments)
     values: dict[str, Any] = {"data": (), **preset_of(method, preset, given.get("backbone", ""), named)}
     hyper = dict(values.pop("hyper", {})) | named
@@ -173,7 +154,7 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
                 raise SettingError(f"{method} uses no labels, so --{name} {values[name]} has no meaning: leave it out.")
         if values.get("select") == "tune" and not values["probe_every"]:
             raise SettingError("--select tune chooses a round by its probe: give --probe-every 1 or more.")
-        if values.get("select") == "tune" and issubclass(kind, LearnsApart):
+        if values.get("select") == "tune" and declared(kind).apart:
             raise SettingError(f"{method} keeps each site's last network: leave --select tune out.")
     elif values.get("probe_every"):
         raise SettingError(f"{method} learns no backbone, so --probe-every has no meaning: leave it out.")
@@ -207,37 +188,29 @@ def method_class(name: str) -> type[Method]:
 def preset_of(
     method: str, preset: PresetName, backbone: str = "", hyper: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """The settings a preset stands for with one method.
-
-    Args:
-        method: its name.
-        preset: its name.
-        backbone: of the run, where it is named: fine-tuning depends on its kind.
-        hyper: hyper-parameters that are given: fine-tuning depends on its mode.
-    """
+    """The settings a preset stands for with one method, a backbone's name and the hyper-parameters that are given."""
     kind = METHODS[method]
-    usual = _LABELLED_PRESETS if kind.needs_labels else _UNLABELLED_PRESETS.get(method, _CONTRAST_PRESETS)
-    found = _FAMILY_PRESETS.get(kind.family, usual)[preset]
-    if kind is FineTune:
-        mode = (hyper or {}).get("mode", FineTune().mode)
-        found = FINETUNE_PRESETS[network_kind(backbone), "local" if mode == "local" else "federated"][preset]
+    found = presets.preset_of(kind, preset, backbone, hyper or {})
     known = hyper_types(kind)
     return {**found, "hyper": {name: value for name, value in found.get("hyper", {}).items() if name in known}}
 
 
-def nearest(name: str, known: typing.Iterable[str]) -> str:
-    """The known names that look most like `name`."""
-    names = sorted(known)
-    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names)
-
-
 def hyper_types(kind: type[Any]) -> dict[str, Any]:
     """Every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as its own."""
-    types = typing.get_type_hints(kind)
+    types = hints(kind)
     found: dict[str, Any] = {}
     for entry in fields(kind):
         wanted = types[entry.name]
         found.update(hyper_types(wanted) if isinstance(wanted, type) and is_dataclass(wanted) else {entry.name: wanted})
+    return found
+
+
+def hyper_values(method: Any) -> dict[str, Any]:
+    """Every hyper-parameter of a method with its value; those of a nested recipe count as its own."""
+    found: dict[str, Any] = {}
+    for entry in fields(method):
+        value = getattr(method, entry.name)
+        found.update(hyper_values(value) if is_dataclass(value) else {entry.name: value})
     return found
 
 
@@ -252,7 +225,7 @@ def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
 
 def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
     kind = type(instance)
-    types = typing.get_type_hints(kind)
+    types = hints(kind)
     known = hyper_types(kind)
     for name in hyper:
         if name not in known:
@@ -264,33 +237,8 @@ def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
             inner = {name: value for name, value in hyper.items() if name in hyper_types(nested)}
             values[entry.name] = _adjusted(getattr(instance, entry.name), inner)
         elif entry.name in hyper:
-            values[entry.name] = check_type(entry.name, hyper[entry.name], nested)
+            values[entry.name] = read_value(hyper[entry.name], nested, entry.name)
     return replace(instance, **values)
-
-
-def check_type(name: str, value: Any, wanted: Any) -> Any:
-    """The value, if it is of the type that a setting or hyper-parameter has; a whole number passes for a number.
-
-    Raises:
-        SettingError: it is not; the sentence says what is allowed.
-    """
-    origin, choices = get_origin(wanted) or wanted, get_args(wanted)
-    if origin is Literal:
-        holds, allowed = value in choices, ", ".join(map(str, choices))
-    elif origin is tuple:
-        part_type, allowed = (int, _WHOLE_NUMBERS) if choices[0] is int else (str, "a list of texts")
-        value = tuple(value) if part_type is int and isinstance(value, list) else value  # as JSON and TOML have it
-        holds = isinstance(value, tuple) and all(type(part) is part_type for part in value)
-    elif origin is float:
-        holds, allowed = type(value) in (int, float), _TYPE_WORDS[float]
-        value = float(value) if holds else value
-    elif origin in _TYPE_WORDS:
-        holds, allowed = type(value) is origin, _TYPE_WORDS[origin]
-    else:
-        holds, allowed = isinstance(value, Mapping), "a table of key = value"
-    if not holds:
-        raise SettingError(f"{name} is {value!r}; allowed: {allowed}.")
-    return value
 
 
 def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
@@ -314,84 +262,13 @@ def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
         if get_origin(wanted) is tuple:
             return key, () if value == "auto" else tuple(int(part) for part in value.split(","))
     except (KeyError, ValueError):
-        raise SettingError(f"--set {text}: {key} takes {_TYPE_WORDS.get(wanted, _WHOLE_NUMBERS)}.") from None
+        raise SettingError(f"--set {text}: {key} takes {allowed(wanted, value)}.") from None
     choices = get_args(wanted)
     if choices and value not in choices:
         raise SettingError(f"--set {text}: {key} is one of {', '.join(map(str, choices))}.")
     return key, value
 
 
-@cache
-def _types_of(kind: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
 def _with_tuples(found: Mapping[str, Any]) -> dict[str, Any]:
     """TOML knows lists only; settings are tuples."""
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-
-
-_TYPE_WORDS: Mapping[Any, str] = {bool: "on or off", int: "a whole number", float: "a number", str: "text"}
-_WHOLE_NUMBERS = "whole numbers with commas between, such as 5,6,7, or auto"
-
-# The paper's schedules stand in `paper`; the others shorten them to what a person can wait for.
-_LABELLED_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {
-        "rounds": 2,
-        "epochs": 1,
-        "images_per_site": 120,
-        "hyper": {"lr_head": 2e-3, "discount": "unusual"},
-    },
-    "bench84": {  # 10 epochs where the paper has 75: ten times its rates for the prompts, chosen on tune rows
-        "rounds": 5,
-        "epochs": 2,
-        "images_per_site": 1200,
-        "hyper": {"lr_b": 2.5e-3, "lr_t": 5e-3, "lr_head": 5e-3, "discount": "unusual"},
-    },
-    "paper": {
-        "rounds": 5,
-        "epochs": 15,
-        "hyper": {"evidence": "relu", "prompt_init": "uniform", "head_norm": "none", "augment": "none"},
-    },
-}
-_BACKBONE_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {
-        "rounds": 2,
-        "epochs": 1,
-        "images_per_site": 240,
-        "hyper": {"batch": 64, "lr": 1e-3, "decoder_width": 64, "decoder_depth": 1},
-    },
-    "bench84": {
-        "rounds": 20,
-        "epochs": 1,
-        "images_per_site": 600,
-        "backbone": "vit:192x12/12",
-        "hyper": {"batch": 64, "lr": 1e-3, "decoder_width": 128, "decoder_depth": 4},
-    },
-    "paper": {"rounds": 100, "epochs": 10, "backbone": "vit:768x12/16", "image_px": 224},
-}
-# The schedule of PEP-FedPT and of what it compares with (CIFAR-100); which share of the sites takes part is the data's.
-_TOKEN_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120, "hyper": {"lr_head": 0.03}},
-    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200, "hyper": {"lr_head": 0.01}},
-    "paper": {
-        "rounds": 100,
-        "epochs": 5,
-        "hyper": {"readout": "cls", "head_norm": "none", "augment": "none", "weighting": "uniform"},
-    },
-}
-# FedCLF and what it compares with: a ResNet-18 at 72 px; `tiny` learns whatever backbone the run names.
-_CONTRAST_PRESETS: Mapping[PresetName, Mapping[str, Any]] = {
-    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 240, "hyper": {"batch": 32, "queue": 128}},
-    "bench84": {
-        "rounds": 20,
-        "epochs": 1,
-        "images_per_site": 600,
-        "backbone": "cnn:resnet18",
-        "image_px": 72,
-        "hyper": {"batch": 64},
-    },
-    "paper": {"rounds": 100, "epochs": 1, "backbone": "cnn:resnet18", "image_px": 72},
-}
-_UNLABELLED_PRESETS: Mapping[str, Mapping[PresetName, Mapping[str, Any]]] = {"fedmae": _BACKBONE_PRESETS}
-_FAMILY_PRESETS: Mapping[str, Mapping[PresetName, Mapping[str, Any]]] = {"prompt tokens": _TOKEN_PRESETS}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from edgefl_trainer.contract import Examples, Method, NeedsImages, Site, Task
+from edgefl_trainer.contract import Examples, Method, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.data.federation import SiteRows
 from edgefl_trainer.engine.settings import RunSettings
@@ -40,7 +40,7 @@ def build_sites(
     """
     trained = [name for name in federation.sites if name not in federation.held_out]
     sites = _sites(federation, trained, task, backbone, settings)
-    least = method.least_images if isinstance(method, NeedsImages) else 1
+    least = declared(method).least_images
     counts = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
     few = {name: count for name, count in counts.items() if count < least}
     if few:

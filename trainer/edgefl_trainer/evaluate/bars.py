@@ -37,8 +37,6 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
 
     Args:
         rows: Name of a row → its bars, column by column.
-        columns: Names of the groups.
-        title: Above the picture.
 
     Raises:
         ValueError: There is no figure to draw, or there are too many rows.
@@ -104,10 +102,6 @@ def _annotate(axes: Axes, x: float, bar: Bar, floor: float, room: float) -> None
     """The figures of one bar.
 
     Args:
-        axes: where.
-        x: middle of the bar.
-        bar: its figures.
-        floor: where the axis begins.
         room: what a figure needs above its bar, in per cent of the axis.
     """
     ours = floor if bar.ours is None else bar.ours

@@ -28,20 +28,12 @@ VACUITY_CEILING = 0.999  # no evidence at all: nothing is predicted there
 
 
 def softplus_evidence(logits: Float[np.ndarray, "B K"]) -> Float[np.ndarray, "B K"]:
-    """Return ``ln(1 + exp(logits))`` without overflow.
-
-    Args:
-        logits: Any finite values.
-    """
+    """Return ``ln(1 + exp(logits))`` without overflow."""
     return np.asarray(np.logaddexp(0.0, logits))
 
 
 def relu_evidence(logits: Float[np.ndarray, "B K"]) -> Float[np.ndarray, "B K"]:
-    """Return ``max(logits, 0)``.
-
-    Args:
-        logits: Any finite values.
-    """
+    """Return ``max(logits, 0)``."""
     return np.asarray(np.maximum(logits, 0.0))
 
 
@@ -55,7 +47,6 @@ def negative_log_likelihood(
     """Return the mean of ``−ln p`` of the true class, in nats.
 
     Args:
-        logits: The model's raw outputs.
         target: True class, 0 … K-1.
         prior: Dirichlet prior W; with ``None`` every class has 1. Not used without ``evidence``.
         evidence: Evidence function of the method; ``None`` for softmax.

@@ -32,7 +32,6 @@ def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "
 
     Args:
         parts: Name of a part of the table → its rows and the names of its columns.
-        title: Above the picture.
 
     Raises:
         ValueError: There is no figure to draw, or there are too many rows.

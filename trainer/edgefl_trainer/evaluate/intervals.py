@@ -62,7 +62,6 @@ def resample(scored: Scored, resamples: int = RESAMPLES) -> dict[str, Float[np.n
 
     Args:
         scored: rows with their lesions; at least one row.
-        resamples: draws.
     """
     parts = [weighted_figures(scored, weights) for weights in _draws(scored.lesions, resamples)]
     return {name: np.concatenate([part[name] for part in parts]) for name in METRIC_NAMES}
@@ -81,7 +80,6 @@ def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[
     """Every figure of ``METRIC_NAMES`` for each draw, each row counting as often as its weight says.
 
     Args:
-        scored: the rows.
         weights: whole numbers; no draw is empty.
     """
     classes = scored.probabilities.shape[1]

@@ -26,7 +26,6 @@ def plot_partition(partition: Partition, title: str = "") -> bytes:
     """Return the picture as PNG bytes.
 
     Args:
-        partition: What to draw.
         title: Above the picture; empty: scheme, numbers and seed.
     """
     sites, classes = list(partition.sites), list(partition.classes)

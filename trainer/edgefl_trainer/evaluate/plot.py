@@ -67,7 +67,6 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
     Args:
         runs: Name to the lines of its runs, one for each seed.
         metric: Key of the figure to draw; it must lie in [0, 1].
-        title: Above the picture.
 
     Raises:
         ValueError: No line of any run holds the figure, or there are too many names.
@@ -202,7 +201,6 @@ def spread_out(wanted: Sequence[float], room: float) -> list[float]:
 
     Args:
         wanted: Heights as shares of the axes.
-        room: Least distance.
     """
     order = np.argsort(wanted, kind="stable")
     room = min(room, 1 / max(1, len(order) - 1))

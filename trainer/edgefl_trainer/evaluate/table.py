@@ -62,11 +62,6 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
     Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``. A run whose method
     answers in more than one way has a row for each, the further ones as ``NAME, WAY``.
 
-    Args:
-        summaries: Of the runs to compare.
-        metric: Figure of a site.
-        ddof: Of the spread, see ``SPREADS``.
-
     Raises:
         ValueError: There is no run, or the runs are of different tasks.
     """
@@ -157,10 +152,7 @@ def caption(
     """Return what a reader must know to judge the figures: rows reported, presets, seeds, spread, machine.
 
     Args:
-        summaries: Of the runs shown.
         machine: What they ran on, in words; left out when unknown.
-        metric: Figure of a site.
-        ddof: Of the spread, see ``SPREADS``.
     """
     rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
@@ -224,11 +216,8 @@ def render_table(
     """Return the table as text.
 
     Args:
-        summaries: Of the runs to compare.
         style: One of ``FORMATS``.
         machine: For the caption; see ``caption``.
-        metric: Figure of a site.
-        ddof: Of the spread, see ``SPREADS``.
 
     Raises:
         ValueError: The style is unknown, there is no run, or the runs are of different tasks.

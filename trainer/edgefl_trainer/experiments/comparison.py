@@ -113,8 +113,6 @@ def render_comparison(experiment: Experiment, found: Sequence[Found], style: str
     """Return the tables of all parts of which there is a run, or of every part where there is none.
 
     Args:
-        experiment: The file.
-        found: Finished runs.
         style: md, csv, json or latex.
         ddof: of the spread, 1 of a sample, 0 of a population.
     """
@@ -139,14 +137,7 @@ def render_comparison(experiment: Experiment, found: Sequence[Found], style: str
 
 
 def caption(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> str:
-    """Return what a reader must know: source, figure, rows, data, network, schedule, seeds, spread, machine, commit.
-
-    Args:
-        experiment: The file.
-        part: Which of its tables.
-        found: The runs of that part.
-        ddof: Of the spread.
-    """
+    """Return what a reader must know: source, figure, rows, data, network, schedule, seeds, spread, machine, commit."""
     source = experiment.source
     parts = [f"{experiment.title}, {part.name}. Paper: {source.paper}, {source.place}, numbers as printed"]
     if not found:

@@ -6,18 +6,19 @@ a pre-training run, which several rows can share, and a run that starts from it.
 """
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.plan import Plan
-from edgefl_trainer.engine.settings import RunSettings, check_type, nearest
+from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError
+from edgefl_trainer.typed_values import PlainTable, hints, nearest, read_table, read_value
 
 MAX_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a folder
@@ -38,8 +39,7 @@ MetricName = Literal[
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Where the numbers stand."""
 
     paper: str
@@ -47,8 +47,7 @@ class Source:
     caption: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Command:
+class Command(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A command that runs the experiment, and how long that takes."""
 
     run: str
@@ -57,8 +56,7 @@ class Command:
     basis: Literal["measured", "estimated"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Column:
+class Column(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A figure of a run that stands under a heading.
 
     `mean`, `worst`, `p5`, `p10` and `p15` run over sites, each counting once; `pooled` is over the rows of all sites
@@ -80,15 +78,14 @@ class Column:
             raise SettingError(f"column {self.name!r}: rounds, seconds and bytes need a target, other figures none.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
+class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One data set with one partition: a group of columns."""
 
     name: str
     data: tuple[str, ...]
     columns: tuple[Column, ...]
-    partition: Mapping[str, Any] = field(default_factory=dict)  # numbers of a `Plan` and seed; empty: the data's sites
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    partition: PlainTable = {}  # numbers of a `Plan` and seed; empty: the data's sites
+    settings: PlainTable = {}
     federation: str = ""  # parts of one name share partition and pre-training runs; empty: the part's own name
 
     @property
@@ -97,22 +94,20 @@ class Part:
         return self.federation or self.name
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every pre-training run is given."""
 
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    hyper: Mapping[str, Any] = field(default_factory=dict)  # of those whose method has it
+    settings: PlainTable = {}
+    hyper: PlainTable = {}  # of those whose method has it
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pretrain:
+class Pretrain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run without labels that a row starts from; rows with the same `run` share it."""
 
     method: str
     run: str = ""  # folder name; empty: the method's
-    hyper: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    hyper: PlainTable = {}
+    settings: PlainTable = {}
 
     @property
     def folder(self) -> str:
@@ -120,17 +115,16 @@ class Pretrain:
         return self.run or self.method
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
+class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A method with its settings: a line of the table."""
 
     label: str
     method: str
     run: str = ""  # folder name, so that tables share runs; empty: made of the label
     parts: tuple[str, ...] = ()  # empty: all
-    hyper: Mapping[str, Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    paper: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # part → cells as printed, column by column
+    hyper: PlainTable = {}
+    settings: PlainTable = {}
+    paper: Mapping[str, tuple[str, ...]] = {}  # part → cells as printed, column by column
     pretrain: Pretrain | None = None  # left out: a single stage
 
     @property
@@ -139,19 +133,17 @@ class Row:
         return self.run or re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tiny:
+class Tiny(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The same rows in seconds: other data, other sizes; partitions by scheme."""
 
     data: tuple[str, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    partition: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # scheme → numbers that replace the part's
-    backbones: Mapping[str, str] = field(default_factory=dict)  # the file's → a smaller one
-    pretrain: Stage = field(default_factory=Stage)
+    settings: PlainTable = {}
+    partition: Mapping[str, PlainTable] = {}  # scheme → numbers that replace the part's
+    backbones: Mapping[str, str] = {}  # the file's → a smaller one
+    pretrain: Stage = Stage()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file, read."""
 
     title: str
@@ -162,10 +154,10 @@ class Experiment:
     parts: tuple[Part, ...]
     rows: tuple[Row, ...]
     tiny: Tiny
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    hyper: Mapping[str, Any] = field(default_factory=dict)  # of every row whose method has it
+    settings: PlainTable = {}
+    hyper: PlainTable = {}  # of every row whose method has it
     notes: tuple[str, ...] = ()
-    pretrain: Stage = field(default_factory=Stage)
+    pretrain: Stage = Stage()
     plot: Literal["progress", "bars", "dots"] = "progress"  # what `table --plot` draws: lines over rounds, or figures
 
     def part(self, name: str) -> Part:
@@ -188,49 +180,15 @@ def read_experiment(path: Path) -> Experiment:
         StorageError: it cannot be read.
     """
     try:
-        found = tomllib.loads(read_bounded(path, MAX_FILE_BYTES).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        found = msgspec.toml.decode(read_bounded(path, MAX_FILE_BYTES))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}.") from error
     try:
-        experiment: Experiment = _built(Experiment, found, "the file")
+        experiment: Experiment = read_table(found, Experiment, "the file")
         _check(experiment)
     except (SettingError, DataError) as error:
         raise SettingError(f"{path}: {error}") from error
     return experiment
-
-
-def _built(kind: type[Any], found: Any, where: str) -> Any:
-    """A dataclass from a TOML table: every key known, every type right."""
-    if not isinstance(found, dict):
-        raise SettingError(f"{where} is {found!r}; allowed: a table.")
-    types = get_type_hints(kind)
-    entries = {entry.name: entry for entry in fields(kind)}
-    for name in found:
-        if name not in entries:
-            raise SettingError(f"{where} has the key {name!r}; did you mean {nearest(name, entries)}?")
-    for name, entry in entries.items():
-        if name not in found and entry.default is MISSING and entry.default_factory is MISSING:
-            raise SettingError(f"{where} has no {name!r}: add it.")
-    return kind(**{name: _value(types[name], value, f"{name} of {where}") for name, value in found.items()})
-
-
-def _value(wanted: Any, value: Any, where: str) -> Any:
-    inner = get_args(wanted)
-    if NoneType in inner:
-        return _value(inner[0], value, where)
-    if isinstance(wanted, type) and is_dataclass(wanted):
-        return _built(wanted, value, where)
-    if get_origin(wanted) is tuple:
-        if not isinstance(value, list):
-            raise SettingError(f"{where} is {value!r}; allowed: a list.")
-        return tuple(_value(inner[0], part, f"{where}, entry {i + 1}") for i, part in enumerate(value))
-    if get_origin(wanted) is Mapping:
-        if not isinstance(value, dict):
-            raise SettingError(f"{where} is {value!r}; allowed: a table.")
-        if inner[1] is Any:
-            return {name: tuple(part) if isinstance(part, list) else part for name, part in value.items()}
-        return {name: _value(inner[1], part, f"{name} in {where}") for name, part in value.items()}
-    return check_type(where, value, wanted)
 
 
 def _check(experiment: Experiment) -> None:
@@ -294,14 +252,14 @@ def _check_cells(part: Part, row: Row, cells: tuple[str, ...]) -> None:
             raise SettingError(f"row {row.label!r}: {cell!r} is not a number as a paper prints it.")
 
 
-def _check_settings(settings: Mapping[str, Any]) -> None:
-    known = {entry.name for entry in fields(RunSettings)} - set(GIVEN_ELSEWHERE)
+def _check_settings(settings: PlainTable) -> None:
+    known = hints(RunSettings).keys() - set(GIVEN_ELSEWHERE)
     for name in settings:
         if name not in known:
             raise SettingError(f"there is no setting {name!r} to give here; did you mean {nearest(name, known)}?")
 
 
-def plan_of(partition: Mapping[str, Any]) -> tuple[Plan, int] | None:
+def plan_of(partition: PlainTable) -> tuple[Plan, int] | None:
     """The plan and the seed of a part's partition; None where the data's own sites are taken.
 
     Raises:
@@ -310,12 +268,12 @@ def plan_of(partition: Mapping[str, Any]) -> tuple[Plan, int] | None:
     """
     if not partition:
         return None
-    known = {entry.name for entry in fields(Plan)} | {"seed"}
+    known = hints(Plan).keys() | {"seed"}
     for name in partition:
         if name not in known:
             raise SettingError(f"a partition has no {name!r}; did you mean {nearest(name, known)}?")
-    numbers = dict(partition)
-    seed = check_type("seed of a partition", numbers.pop("seed", 0), int)
+    numbers: dict[str, Any] = dict(partition)
+    seed = read_value(numbers.pop("seed", 0), int, "seed of a partition")
     if "scheme" not in numbers:
         raise SettingError("a partition needs a scheme: add it.")
     return Plan(**numbers), seed

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from edgefl_trainer.engine.federation import read_metrics
 from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.models import FinishedRun, open_run
-from edgefl_trainer.engine.settings import RunSettings, read_settings
+from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.experiments.comparison import Found
 from edgefl_trainer.experiments.files import Experiment, Part, Row
@@ -48,7 +47,6 @@ def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
     """The runs of an experiment among folders.
 
     Args:
-        experiment: the file.
         folders: runs, or folders of runs; below a folder of runs those of other experiments are passed over.
 
     Raises:
@@ -125,9 +123,7 @@ def _named(row: Row) -> int:
 
 def _has(settings: RunSettings, hyper: Mapping[str, Any]) -> bool:
     """Whether a run has every hyper-parameter that a row names."""
-    values: dict[str, Any] = {}
-    for name, value in asdict(settings.build_method()).items():  # type: ignore[call-overload]
-        values.update(_flat(name, value))
+    values = hyper_values(settings.build_method())
     return all(values.get(name) == value for name, value in hyper.items())
 
 
@@ -148,9 +144,3 @@ def _labels(settings: RunSettings, part: Part, row: Row) -> bool:
     """Whether a run uses the share of labels that a row of a part names."""
     wanted = {**part.settings, **row.settings}.get("labels", settings.labels)
     return bool(wanted == settings.labels)
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        return {name: value}
-    return {inner: v for key, part in value.items() for inner, v in _flat(key, part).items()}

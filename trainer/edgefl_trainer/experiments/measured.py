@@ -37,11 +37,8 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
     """Ours under a heading.
 
     Args:
-        column: which figure.
-        metric: of a site.
         spread: `seeds`: ± over runs; `sites`: of a mean over sites ± runs over the sites, each its mean over runs.
         runs: of one row, one for each seed.
-        ddof: of the standard deviation.
     """
     values = [value for run in runs if (value := figure_of(column, metric, run)) is not None]
     if not values:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_trainer.data.plan import Plan
-from edgefl_trainer.engine.settings import RunSettings, hyper_types, method_class, nearest, preset_of, resolve
+from edgefl_trainer.engine.settings import RunSettings, hyper_types, method_class, preset_of, resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.experiments.files import SHARED, Experiment, Part, Pretrain, Row, plan_of
+from edgefl_trainer.typed_values import nearest
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 SEED = re.compile(r"seed-(\d+)")
@@ -78,8 +79,6 @@ def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, 
     """Every chosen run, resolved; nothing is read but the environment.
 
     Args:
-        experiment: the file.
-        choice: rows, parts, seeds and settings.
         environment: where `$NAME` in data and backbones is looked up.
 
     Raises:
@@ -175,15 +174,10 @@ def _pretraining(
     """The run that a row starts from.
 
     Args:
-        experiment: The file.
-        choice: Settings of the command line.
-        part: Of the row.
-        stage: Of the row.
         second: Settings of the row's own run: what both stages share is taken from there.
-        environment: See `plan_runs`.
     """
     shared = {name: second[name] for name in (*SHARED, "data", "partition", "seed") if name in second}
-    given = {**experiment.pretrain.settings, **stage.settings}
+    given: dict[str, Any] = {**experiment.pretrain.settings, **stage.settings}
     hyper = {**experiment.pretrain.hyper}
     if choice.tiny:
         given |= experiment.tiny.pretrain.settings

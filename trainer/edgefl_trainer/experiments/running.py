@@ -31,7 +31,6 @@ def run_planned(runs: Sequence[PlannedRun], say: Say) -> list[str]:
     """Make what is not there yet.
 
     Args:
-        runs: what to run, in order.
         say: told of each run and each failure, a line at a time.
 
     Returns:

@@ -4,20 +4,17 @@
 the others never came here. Source: docs/design.md 5; docs/decisions/0030.
 """
 
-import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from edgefl_protocol import Payload
-from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
-from edgefl_trainer.contract import LearnsApart, LearnsBackbone, State
-from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, read_metrics
+from edgefl_trainer.contract import State, declared
+from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound
 from edgefl_trainer.engine.handout import received_encoder
-from edgefl_trainer.engine.results import learned_backbone_results, predictor_results
-from edgefl_trainer.engine.run import privacy_cost, save_backbone, speed, traffic, what_was_asked
+from edgefl_trainer.engine.results import results_of
+from edgefl_trainer.engine.run import what_was_asked, write_summary
 from edgefl_trainer.live.work import Work
 
 
@@ -27,10 +24,6 @@ def write_results(
     """Judge what the site has now and write `summary.json`.
 
     Args:
-        work: what was learned.
-        folder: the run directory.
-        told: the signed task of the finished federation.
-        federation: its name.
         state: the site's, after its last exchange.
         last: what the coordinator handed out at the end.
 
@@ -39,32 +32,24 @@ def write_results(
         `site_sha256` this site's own.
     """
     started = time.perf_counter()
-    results = _results(work, folder, state, last)
-    evaluated = time.perf_counter() - started
-    summary = {
+    final, sites = _final(work, state, last), {work.site.name: work.site}
+    results = results_of(folder, work.method, work.task, work.backbone, final, work.federation, sites, held_out={})
+    head = {
         **what_was_asked(work.settings, work.method, None),
         "federation": federation,
         "partition_sha256": work.federation.partition_sha256,
         **results,
-        **traffic(folder),
-        **speed(folder),
-        **privacy_cost({work.site.name: state}),
-        "seconds": round(sum(float(line["seconds"]) for line in read_metrics(folder)) + evaluated, 1),
-        "site_sha256": state.digest(),
-        "state_sha256": told.state_sha256 or None,
     }
-    write_atomic(folder / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
-    return summary
+    digests = {"site_sha256": state.digest(), "state_sha256": told.state_sha256 or None}
+    return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
 
 
-def _results(work: Work, folder: Path, state: State, last: Payload) -> Mapping[str, Any]:
+def _final(work: Work, state: State, last: Payload) -> FederationState:
+    """What the site knows of the finished federation: its own state, and the model or encoder made of the hand-out."""
     name, rounds = work.site.name, work.task.rounds
-    if isinstance(work.method, LearnsBackbone):
-        apart = isinstance(work.method, LearnsApart)
-        encoder = None if apart else SelectedEncoder(rounds, received_encoder(last))
-        final = FederationState(State(), {name: state}, encoder=encoder)
-        return learned_backbone_results(folder, work.method, final, work.federation, {name: work.site})
-    save_backbone(folder, work.backbone)
+    learns = declared(work.method)
+    if learns.encoder:
+        encoder = None if learns.apart else SelectedEncoder(rounds, received_encoder(last))
+        return FederationState(State(), {name: state}, encoder=encoder)
     kept = SelectedRound(work.method.phases(rounds)[-1].round, state, last)
-    final = FederationState(State(), {name: state}, {name: kept})
-    return predictor_results(folder, work.method, work.task, final, work.federation, {name: work.site}, held_out={})
+    return FederationState(State(), {name: state}, {name: kept})

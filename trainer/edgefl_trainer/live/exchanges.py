@@ -33,17 +33,11 @@ METRICS, REFUSED = "metrics.jsonl", "refused.json"
 
 @dataclass(frozen=True)
 class Exchanges:
-    """The exchanges of one site, kept in its run directory.
+    """The exchanges of one site, kept in its run directory."""
 
-    Attributes:
-        work: what it learns.
-        folder: the run directory.
-        pace: how much of the run is done.
-    """
-
-    work: Work
-    folder: Path
-    pace: Pace
+    work: Work  # what it learns
+    folder: Path  # the run directory
+    pace: Pace  # how much of the run is done
 
     @property
     def name(self) -> str:
@@ -63,10 +57,6 @@ class Exchanges:
 
     def learned(self, number: int, broadcast: Payload) -> SiteResult:
         """Do the site's share of an exchange, or read what was done before a kill.
-
-        Args:
-            number: of the exchange.
-            broadcast: as the coordinator sent it.
 
         Raises:
             TrainingError: a loss, weight or map is not finite, or the broadcast is not of this exchange.

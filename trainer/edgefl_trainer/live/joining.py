@@ -39,37 +39,22 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Join:
-    """One call of `edgefl-train join`.
+    """One call of `edgefl-train join`."""
 
-    Attributes:
-        folder: the run directory, which holds the membership too.
-        options: what the site decides.
-        invite: the operator's, or None to go on with the membership in the folder.
-        ca: PEM file of the coordinator's certificate or authority, or None.
-        proxy: proxy to use from now on, or None.
-        passphrase: opens encrypted keys, or None.
-        once: do what is due and leave.
-        say: tells a person what happens.
-        sleep: waits, in seconds; a test passes its own.
-    """
-
-    folder: Path
-    options: SiteOptions
-    invite: str | None = None
-    ca: Path | None = None
-    proxy: str | None = None
-    passphrase: bytes | None = None
-    once: bool = False
-    say: Say
-    sleep: Callable[[float], None] = time.sleep
+    folder: Path  # the run directory, which holds the membership too
+    options: SiteOptions  # what the site decides
+    invite: str | None = None  # the operator's, or None to go on with the membership in the folder
+    ca: Path | None = None  # PEM file of the coordinator's certificate or authority, or None
+    proxy: str | None = None  # proxy to use from now on, or None
+    passphrase: bytes | None = None  # opens encrypted keys, or None
+    once: bool = False  # do what is due and leave
+    say: Say  # tells a person what happens
+    sleep: Callable[[float], None] = time.sleep  # waits, in seconds; a test passes its own
     rng: random.Random = field(default_factory=random.Random)
 
 
 def join(call: Join) -> dict[str, Any]:
     """Take part in a federation until it is over, or once.
-
-    Args:
-        call: who joins with what.
 
     Returns:
         federation, name, role, fingerprint and state of the membership; the round; what was learned and sent in this

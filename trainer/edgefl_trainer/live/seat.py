@@ -40,28 +40,18 @@ Settled = Callable[[Delivery], None]
 
 @dataclass(frozen=True)
 class Reply:
-    """What was learned in a round, to be sent.
+    """What was learned in a round, to be sent."""
 
-    Attributes:
-        round: the coordinator's number of it.
-        content: bytes of the payload.
-    """
-
-    round: int
-    content: bytes
+    round: int  # the coordinator's number of it
+    content: bytes  # bytes of the payload
 
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a site keeps its membership.
+    """Where a site keeps its membership."""
 
-    Attributes:
-        folder: the run directory.
-        passphrase: opens encrypted keys, or None.
-    """
-
-    folder: Path
-    passphrase: bytes | None = None
+    folder: Path  # the run directory
+    passphrase: bytes | None = None  # opens encrypted keys, or None
 
     @property
     def home(self) -> Path:

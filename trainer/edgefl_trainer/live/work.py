@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgefl_protocol.messages.requests import TaskReply
-from edgefl_trainer.contract import LearnsBackbone, Method, Site, Task, TrainsNetwork
+from edgefl_trainer.contract import Method, Site, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.run import load_data
 from edgefl_trainer.engine.settings import RunSettings
@@ -39,58 +39,33 @@ SHAPE = ("architecture", "image_px", "patch", "depth", "heads", "width", "mean",
 
 @dataclass(frozen=True, kw_only=True)
 class SiteOptions:
-    """What a site decides itself.
+    """What a site decides itself."""
 
-    Attributes:
-        data: SPECs of its images.
-        site: which site of the data it is; empty where the data has one.
-        classes: use only images of these classes; empty for all.
-        backbone: its copy of the federation's network; empty for the one the task names.
-        images_per_site: most training images, 0 for all.
-        unlabelled: use of images without a label.
-        balance: draw the classes equally.
-        device: where to compute.
-        autocast: precision of the backbone.
-    """
-
-    data: tuple[str, ...]
-    site: str = ""
-    classes: tuple[str, ...] = ()
-    backbone: str = ""
-    images_per_site: int = 0
-    unlabelled: Literal["none", "site", "spread"] | None = None
-    balance: Literal["none", "class"] = "none"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    autocast: Literal["auto", "none", "bf16"] = "auto"
+    data: tuple[str, ...]  # SPECs of its images
+    site: str = ""  # which site of the data it is; empty where the data has one
+    classes: tuple[str, ...] = ()  # use only images of these classes; empty for all
+    backbone: str = ""  # its copy of the federation's network; empty for the one the task names
+    images_per_site: int = 0  # most training images, 0 for all
+    unlabelled: Literal["none", "site", "spread"] | None = None  # use of images without a label
+    balance: Literal["none", "class"] = "none"  # draw the classes equally
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where to compute
+    autocast: Literal["auto", "none", "bf16"] = "auto"  # precision of the backbone
 
 
 @dataclass(frozen=True)
 class Work:
-    """All that a site needs to learn.
+    """All that a site needs to learn."""
 
-    Attributes:
-        settings: of its run directory.
-        method: with the federation's hyper-parameters.
-        task: what server and sites agree on.
-        backbone: frozen, of the run.
-        federation: its own rows.
-        site: as the method sees it.
-    """
-
-    settings: RunSettings
-    method: Method
-    task: Task
-    backbone: Backbone
-    federation: Federation
-    site: Site
+    settings: RunSettings  # of its run directory
+    method: Method  # with the federation's hyper-parameters
+    task: Task  # what server and sites agree on
+    backbone: Backbone  # frozen, of the run
+    federation: Federation  # its own rows
+    site: Site  # as the method sees it
 
 
 def prepare(told: TaskReply, options: SiteOptions) -> Work:
     """Read data and backbone, and check that they fit the task.
-
-    Args:
-        told: the signed task.
-        options: of this site.
 
     Raises:
         FederationRefused: the task cannot be done by this version or with this backbone.
@@ -196,7 +171,7 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
             f"the task's network {str(wanted.architecture)[:60]!r} is no name of timm's own, and nothing is fetched "
             "from where a coordinator says: ask its operator for a network that timm knows."
         )
-    learned = isinstance(method, LearnsBackbone | TrainsNetwork)
+    learned = not declared(method).freezes
     name = options.backbone or wanted.name
     if not options.backbone and is_elsewhere(wanted.name):
         if learned and (isinstance(wanted, CNNSpec) or not wanted.name.startswith("timm:")):

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.feature_rows import BANK
-from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import contrast, feature_bank, self_supervised
@@ -39,7 +39,7 @@ class FedCLF:
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = False
-    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
+    declares: ClassVar[Declaration] = self_supervised.DECLARES
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)

@@ -26,7 +26,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Arrays, Phase, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Presets, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import method_parts, steps
 from edgefl_trainer.learning.batches import autocast, batches_of, read_ahead
@@ -48,6 +48,23 @@ PARTS: Mapping[KeepLocal, tuple[str, ...]] = {  # Table V: how the names of the 
     "decoder_embed": ("decoder.embed.",),  # W/o Decoder Projection
 }
 
+PRESETS: Presets = {
+    "tiny": {
+        "rounds": 2,
+        "epochs": 1,
+        "images_per_site": 240,
+        "hyper": {"batch": 64, "lr": 1e-3, "decoder_width": 64, "decoder_depth": 1},
+    },
+    "bench84": {
+        "rounds": 20,
+        "epochs": 1,
+        "images_per_site": 600,
+        "backbone": "vit:192x12/12",
+        "hyper": {"batch": 64, "lr": 1e-3, "decoder_width": 128, "decoder_depth": 4},
+    },
+    "paper": {"rounds": 100, "epochs": 10, "backbone": "vit:768x12/16", "image_px": 224},
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class FedMAE:
@@ -57,6 +74,7 @@ class FedMAE:
     paper: ClassVar[str] = "arXiv 2208.11278"
     travels: ClassVar[tuple[str, ...]] = ("weights",)
     needs_labels: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(encoder=encoder_of, presets=lambda backbone, hyper: PRESETS)
 
     keep_local: KeepLocal = "class_token"  # what is not averaged before the end
     mask_ratio: float = 0.75  # share of hidden patches

@@ -12,6 +12,7 @@ Differs from the paper: as FedCLF does; a bank begins with features of the site'
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from edgefl_trainer.contract import Declaration
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
@@ -26,7 +27,7 @@ class FedMoCo:
     paper: ClassVar[str] = "arXiv 2208.11278"
     travels: ClassVar[tuple[str, ...]] = ("weights",)
     needs_labels: ClassVar[bool] = False
-    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
+    declares: ClassVar[Declaration] = self_supervised.DECLARES
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
 

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning import private_prompts, steps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
@@ -148,6 +148,8 @@ class FedProto:
         """The other one of the two."""
         answers = self._answers(site, state, broadcast)
         return {name: answers[name] for name in answers if name != self.predict}
+
+    declares: ClassVar[Declaration] = Declaration(further_predictors=further_predictors)
 
     def _answers(self, site: Site, state: State, broadcast: Payload) -> dict[str, Predictor]:
         head = private_prompts.predictor(self, site, state, broadcast)

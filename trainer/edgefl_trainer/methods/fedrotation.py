@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.augment import quarter_turns
-from edgefl_trainer.contract import Site
+from edgefl_trainer.contract import Declaration, Site
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe
@@ -32,7 +32,7 @@ class FedRotation:
     paper: ClassVar[str] = "arXiv 1803.07728"
     travels: ClassVar[tuple[str, ...]] = ("weights",)
     needs_labels: ClassVar[bool] = False
-    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
+    declares: ClassVar[Declaration] = self_supervised.DECLARES
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Site
+from edgefl_trainer.contract import Declaration, Site
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import unit
@@ -35,7 +35,7 @@ class FedSimCLR:
     paper: ClassVar[str] = "arXiv 2002.05709"
     travels: ClassVar[tuple[str, ...]] = ("weights",)
     needs_labels: ClassVar[bool] = False
-    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
+    declares: ClassVar[Declaration] = self_supervised.DECLARES
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
     temperature: float = 0.2  # tau

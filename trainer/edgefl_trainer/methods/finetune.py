@@ -21,11 +21,12 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts, steps, whole_network
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe
+from edgefl_trainer.learning.whole_network_presets import presets_of
 from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
@@ -39,6 +40,7 @@ class FineTune:
     family: ClassVar[str] = "fine-tuning"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = Declaration(trains_network=True, summary=("mode",), presets=presets_of)
 
     mode: Literal["local", "federated"] = "federated"
     recipe: NetworkRecipe = field(default_factory=NetworkRecipe)

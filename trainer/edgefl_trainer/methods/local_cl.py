@@ -10,11 +10,11 @@ methods it is compared with.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Site, State, Task
+from edgefl_trainer.contract import Declaration, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
@@ -29,7 +29,7 @@ class LocalCL:
     paper: ClassVar[str] = "arXiv 2208.11278"
     travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = False
-    least_images: ClassVar[int] = self_supervised.LEAST_IMAGES
+    declares: ClassVar[Declaration] = replace(self_supervised.DECLARES, apart=True)
 
     contrast: ContrastRecipe = field(default_factory=lambda: ContrastRecipe(momentum_encoder="local"))
 

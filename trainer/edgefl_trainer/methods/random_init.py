@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Phase, Site, State, Task
+from edgefl_trainer.contract import Declaration, Phase, Site, State, Task
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import self_supervised
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE
@@ -28,6 +28,7 @@ class RandomInit:
     paper: ClassVar[str] = "arXiv 2208.11278"
     travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = False
+    declares: ClassVar[Declaration] = Declaration(encoder=self_supervised.encoder_of)
 
     broadcast = method_parts.nothing_sent
     aggregate = method_parts.nothing_averaged

@@ -27,17 +27,11 @@ MAX_RATIO = 1.45
 
 @dataclass
 class Paint:
-    """What a lesion is made of, place by place.
+    """What a lesion is made of, place by place."""
 
-    Attributes:
-        pigment: Melanin, units of absorption.
-        blood: Haemoglobin, units of absorption.
-        coats: Opaque layers in order: colour and share (0..1).
-    """
-
-    pigment: Field
-    blood: Field | None = None
-    coats: list[tuple[Colour, Field]] = field(default_factory=list)
+    pigment: Field  # melanin, units of absorption
+    blood: Field | None = None  # haemoglobin, units of absorption
+    coats: list[tuple[Colour, Field]] = field(default_factory=list)  # opaque layers in order: colour and share (0..1)
 
     def coat(self, colour: Colour, share: Field) -> None:
         """Lay a colour over what is there."""

@@ -23,13 +23,9 @@ _LESION_STREAM, _VIEW_STREAM, _SKIN_STREAM = 2, 3, 5
 
 @dataclass(frozen=True, slots=True)
 class DrawnPixels:
-    """Pictures that are drawn when they are asked for.
+    """Pictures that are drawn when they are asked for."""
 
-    Attributes:
-        settings: Of the federation they belong to.
-    """
-
-    settings: LesionSettings
+    settings: LesionSettings  # of the federation they belong to
 
     @property
     def identity(self) -> str:
@@ -86,11 +82,8 @@ def draw_skin(*, site: int, number: int, px: int, sites: int = 6, seed: int = 0)
     """A photograph of healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion.
 
     Args:
-        site: See `draw_lesion`.
         number: Any from 0.
         px: Side of the picture, pixels.
-        sites: See `draw_lesion`.
-        seed: See `draw_lesion`.
     """
     return healthy_skin(_style(site, sites, seed), px, stream(seed, _SKIN_STREAM, site, number))
 

@@ -28,25 +28,15 @@ _PLAN_STREAM = 4
 
 @dataclass(frozen=True, kw_only=True)
 class LesionSettings:
-    """What `lesions:` draws.
+    """What `lesions:` draws."""
 
-    Attributes:
-        sites: Number of sites.
-        images: Images of each site.
-        seed: Of everything drawn.
-        px: Side at which a picture is drawn, pixels.
-        classes: Keys of `SIGNS`.
-        skew: 0 = every site has the same class shares, 1 = shares as Dirichlet(1) draws them.
-        absent: Number of classes, never the first, that each site lacks.
-    """
-
-    sites: int
-    images: int
-    seed: int
-    px: int
-    classes: tuple[str, ...]
-    skew: float
-    absent: int
+    sites: int  # number of sites
+    images: int  # images of each site
+    seed: int  # of everything drawn
+    px: int  # side at which a picture is drawn, pixels
+    classes: tuple[str, ...]  # keys of `SIGNS`
+    skew: float  # 0 = every site has the same class shares, 1 = shares as Dirichlet(1) draws them
+    absent: int  # number of classes, never the first, that each site lacks
 
 
 def parse_settings(options: Mapping[str, str]) -> LesionSettings:

@@ -12,21 +12,13 @@ from edgefl_trainer.data.lesions.canvas import Canvas, Field, Rng, noise, smooth
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """How irregular an outline is and how sharp its edge.
+    """How irregular an outline is and how sharp its edge."""
 
-    Attributes:
-        stretch: Most elongation, share of the radius.
-        waves: Amplitude of the irregular waves, share of the radius.
-        notches: Amplitude of small notches, share of the radius.
-        wobble: Displacement of the edge by noise, units.
-        edge: Width over which the pigment fades, units: least and most over the turn.
-    """
-
-    stretch: float
-    waves: float
-    notches: float
-    wobble: float
-    edge: tuple[float, float]
+    stretch: float  # most elongation, share of the radius
+    waves: float  # amplitude of the irregular waves, share of the radius
+    notches: float  # amplitude of small notches, share of the radius
+    wobble: float  # displacement of the edge by noise, units
+    edge: tuple[float, float]  # width over which the pigment fades, units: least and most over the turn
 
 
 def radius_table(outline: Outline, rng: Rng) -> Field:

@@ -22,37 +22,21 @@ _SKIN = np.array(
 
 @dataclass(frozen=True, kw_only=True)
 class SiteStyle:
-    """How one site photographs.
+    """How one site photographs."""
 
-    Attributes:
-        tone: Centre of the site's skin tones on the scale 0 (lightest) to 5.
-        cast: Gain of each channel, (3,).
-        gradient: Difference of light across the picture, share.
-        gradient_turn: Direction of that difference, radians.
-        vignette: Darkening towards the corners, share; a lens tube above 0.5.
-        hairs: Mean number of hairs in a picture.
-        hair_tone: 0 = fair, 1 = black.
-        bubbles: Mean number of gel bubbles.
-        ruler: Probability of scale marks along an edge.
-        area: Middle of the share of the picture that a lesion covers.
-        blur_px: Defocus at 128 px, pixels.
-        noise: Sensor noise, standard deviation on 0..255.
-        contrast: Exponent of the tone curve.
-    """
-
-    tone: float
-    cast: NDArray[np.float32]
-    gradient: float
-    gradient_turn: float
-    vignette: float
-    hairs: float
-    hair_tone: float
-    bubbles: float
-    ruler: float
-    area: float
-    blur_px: float
-    noise: float
-    contrast: float
+    tone: float  # centre of the site's skin tones on the scale 0 (lightest) to 5
+    cast: NDArray[np.float32]  # gain of each channel, (3,)
+    gradient: float  # difference of light across the picture, share
+    gradient_turn: float  # direction of that difference, radians
+    vignette: float  # darkening towards the corners, share; a lens tube above 0.5
+    hairs: float  # mean number of hairs in a picture
+    hair_tone: float  # 0 = fair, 1 = black
+    bubbles: float  # mean number of gel bubbles
+    ruler: float  # probability of scale marks along an edge
+    area: float  # middle of the share of the picture that a lesion covers
+    blur_px: float  # defocus at 128 px, pixels
+    noise: float  # sensor noise, standard deviation on 0..255
+    contrast: float  # exponent of the tone curve
 
     def skin(self, rng: Rng) -> NDArray[np.float32]:
         """The skin of one patient, RGB 0..1, (3,)."""

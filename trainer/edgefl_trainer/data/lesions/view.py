@@ -26,19 +26,12 @@ Planes = NDArray[np.float32]  # (3, px, px), RGB 0..1
 
 @dataclass(frozen=True)
 class Lesion:
-    """A painted lesion in its own frame.
+    """A painted lesion in its own frame."""
 
-    Attributes:
-        layers: Ratio to the skin (3 channels, 255 = `MAX_RATIO`) and cover, uint8 RGBA.
-        skin: Colour of the patient's skin, RGB 0..1, (3,).
-        area: Share of the picture it covers, before the variation between views.
-        turn: Its direction in the picture, radians.
-    """
-
-    layers: Image.Image
-    skin: NDArray[np.float32]
-    area: float
-    turn: float
+    layers: Image.Image  # ratio to the skin (3 channels, 255 = `MAX_RATIO`) and cover, uint8 RGBA
+    skin: NDArray[np.float32]  # colour of the patient's skin, RGB 0..1, (3,)
+    area: float  # share of the picture it covers, before the variation between views
+    turn: float  # its direction in the picture, radians
 
 
 def paint_lesion(label: str, style: SiteStyle, px: int, rng: Rng) -> Lesion:
@@ -62,9 +55,7 @@ def photograph(lesion: Lesion, style: SiteStyle, px: int, rng: Rng) -> tuple[Pho
 
     Args:
         lesion: From `paint_lesion` at the same `px`.
-        style: Of the site.
         px: Side of the picture, pixels.
-        rng: Of this view.
 
     Returns:
         Picture and mask.

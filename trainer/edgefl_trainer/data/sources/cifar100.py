@@ -37,25 +37,11 @@ _MAX_BYTES = 60_000 * RECORD_BYTES  # of one file; the larger of the two holds 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordPixels:
-    """Pictures that are records of a few files; a row's source is `FILE/NUMBER`, counted from 0.
+    """Pictures that are records of a few files; a row's source is `FILE/NUMBER`, counted from 0."""
 
-    Attributes:
-        files: File name → its records, uint8 (n, 3074).
-        digest: What `identity` answers: `store.identity` of the files.
-    """
-
-    files: Mapping[str, Records]
-    digest: str
-
-    @property
-    def identity(self) -> str:
-        """Digest of the files behind the rows."""
-        return self.digest
-
-    @property
-    def has_masks(self) -> bool:
-        """Records carry no lesion masks."""
-        return False
+    files: Mapping[str, Records]  # file name → its records, uint8 (n, 3074)
+    identity: str  # digest of the files behind the rows
+    has_masks: bool = False
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
         """Yield the pictures of `rows` in order, uint8 (px, px, 3), and no mask (see `PixelSource.load`)."""

@@ -21,31 +21,16 @@ _THREADS = 4  # Pillow decodes outside the interpreter lock
 
 @dataclass(frozen=True, slots=True)
 class FilePixels:
-    """Pictures in a folder or zip.
+    """Pictures in a folder or zip."""
 
-    Attributes:
-        store: The folder or zip.
-        digest: What `identity` answers: `store.identity` of the rows' files.
-    """
-
-    store: FileStore
-    digest: str
-
-    @property
-    def identity(self) -> str:
-        """Digest of the files behind the rows."""
-        return self.digest
-
-    @property
-    def has_masks(self) -> bool:
-        """Files carry no lesion masks."""
-        return False
+    store: FileStore  # the folder or zip
+    identity: str  # digest of the files behind the rows
+    has_masks: bool = False
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
         """Decode the pictures of `rows` in order.
 
         Args:
-            rows: Rows of this source.
             image_px: Side of the square result, pixels.
             fit: `squash` or `crop`, as in `imaging.resize`.
 

@@ -45,10 +45,6 @@ def read_isic2019(path: Path, split: str) -> Table:
 def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
     """The rows of the tables alone; pictures are located but not required.
 
-    Args:
-        store: Folder or zip with the tables.
-        split: See `read_isic2019`.
-
     Returns:
         Rows in the order of the metadata. Images without a lesion id are unlabelled ones of no site; where not one of
         their pictures is there, as in FLamby's own folder, they are left out.

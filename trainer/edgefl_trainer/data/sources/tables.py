@@ -14,36 +14,24 @@ from edgefl_trainer.data.sources.store import MAX_TABLE_BYTES, FileStore
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A CSV as read.
+    """A CSV as read."""
 
-    Attributes:
-        where: "NAME in STORE", for messages.
-        records: (line number in the file, column → value).
-    """
-
-    where: str
-    records: tuple[tuple[int, dict[str, str]], ...]
+    where: str  # "NAME in STORE", for messages
+    records: tuple[tuple[int, dict[str, str]], ...]  # (line number in the file, column → value)
 
 
 @dataclass(frozen=True, slots=True)
 class TextFile:
-    """Lines as read.
+    """Lines as read."""
 
-    Attributes:
-        where: "NAME in STORE", for messages.
-        lines: (line number in the file, line).
-    """
-
-    where: str
-    lines: tuple[tuple[int, str], ...]
+    where: str  # "NAME in STORE", for messages
+    lines: tuple[tuple[int, str], ...]  # (line number in the file, line)
 
 
 def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFile:
     """Read one CSV.
 
     Args:
-        store: Folder or zip that holds it.
-        name: Its name there.
         required: Columns that must be in the header.
 
     Raises:
@@ -69,10 +57,6 @@ def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFil
 
 def read_lines(store: FileStore, name: str) -> TextFile:
     """Read a text file that has no header.
-
-    Args:
-        store: Folder or zip that holds it.
-        name: Its name there.
 
     Returns:
         The lines that are not empty, stripped of white space at both ends.

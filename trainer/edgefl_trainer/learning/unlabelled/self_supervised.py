@@ -28,7 +28,7 @@ from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import Images, read_ahead
@@ -165,6 +165,9 @@ def fill(model: Learner, arrays: Arrays) -> None:
 def encoder_of(state: State) -> Arrays:
     """The network without its head, by timm's names."""
     return {name.removeprefix(BACKBONE): value for name, value in state.arrays.items() if name.startswith(BACKBONE)}
+
+
+DECLARES = Declaration(encoder=encoder_of, least_images=LEAST_IMAGES)
 
 
 @dataclass(frozen=True)

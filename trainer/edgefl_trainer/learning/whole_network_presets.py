@@ -7,8 +7,10 @@ the schedule spans rounds times epochs. The others shorten it (docs/methods.md 3
 from collections.abc import Mapping
 from typing import Any
 
+from edgefl_trainer.contract import Presets
+from edgefl_trainer.models.kind import network_kind
+
 Preset = Mapping[str, Any]
-Presets = Mapping[str, Preset]  # by name: tiny, bench84, paper
 
 _VIT: Preset = {
     "optimizer": "adamw",
@@ -43,9 +45,11 @@ _CNN_FEDERATED: Presets = {
     "bench84": {"rounds": 20, "epochs": 1, **_FEW, "hyper": {**_CNN, "lr": 3e-4, "batch": 16, "schedule": "constant"}},
     "paper": {"rounds": 100, "epochs": 1, "select": "tune", "hyper": {**_CNN, "batch": 128, "schedule": "constant"}},
 }
-FINETUNE_PRESETS: Mapping[tuple[str, str], Presets] = {
-    ("vit", "local"): _VIT_LOCAL,
-    ("vit", "federated"): _VIT_FEDERATED,
-    ("cnn", "local"): _CNN_LOCAL,
-    ("cnn", "federated"): _CNN_FEDERATED,
-}
+
+
+def presets_of(backbone: str, hyper: Mapping[str, Any]) -> Presets:
+    """The presets for the kind of network that a backbone's name stands for, and for `mode`, federated unless given."""
+    local = hyper.get("mode") == "local"
+    if network_kind(backbone) == "vit":
+        return _VIT_LOCAL if local else _VIT_FEDERATED
+    return _CNN_LOCAL if local else _CNN_FEDERATED

@@ -1,0 +1,28 @@
+"""Options that several commands take, and how a list of names is written."""
+
+from pathlib import Path
+
+import click
+
+out = click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+participation = click.option(
+    "--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]"
+)
+balance = click.option(
+    "--balance", type=click.Choice(["none", "class"]), help="Draw the classes of a site equally.  [default: none]"
+)
+images_per_site = click.option(
+    "--images-per-site", type=int, metavar="N", help="Most training images of a site, 0 for all."
+)
+device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
+resume = click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
+summary_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
+run_dir = click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in `A,B,C`, at least one."""
+    found = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not found:
+        raise click.UsageError(f"{text!r} holds no name: write names with commas between.")
+    return found

@@ -1,0 +1,33 @@
+"""`edgefl-train predict`: score pictures with a finished run."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from edgefl_trainer.commands import options as shared
+from edgefl_trainer.commands.extra import needs_trainer
+
+
+@click.command()
+@shared.run_dir
+@click.argument("images", metavar="IMAGES…", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--site", required=True, metavar="NAME", help="Whose model scores.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`."
+)
+@needs_trainer
+def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -> None:
+    """Score IMAGES with the model that a site learned in RUN. This is the reference for what a device says."""
+    from edgefl_trainer.commands.results_text import score_line
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.engine.prediction import predict_files
+
+    failed = 0
+    for score in predict_files(open_run(run_dir), site, images):
+        failed += "error" in score
+        click.echo(json.dumps(score) if as_json else score_line(score))
+    if failed:
+        click.echo(f"{failed} of {len(images)} images could not be scored", err=True)
+        sys.exit(1)

@@ -1,0 +1,101 @@
+"""`edgefl-train run`: one method over the sites of the data."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgefl_trainer.commands import options as shared
+from edgefl_trainer.commands.extra import needs_trainer
+from edgefl_trainer.commands.options import names
+
+
+@click.command()
+@click.argument("method")
+@click.option("--data", multiple=True, metavar="SPEC", help="Data, repeatable; see docs/reference/data.md.")
+@shared.out
+@click.option(
+    "--partition",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Sites and rows, as `edgefl-train partition` dealt them.  [default: those of the data]",
+)
+@click.option(
+    "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]"
+)
+@click.option("--classes", metavar="A,B,…", help="Keep only these classes.")
+@click.option(
+    "--backbone",
+    metavar="NAME",
+    help="derm-vit-tiny-84 (comes along), run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.",
+)
+@click.option(
+    "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
+)
+@shared.participation
+@click.option("--unlabelled", type=click.Choice(["none", "site", "spread"]), help="Use of images without a label.")
+@click.option(
+    "--labels",
+    type=float,
+    metavar="SHARE",
+    help="Share of each site's training images whose label is used.  [default: 1]",
+)
+@shared.balance
+@click.option(
+    "--select",
+    type=click.Choice(["last", "tune"]),
+    help="Which round is kept: the last, or the best on tune rows (of a backbone: by its probe).  [default: last]",
+)
+@click.option(
+    "--probe-every",
+    type=click.IntRange(min=0),
+    metavar="ROUNDS",
+    help="Self-supervised: rounds from one linear probe of the encoder to the next, 0 for none.  [default: 5]",
+)
+@click.option("--rounds", type=int, metavar="N", help="Train rounds.  [default: the preset's]")
+@click.option("--epochs", type=int, metavar="N", help="Local epochs of a round.  [default: the preset's]")
+@shared.images_per_site
+@click.option("--seed", type=int, metavar="N", help="Seed of every draw.  [default: 0]")
+@click.option(
+    "--preset", type=click.Choice(["tiny", "bench84", "paper"]), help="Schedule and sizes.  [default: bench84]"
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="TOML file of settings.",
+)
+@click.option(
+    "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Hyper-parameter of the method; repeatable."
+)
+@shared.device
+@click.option(
+    "--autocast",
+    type=click.Choice(["auto", "none", "bf16"]),
+    help="Backbone precision; auto is bf16 on CUDA.  [default: auto]",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local"]),
+    default="local",
+    show_default=True,
+    help="Where the sites run: local is in this process, one after the other.",
+)
+@shared.resume
+@shared.summary_json
+@needs_trainer
+def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
+    """Learn with METHOD over all sites of the data. Model, metrics and summary are left in DIR."""
+    from edgefl_trainer.commands.results_text import summary_text
+    from edgefl_trainer.engine.run import run as run_federation
+    from edgefl_trainer.engine.settings import resolve
+
+    assignments, config = options.pop("assignments"), options.pop("config")
+    del options["engine"]  # there is one
+    if options["classes"] is not None:
+        options["classes"] = names(options["classes"])
+    options["data"] = options["data"] or None
+    settings = resolve(method, options, config, assignments)
+    summary = run_federation(settings, out, resume=resume)
+    click.echo(json.dumps(summary) if as_json else summary_text(summary))

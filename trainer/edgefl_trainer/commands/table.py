@@ -1,0 +1,88 @@
+"""`edgefl-train table`: finished runs in one table, or beside a paper's numbers, and a picture of them."""
+
+from pathlib import Path
+
+import click
+
+from edgefl_trainer.commands.extra import needs_trainer
+
+SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module imports
+    "balanced_accuracy", "macro_precision", "macro_recall", "macro_f1", "specificity", "auroc", "accuracy", "ece",
+    "brier", "aurc", "open_accuracy", "open_balanced_accuracy",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("runs", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--experiment",
+    "file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="Stand the runs beside the paper's numbers in this experiments/*.toml.",
+)
+@click.option(
+    "--metric",
+    type=click.Choice(SITE_FIGURES),
+    metavar="NAME",
+    help=f"Figure of a site: {', '.join(SITE_FIGURES)}.  [default: balanced_accuracy; with --experiment the paper's]",
+)
+@click.option(
+    "--spread",
+    type=click.Choice(["sample", "population"]),
+    default="sample",
+    show_default=True,
+    help="Standard deviation behind ±: divided by n - 1, or by n.",
+)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["md", "csv", "json", "latex"]),
+    default="md",
+    show_default=True,
+    help="Form.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PNG",
+    help="Also draw accuracy on tune rows over rounds and bytes, or what the experiment's file asks for.",
+)
+@needs_trainer
+def table(
+    runs: tuple[Path, ...], file: Path | None, metric: str | None, spread: str, style: str, plot: Path | None
+) -> None:
+    """Compare finished runs in a table, site by site. It has mean and spread, worst site, bytes of a round.
+
+    A RUN is a run directory, or a folder with finished runs below it.
+    """
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_protocol.errors import EdgeflError
+    from edgefl_trainer.engine.models import open_run
+    from edgefl_trainer.evaluate.table import origin, render_table
+    from edgefl_trainer.experiments import pictures
+    from edgefl_trainer.experiments.comparison import render_comparison
+    from edgefl_trainer.experiments.files import read_experiment
+    from edgefl_trainer.experiments.finished import environment_of, find_runs, run_folders
+
+    ddof = 1 if spread == "sample" else 0
+    if file is not None and metric is not None:
+        raise click.UsageError("--metric and --experiment cannot stand together: the experiment names its figures.")
+    try:
+        if file is None:
+            folders = [path for folder in runs for path in run_folders(folder)]
+            summaries = [open_run(folder).summary for folder in folders]
+            machine = origin([environment_of(folder) for folder in folders])
+            metric = metric or "balanced_accuracy"
+            click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))
+            picture = pictures.of_runs(folders) if plot else b""
+        else:
+            experiment = read_experiment(file)
+            found = find_runs(experiment, runs)
+            click.echo(render_comparison(experiment, found, style, ddof))
+            picture = pictures.of_experiment(experiment, found) if plot else b""
+    except ValueError as error:
+        raise EdgeflError(f"{error}: name other runs.", "run") from error
+    if plot is not None:
+        write_atomic(plot, picture)
+        click.echo(f"drew {plot}", err=True)

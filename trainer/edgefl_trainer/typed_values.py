@@ -1,0 +1,111 @@
+"""Values from TOML, JSON and the command line, read strictly as the types that are declared for them.
+
+A whole number passes for a number and a list for a tuple; nothing else is converted. Bounds stand in the type
+(`Annotated[int, Meta(ge=1, description="at least 1")]`). What does not fit is one sentence: `rounds is 'five'; allowed:
+a whole number.`
+"""
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from edgefl_trainer.errors import SettingError
+
+PlainValue = bool | int | float | str | tuple[int | float | str, ...]  # of a setting in a table of settings
+PlainTable = Mapping[str, PlainValue]
+
+_WORDS: Mapping[Any, str] = {
+    bool: "on or off",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple[int, ...]: "whole numbers with commas between, such as 5,6,7, or auto",
+    tuple[str, ...]: "a list of texts",
+}
+_PATH = re.compile(r" - at `\$(.*)`$")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]|\[(\.\.\.)\]")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*?)`")
+_MISSING = re.compile(r"Object missing required field `(.*?)`")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The known names that look most like `name`; all where none does."""
+    names = sorted(known)
+    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names)
+
+
+def hints(kind: Any) -> Mapping[str, Any]:
+    """The declared type of each field of a class, with its bounds."""
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def fits(value: object, wanted: Any) -> bool:
+    """Whether a value is of a type and within its bounds."""
+    try:
+        msgspec.convert(value, wanted)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def allowed(wanted: Any, value: object) -> str:
+    """What a person may write instead of a value that does not fit."""
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin is Annotated:
+        plain, *bounds = parts
+        return str(bounds[0].description) if fits(value, plain) else allowed(plain, value)
+    if origin in (Union, types.UnionType):
+        return allowed(parts[0], value)
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    return _WORDS.get(wanted) or ("a list" if origin is tuple else "a table of key = value")
+
+
+def read_value(value: object, wanted: Any, name: str) -> Any:
+    """The value as its declared type.
+
+    Raises:
+        SettingError: it does not fit; the sentence says what is allowed.
+    """
+    try:
+        return msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        raise SettingError(f"{name} is {value!r}; allowed: {allowed(wanted, value)}.") from error
+
+
+def read_table(found: object, kind: type[Any], name: str) -> Any:
+    """A `msgspec.Struct` that forbids unknown fields, from a table of TOML.
+
+    Raises:
+        SettingError: a key is unknown or missing or a value does not fit; the sentence names the place.
+    """
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise SettingError(_sentence(str(error), found, kind, name)) from error
+
+
+def _sentence(problem: str, found: Any, wanted: Any, place: str) -> str:
+    path = _PATH.search(problem)
+    for field, index, some in _STEP.findall(path[1] if path else ""):
+        if get_origin(wanted) in (Union, types.UnionType):
+            wanted = get_args(wanted)[0]
+        if some:  # msgspec does not say which key of a mapping
+            wanted = get_args(wanted)[1]
+            field = next(key for key, value in found.items() if not fits(value, wanted))
+        elif field:
+            wanted = hints(wanted)[field]
+        else:
+            wanted = get_args(wanted)[0]
+        found = found[int(index) if index else field]
+        place = f"{place}, entry {int(index) + 1}" if index else f"{field} of {place}"
+    if unknown := _UNKNOWN.match(problem):
+        return f"{place} has the key {unknown[1]!r}; did you mean {nearest(unknown[1], hints(wanted))}?"
+    if missing := _MISSING.match(problem):
+        return f"{place} has no {missing[1]!r}: add it."
+    return f"{place} is {found!r}; allowed: {allowed(wanted, found)}."
