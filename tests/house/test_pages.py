@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from tests.house.forks import COMMANDS, Forks
+from tests.shared import Shared
 
 from edgefl_trainer.data.lesions import draw_lesion
 
@@ -163,17 +164,18 @@ def forks(environment) -> Iterator[Forks]:
 
 
 @pytest.fixture(scope="module")
-def readme(root: Path, environment, forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of somebody who followed the README."""
-    folder = tmp_path_factory.mktemp("reader") / "readme"
-    folder.mkdir()
-    _own_files(folder)
-    reader = Reader(folder, environment, forks)
-    try:
-        assert reader.read(root / "README.md") >= 10
-    finally:
-        reader.close()
-    yield folder
+def readme(root: Path, environment, forks: Forks, shared: Shared) -> Path:
+    """The folder of somebody who followed the README, once for all pages."""
+
+    def follow(folder: Path) -> None:
+        _own_files(folder)
+        reader = Reader(folder, environment, forks)
+        try:
+            assert reader.read(root / "README.md") >= 10
+        finally:
+            reader.close()
+
+    return shared.made("reader-of-readme", follow)
 
 
 def test_readme(readme: Path) -> None:
