@@ -7,11 +7,13 @@ values of the network included, so another network, another option or another st
 import fcntl
 import functools
 import hashlib
+import importlib
 import inspect
 import os
+import pkgutil
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,9 @@ class Shared:
     @contextmanager
     def traces(self) -> Iterator[None]:
         """Within it, only what no process has traced yet is traced; an equal step or module gets the same graph."""
-        from edgefl_export import contrast_members, graph, training_graph, training_members
+        modules = _export_modules()
+        scoring, learning = (_defined(modules, name) for name in ("export_score_graph", "export_training_graph"))
+        traced, stepped = scoring._trace, learning.export_training_graph
 
         def score(module: Any, *rest: Any) -> Any:
             import onnx
@@ -54,12 +58,11 @@ class Shared:
         def training(*given: Any, **named: Any) -> bytes:
             return self._bytes("step", (given, named), lambda: stepped(*given, **named))
 
-        traced, stepped = graph._trace, training_graph.export_training_graph
-        with (
-            mock.patch.object(graph, "_trace", score),
-            mock.patch.object(training_members, "export_training_graph", training),
-            mock.patch.object(contrast_members, "export_training_graph", training),
-        ):
+        with ExitStack() as patches:
+            patches.enter_context(mock.patch.object(scoring, "_trace", score))
+            for module in modules:
+                if getattr(module, "export_training_graph", None) is stepped:
+                    patches.enter_context(mock.patch.object(module, "export_training_graph", training))
             yield
 
     def _bytes(self, kind: str, key: object, make: Callable[[], bytes]) -> bytes:
@@ -71,6 +74,20 @@ def shared_by(factory: pytest.TempPathFactory) -> Shared:
     """The folder of this run: xdist gives each process a temporary folder of its own, beside the others'."""
     own = factory.getbasetemp()
     return Shared((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared")
+
+
+def _export_modules() -> list[types.ModuleType]:
+    """All modules of the export, imported, so that none takes a name while it stands for something else."""
+    import edgefl_export
+
+    names = [name for _, name, _ in pkgutil.walk_packages(edgefl_export.__path__, "edgefl_export.")]
+    return [importlib.import_module(name) for name in names]
+
+
+def _defined(modules: list[types.ModuleType], name: str) -> Any:
+    """The module that defines a function."""
+    (found,) = [one for one in modules if getattr(getattr(one, name, None), "__module__", None) == one.__name__]
+    return found
 
 
 def fingerprint(value: object) -> str:
