@@ -16,11 +16,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint con
 
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
 TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+# Each process begins with a half of the tests and takes from the other when it has none left.
+PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo live backbone test check rules format types pages pins clean
+.PHONY: help demo live backbone test test-slow test-all check rules format types pages pins clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; about 4 minutes
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
@@ -33,8 +35,14 @@ live: $(STAMP) ## A live federation of two GPU servers and three devices, round 
 backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR SELECT=tune): hours without a GPU
 	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --select $(SELECT) --run $(RUN)
 
-test: $(STAMP) ## All tests (WORKERS=N processes, ARGS="…" for pytest)
-	$(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(STAMP) ## What a change needs: at most 5 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-slow: $(STAMP) ## Only what `make test` leaves out
+	$(PYTEST) -m slow $(ARGS)
+
+test-all: $(STAMP) ## All tests: at most 15 minutes on two cores
+	$(PYTEST) $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
 

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tests.shared import Shared, shared_by
 
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
@@ -149,6 +150,12 @@ def bundle_bytes(
         **(needs or {}),
     )  # fmt: skip
     return build_bundle(members, fields, [signer])
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    """What this run of the tests makes once for all its processes."""
+    return shared_by(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """The store: journal gate (check 65), sweep (check 55), disk full (check 59), audit chain (check 69), migrations."""
 
 import errno
+import hashlib
 import os
 import sqlite3
 import threading
@@ -19,6 +20,7 @@ from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.messages.requests import BroadcastRequest, Refusal
+from edgefl_protocol.pae import pae
 
 # fmt: off
 WAL_RESET = [  # docs/security.md, decision 7: affected 3.7.0 to 3.51.2, fixed in 3.51.3, 3.50.7 and 3.44.6
@@ -279,6 +281,18 @@ def test_audit_chain(coordinator, tools) -> None:
             connection.execute(text(statement))
             audit.verify(connection)  # raising undoes the tampering
     assert OPERATIONS["audit"](coordinator, {})["rows"] >= 4
+
+
+def test_a_forged_row_breaks_the_next(coordinator, tools) -> None:
+    """Check 69: whoever edits a row and computes its digest anew is found at the row after it."""
+    tools.approved_member(coordinator, "clinic-a")
+    with pytest.raises(OperatorError, match="broken at row 3"), coordinator.store.transaction() as connection:
+        first, second = connection.execute(text("SELECT * FROM audit ORDER BY number LIMIT 2")).all()
+        parts = (first.sha256, "2", str(second.at_ms), second.event, "clinic-z", second.detail)
+        digest = hashlib.sha256(pae(b"efla1/audit", *(part.encode() for part in parts))).hexdigest()
+        forged = text("UPDATE audit SET subject = 'clinic-z', sha256 = :digest WHERE number = 2")
+        connection.execute(forged, {"digest": digest})
+        audit.verify(connection)
 
 
 def test_statements_take_parameters_only() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.shared import Shared
 
 from edgefl_export import cli
 from edgefl_export.assemble import Members, build_members, site_model
@@ -83,9 +84,10 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, predictor: Predictor) -
 
 
 @pytest.fixture(scope="session")
-def members(run_folder: Path) -> Members:
-    """The bundle's files of the run, made once: tracing takes seconds."""
-    return build_members(site_model(open_run(run_folder), "north"))
+def members(run_folder: Path, shared: Shared) -> Members:
+    """The bundle's files of the run, whose graph is traced once: that takes seconds."""
+    with shared.traces():
+        return build_members(site_model(open_run(run_folder), "north"))
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +103,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> dict[str, Path]:
+def built(tmp_path_factory: pytest.TempPathFactory, run_folder: Path, shared: Shared) -> dict[str, Path]:
     """A key, and a bundle of the run signed with it through the command line."""
     from click.testing import CliRunner
 
@@ -110,7 +112,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> dict[st
     assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
     file = folder / "north.edgefl"
     arguments = ["bundle", str(run_folder), "--site", "north", "--sign", str(folder / "keys"), "-o", str(file)]
-    result = runner.invoke(cli.main, [*arguments, "--created", "1790000000", "--json"])
+    with shared.traces():
+        result = runner.invoke(cli.main, [*arguments, "--created", "1790000000", "--json"])
     assert result.exit_code == 0, result.stderr
     (folder / "out.json").write_text(result.stdout)
     return {"file": file, "keys": folder / "keys", "pub": folder / "keys" / "signing.pub", "out": folder / "out.json"}

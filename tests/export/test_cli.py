@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_export import assemble, gates
+from edgefl_export.assemble import site_model
 from edgefl_export.cli import main
 from edgefl_export.graph import ScoreGraph
 from edgefl_export.key_store import open_key
@@ -110,9 +111,9 @@ def test_bundle_reports_the_worst_figure_of_every_gate(built):
     assert all(0 <= figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
 
 
-def test_two_builds_are_byte_identical(built, members):
+def test_two_builds_are_byte_identical(built, run_folder):
     """docs/security.md check 32: traced and packed again, run, fields and key give the file of the command line."""
-    key = open_key(built["keys"], None)
+    key, members = open_key(built["keys"], None), assemble.build_members(site_model(open_run(run_folder), "north"))
     builds = []
     for version in (1, 2):
         fields = BundleFields(federation=None, line="main", task="all", version=version, created_ms=1_790_000_000_000)

@@ -3,7 +3,6 @@
 Tracing a step takes half a minute of processor time even for a small network: what needs one is marked slow.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
-from tests.export.conftest import CLASSES, write_run
+from tests.export.learning_bundles import HYPER, SIDE, LearningBundle, cnn_run, contrast_bundle
+from tests.shared import Shared
 
 from edgefl_client.learning.dealt_rows import Dealt, Rows
 from edgefl_client.learning.draws import generator
@@ -20,80 +19,42 @@ from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
-from edgefl_export import cli
 from edgefl_export.contrast_gates import check_contrast
 from edgefl_export.contrast_members import contrast_method, network
 from edgefl_export.errors import ExportError, GateError
 from edgefl_protocol import Payload
-from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.training_plan import GRAPH
 from edgefl_trainer.augment import normalised
-from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Examples, Phase, Site, State, Task
 from edgefl_trainer.engine.models import open_run
-from edgefl_trainer.engine.settings import RunSettings, build
+from edgefl_trainer.engine.settings import build
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.losses import class_prior
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone
-from edgefl_trainer.models.head import init_head
-from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
-CREATED_MS = 1_790_000_000_000
-SIDE, ROWS = 36, 33  # with eight a batch: four batches, a single picture joins the last one
-HYPER: dict[str, int | float | str] = {"batch": 8, "queue": 40, "lr": 0.03}
+ROWS = 33  # with sixteen a batch: two batches, a single picture joins the last one
 PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def cnn_predictor() -> Predictor:
-    cnn, drawn = load_backbone("cnn:test_resnet", image_px=SIDE, seed=1), torch.Generator().manual_seed(2)
-    weight, bias = init_head(len(CLASSES), cnn.spec.width, drawn)
-    options = ScoreOptions(readout="pooled", prompts=())
-    values = {
-        "head.weight": weight, "head.bias": bias, "prior": class_prior([50, 30, 4]).float(),
-        "temperature": torch.tensor(1.0),
-    }  # fmt: skip
-    tensors = {name: values[name].numpy() for name in options.tensors}
-    return Predictor(ScoreModule(cnn, options), tensors, (True, True, False))
-
-
-def cnn_run(folder: Path, learned: Path | None) -> Path:
-    """A finished run of a head on a convolutional network; `learned`, where FedCLF learned that, or None."""
-    run = write_run(folder, cnn_predictor())
-    backbone = "cnn:test_resnet" if learned is None else f"run:{learned}"
-    settings = RunSettings(
-        method="head", data=("lesions:",), backbone=backbone, image_px=SIDE, preset="tiny", epochs=1, seed=4
-    )
-    (run / "config.toml").write_text(settings.to_toml())
-    return run
+@pytest.fixture(scope="module")
+def made(shared: Shared) -> LearningBundle:
+    return contrast_bundle(shared)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("contrast")
-    (folder / "learned").mkdir()
-    before = RunSettings(
-        method="fedclf", data=("lesions:",), backbone="cnn:test_resnet", image_px=SIDE, preset="tiny", epochs=1,
-        seed=4, hyper=HYPER,
-    )  # fmt: skip
-    (folder / "learned" / "config.toml").write_text(before.to_toml())
-    return cnn_run(folder / "run", folder / "learned")
+def run(made: LearningBundle) -> Path:
+    return made.run
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Bundle:
+def bundle(made: LearningBundle) -> Bundle:
     """Made by the command line, with its training step."""
-    folder, runner = tmp_path_factory.mktemp("bundle"), CliRunner()
-    assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
-    file = folder / "north.edgefl"
-    arguments = ["bundle", str(run), "--site", "north", "--sign", str(folder / "keys"), "-o", str(file)]
-    result = runner.invoke(cli.main, [*arguments, "--with-training", "--created", "1790000000", "--json"])
-    assert result.exit_code == 0, result.stderr
-    facts = json.loads(result.stdout)["training"]
+    facts = made.gates
     assert {"loss", "parameters", "slow parameters", "momentum buffers", "statistics", "features"} <= set(facts)
     assert all(figure["worst"] <= figure["allowed"] for figure in facts.values())
-    signer = bytes.fromhex((folder / "keys" / "signing.pub").read_text())
-    return load_bundle(file.read_bytes(), [signer], CREATED_MS)
+    return made.load()
 
 
 def plan_of(bundle: Bundle) -> FedCLFPlan:
@@ -236,7 +197,7 @@ def test_the_file_of_a_step_stays_small(bundle):
     """docs/design.md 9: weights are inputs, so the graph holds none."""
     plan = plan_of(bundle)
     assert len(bundle.extras[GRAPH]) < 1_000_000
-    assert plan.view_px == SIDE * 8 // 9 and plan.batch == 8 and plan.queue == 40 and plan.seed == 4
+    assert plan.view_px == SIDE * 8 // 9 and plan.batch == 16 and plan.queue == 40 and plan.seed == 4
     assert sum(name.endswith("running_var") for name in plan.statistics) == len(plan.counters)
 
 
@@ -244,7 +205,7 @@ def test_how_it_learns_comes_from_the_run_that_learned_the_backbone(run, tmp_pat
     """docs/decisions/0027: FedCLF's settings of that run, the method's defaults for any other, no guess where it is
     gone."""
     method, settings = contrast_method(open_run(run))
-    assert method.contrast.queue == 40 and method.contrast.sgd.batch == 8 and settings.method == "fedclf"
+    assert method.contrast.queue == 40 and method.contrast.sgd.batch == 16 and settings.method == "fedclf"
     fresh, settings = contrast_method(open_run(cnn_run(tmp_path / "fresh", None)))
     assert fresh == FedCLF() and settings.method == "head"
     gone = cnn_run(tmp_path / "gone", tmp_path / "nowhere")

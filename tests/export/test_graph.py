@@ -33,7 +33,9 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options", [OPTIONS[0], *(pytest.param(options, marks=pytest.mark.slow) for options in OPTIONS[1:])], ids=str
+)
 def test_graph_scores_as_pytorch_does(make, graph, images, options):
     """Export gates: every choice of a method passes on 64 random images; inputs are the contract's."""
     predictor = make(**options)
@@ -46,6 +48,7 @@ def test_graph_scores_as_pytorch_does(make, graph, images, options):
     assert tuple(declared.outputs) == predictor.module.options.outputs
 
 
+@pytest.mark.slow
 def test_real_size_passes_the_gates_and_the_official_checker(make):
     """Export gates: a ViT of 192 × 12 at 84 px, compared with the trainer's own predict() at another batch size."""
     predictor = make("vit:192x12/12", image_px=84)
@@ -84,6 +87,7 @@ def test_graph_is_self_contained_and_tells_nothing_of_this_machine(graph):
     assert {entry.domain for entry in model.opset_import} == {""}
 
 
+@pytest.mark.slow
 def test_same_model_gives_the_same_bytes_in_another_process(graph):
     """Two builds are byte-identical: also across processes, where hash seeds differ."""
     code = (
@@ -212,6 +216,7 @@ def test_convolutional_networks_have_the_plain_form(make):
         FusedScore(module)
 
 
+@pytest.mark.slow
 def test_prompts_before_the_projection_have_the_plain_form(make):
     """The fused form joins prompts to projected keys and values; where they are projected themselves there is none."""
     predictor = make(prefix="before")

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tests.export.conftest import make_predictor
+from tests.shared import Shared
 
 from edgefl_export import cli, precision
 from edgefl_export.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
@@ -28,6 +30,13 @@ from edgefl_trainer.data.federation import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
 from edgefl_trainer.data.plan import Plan
 from edgefl_trainer.engine.settings import RunSettings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced_once(shared: Shared) -> Iterator[None]:
+    """What is quantised is traced elsewhere already."""
+    with shared.traces():
+        yield
 
 
 @pytest.fixture(scope="module")

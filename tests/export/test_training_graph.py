@@ -3,17 +3,16 @@
 Tracing a step takes half a minute of processor time even for a network of two blocks: what needs one is marked slow.
 """
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
-from click.testing import CliRunner
 from PIL import Image
+from tests.export.learning_bundles import prompt_bundle
+from tests.shared import Shared
 
 from edgefl_client.home import Home
 from edgefl_client.learning.dealt_rows import skewed_prior
@@ -23,7 +22,6 @@ from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.scoring.personal import load_personal
-from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.training_gates import check_training, rate_inputs, run_step
 from edgefl_export.training_members import (
@@ -35,7 +33,7 @@ from edgefl_export.training_members import (
     training_step,
 )
 from edgefl_protocol import Payload
-from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.onnx_wire import read_graph
 from edgefl_protocol.bundle.training_plan import GRAPH, PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_trainer.contract import Examples, Site, State, Task
@@ -46,23 +44,15 @@ from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.private_prompts import private_round
 
 ROWS, BATCH = 77, 8  # ten batches, the last of five
-CREATED_MS = 1_790_000_000_000
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory, run_folder: Path) -> Bundle:
+def bundle(shared: Shared) -> Bundle:
     """Made by the command line, with its training step."""
-    folder, runner = tmp_path_factory.mktemp("learning"), CliRunner()
-    assert runner.invoke(cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
-    file = folder / "north.edgefl"
-    arguments = ["bundle", str(run_folder), "--site", "north", "--sign", str(folder / "keys"), "-o", str(file)]
-    result = runner.invoke(cli.main, [*arguments, "--with-training", "--created", "1790000000", "--json"])
-    assert result.exit_code == 0, result.stderr
-    facts = json.loads(result.stdout)["training"]
-    assert {"loss", "prompts.b", "prompts.t", "head.weight", "head.bias"} <= set(facts)
-    assert all(figure["worst"] <= figure["allowed"] for figure in facts.values())
-    signer = bytes.fromhex((folder / "keys" / "signing.pub").read_text())
-    return load_bundle(file.read_bytes(), [signer], CREATED_MS)
+    made = prompt_bundle(shared)
+    assert {"loss", "prompts.b", "prompts.t", "head.weight", "head.bias"} <= set(made.gates)
+    assert all(figure["worst"] <= figure["allowed"] for figure in made.gates.values())
+    return made.load()
 
 
 def a_site(backbone, classes: int, seed: int, losses: list[float]) -> Site:
@@ -202,9 +192,9 @@ def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle, predic
 def test_a_device_learns_a_round_with_it(bundle, tmp_path):
     """From a table of pictures to a verdict, with nothing but numpy, Pillow and onnxruntime behind it."""
     rows = ["image,label"]
-    for label in ("mel", "nv"):
+    for label in ("MEL", "NV"):
         for number in range(26):
-            picture = draw_lesion(label.upper(), site=0, number=number, px=48)[0]
+            picture = draw_lesion(label, site=0, number=number, px=48)[0]
             Image.fromarray(picture).save(tmp_path / f"{label}{number}.png")
             rows.append(f"{label}{number}.png,{label}")
     (tmp_path / "labels.csv").write_text("\n".join(rows))

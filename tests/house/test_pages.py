@@ -7,6 +7,7 @@ with an error and what it says; `&` starts a server that lives to the end of the
 import csv
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.house.forks import COMMANDS, Forks
+from tests.shared import Shared
 
 from edgefl_trainer.data.lesions import draw_lesion
 
@@ -28,6 +31,7 @@ FINGERPRINT = re.compile(r"\b[0-9A-HJKMNP-TV-Z]{20}\b")
 ROOT = Path(__file__).resolve().parents[2]
 ELSEWHERE = {"docs/guides/papers-tables.md"}  # tests/trainer/experiments/test_page.py
 PATIENCE_S = 90
+SHELL = set("|&;<>$`*?#\n")  # what only a shell does
 
 
 def pages_with_commands() -> list[str]:
@@ -40,8 +44,8 @@ def pages_with_commands() -> list[str]:
 class Reader:
     """Somebody who types a page's commands in one folder."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, environment: Mapping[str, str], forks: Forks) -> None:
+        self.folder, self.forks = folder, forks
         self.environment = {**environment, "HOME": str(folder), "EDGEFL_CACHE": str(folder.parent / "cache")}
         self.port = _free_port()
         self.replaced: dict[str, str] = {}  # a value of the page → the one of this run
@@ -79,16 +83,19 @@ class Reader:
             self.replaced[value] = real
 
     def _check(self, words: list[str], command: str, wanted: str) -> str:
-        done = subprocess.run(
-            words,
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            stdin=subprocess.DEVNULL,
-            timeout=1200,
-        )
+        if not SHELL & set(command) and command.split()[0] in COMMANDS:
+            done = self.forks.run(shlex.split(command), self.folder, self.environment)
+        else:
+            done = subprocess.run(
+                words,
+                cwd=self.folder,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                timeout=1200,
+            )
         said = f"{command}\n{done.stdout}{done.stderr}"
         assert (done.returncode != 0) is bool(wanted), said
         assert wanted in done.stderr and "Traceback" not in done.stderr, said
@@ -150,17 +157,25 @@ def _own_files(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def readme(root: Path, environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of somebody who followed the README."""
-    folder = tmp_path_factory.mktemp("reader") / "readme"
-    folder.mkdir()
-    _own_files(folder)
-    reader = Reader(folder, environment)
-    try:
-        assert reader.read(root / "README.md") >= 10
-    finally:
-        reader.close()
-    yield folder
+def forks(environment) -> Iterator[Forks]:
+    found = Forks(environment)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def readme(root: Path, environment, forks: Forks, shared: Shared) -> Path:
+    """The folder of somebody who followed the README, once for all pages."""
+
+    def follow(folder: Path) -> None:
+        _own_files(folder)
+        reader = Reader(folder, environment, forks)
+        try:
+            assert reader.read(root / "README.md") >= 10
+        finally:
+            reader.close()
+
+    return shared.made("reader-of-readme", follow)
 
 
 def test_readme(readme: Path) -> None:
@@ -170,7 +185,7 @@ def test_readme(readme: Path) -> None:
 
 
 @pytest.mark.parametrize("page", pages_with_commands())
-def test_page(page: str, readme: Path, root: Path, environment) -> None:
+def test_page(page: str, readme: Path, root: Path, environment, forks: Forks) -> None:
     """A page works for whoever has followed the README."""
     folder = readme.parent / page.removesuffix(".md").replace("/", "-")
     folder.mkdir()
@@ -178,7 +193,7 @@ def test_page(page: str, readme: Path, root: Path, environment) -> None:
         shutil.copytree(readme / name, folder / name)
     for file in [readme / "first.edgefl", *readme.glob("*.png"), readme / "photo.jpg", readme / "labels.csv"]:
         shutil.copy(file, folder)
-    reader = Reader(folder, environment)
+    reader = Reader(folder, environment, forks)
     try:
         assert reader.read(root / page) >= 1
     finally:

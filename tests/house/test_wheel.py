@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.shared import Shared
 
 from edgefl_trainer.data.lesions import draw_lesion
 
@@ -56,23 +57,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(root: Path, folder: Path) -> Path:
+def wheel(root: Path, shared: Shared) -> Path:
     """The wheel of this checkout."""
-    succeed(sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", root, cwd=folder)
-    (built,) = (folder / "dist").glob("edgefl-*.whl")
+
+    def build(place: Path) -> None:
+        succeed(sys.executable, "-m", "build", "--wheel", "--outdir", place, root, cwd=place)
+
+    (built,) = shared.made("wheel", build).glob("edgefl-*.whl")
     return built
 
 
 @pytest.fixture(scope="module")
-def device(root: Path, folder: Path, wheel: Path) -> Path:
+def device(root: Path, shared: Shared, wheel: Path) -> Path:
     """The `bin` of a fresh environment: dependencies by hash, then the wheel, whose own requirements must then hold."""
-    place = folder / "device"
-    succeed(sys.executable, "-m", "venv", place)
-    pip = [place / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
-    if sys.platform == "linux" and sys.version_info < (3, 14):
-        succeed(*pip, "--require-hashes", "--only-binary=:all:", "-r", root / "requirements-device.txt")
-    succeed(*pip, "--constraint", root / "constraints.txt", wheel)
-    return place / "bin"
+
+    def install(place: Path) -> None:
+        succeed(sys.executable, "-m", "venv", place)
+        pip = [place / "bin/python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+        if sys.platform == "linux" and sys.version_info < (3, 14):
+            succeed(*pip, "--require-hashes", "--only-binary=:all:", "-r", root / "requirements-device.txt")
+        succeed(*pip, "--constraint", root / "constraints.txt", wheel)
+
+    return shared.made("wheel-environment", install) / "bin"
 
 
 @pytest.fixture(scope="module")

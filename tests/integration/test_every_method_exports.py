@@ -5,6 +5,7 @@ and referred agrees exactly.
 """
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from tests.shared import Shared
 
 from edgefl_client.cli import cli as device_cli
 from edgefl_export.cli import main as export_cli
@@ -56,6 +58,13 @@ def train(method: str, folder: Path, setting: str | None = None, backbone: str =
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _traced_once(shared: Shared) -> Iterator[None]:
+    """Methods that learn the same tensors on the same network have the same graph."""
+    with shared.traces():
+        yield
+
+
 @pytest.fixture(scope="module")
 def signer(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("signer") / "keys"
@@ -73,11 +82,20 @@ def photos(tmp_path) -> list[Path]:
     return files
 
 
-@pytest.mark.parametrize(("method", "setting", "backbone"), [*((name, None, "tiny") for name in MODELS), *VARIANTS])
+EVERY = [*((name, None, "tiny") for name in MODELS), *VARIANTS]
+# One of each kind of model, in every run of the tests: evidence and maps, a network of the site's own, a convolutional.
+SOON = {("fedevprompt", None, "tiny"), ("finetune", None, "tiny"), ("head", None, CNN)}
+
+
+@pytest.mark.parametrize(
+    ("method", "setting", "backbone"),
+    [pytest.param(*case, marks=[] if case in SOON else [pytest.mark.slow]) for case in EVERY],
+)
 def test_a_model_scores_on_the_device_as_in_the_trainer(method, setting, backbone, signer, photos, tmp_path):
     check_device(train(method, tmp_path / "run", setting, backbone), signer, photos, has_map=not is_cnn(backbone))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "setting", "backbone"), [("local", None, "tiny"), ("fedavg", "prompts=none", CNN)])
 def test_discounted_evidence_reaches_the_device(method, setting, backbone, signer, photos, tmp_path):
     """docs/methods.md, discounted evidence, on in the preset: with 40 training rows a bundle holds real distances."""

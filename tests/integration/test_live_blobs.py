@@ -95,6 +95,7 @@ def join(folder: Path, *words: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_network_above_the_cap_of_an_envelope_goes_both_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """docs/design.md 7: a broadcast and a reply above 32 MiB travel as blobs, and the round counts."""
     torch.set_num_threads(1)

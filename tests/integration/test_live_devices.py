@@ -2,10 +2,9 @@
 
 Bundles are really exported, and learn otherwise than the federation does, whose settings hold. The oracle of the digest
 is the local engine of the trainer over the devices' own learners (docs/design.md 4: same seed, same digest, whichever
-engine). Tracing a step takes half a minute of processor time, so both tests are slow.
+engine). Each starts a coordinator and learns on three devices, so both are slow.
 """
 
-import json
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from PIL import Image
 
 pytest.importorskip("torch")
 
-from tests.export.conftest import make_predictor, write_run
-from tests.export.test_contrast_graph import cnn_run
+from tests.export.learning_bundles import NUMBERED, contrast_bundle, prompt_bundle
 from tests.integration.device_federation import (
     DEVICES,
     EPOCHS,
@@ -31,10 +29,10 @@ from tests.integration.device_federation import (
     serving,
     wait_for,
 )
+from tests.shared import Shared
 
 from edgefl_coordinator import cli as coordinator_cli
 from edgefl_coordinator.web.admin import run_operation
-from edgefl_export import cli as export_cli
 from edgefl_protocol.bundle import Bundle, load_bundle
 from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
 from edgefl_protocol.bundle.training_plan import TrainingPlan
@@ -42,7 +40,7 @@ from edgefl_trainer.models.backbones import load_backbone
 
 pytestmark = pytest.mark.slow
 
-OURS, THEIRS = ("MEL", "NV", "BCC"), ("NV", "BCC", "MEL")  # the bundle numbers its classes otherwise than the task
+OURS, THEIRS = NUMBERED, ("NV", "BCC", "MEL")  # the bundle numbers its classes otherwise than the task
 NOW_MS = 1_790_000_000_000
 BATCH, QUEUE, PHOTO_PX = 8, 24, 48  # the networks read 36
 COLOURS = {"MEL": (90, 60, 50), "NV": (180, 120, 90), "BCC": (210, 150, 130)}  # of skin, for the gate
@@ -62,45 +60,33 @@ def draw(folder: Path, seed: int, each: int, classes: tuple[str, ...]) -> Path:
     return folder / "labels.csv"
 
 
-def exported(run: Path, folder: Path) -> tuple[Path, bytes]:
-    """The bundle of a finished run with its training step, and the public key of its signer."""
-    summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps({**summary, "classes": list(OURS)}))
-    runner, file = CliRunner(), folder / "model.edgefl"
-    assert runner.invoke(export_cli.main, ["keygen", str(folder / "keys")]).exit_code == 0
-    words = ["bundle", str(run), "--site", "north", "--federation", "skin", "--with-training", "-o", str(file)]
-    done = runner.invoke(export_cli.main, [*words, "--sign", str(folder / "keys"), "--created", str(NOW_MS // 1000)])
-    assert done.exit_code == 0, done.stderr
-    return file, bytes.fromhex((folder / "keys" / "signing.pub").read_text())
-
-
 def backbone(name: str) -> dict[str, Any]:
     facts = asdict(load_backbone(name, image_px=36, seed=1).spec)
     return {**facts, "mean": list(facts["mean"]), "std": list(facts["std"])}
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Federation:
+def prompts(tmp_path: Path, shared: Shared) -> Federation:
     """FedEvPrompt; what others' maps teach is heavy enough to change every bit. The third device has three classes."""
-    file, signer = exported(write_run(tmp_path / "run", make_predictor()), tmp_path)
+    made = prompt_bundle(shared)
     tables = {
         name: draw(tmp_path / name, index, 27, OURS if index == 2 else OURS[:2]) for index, name in enumerate(DEVICES)
     }
     return Federation(
-        bundle=file, signer=signer, method="fedevprompt", classes=THEIRS, backbone=backbone("tiny"), kinds=("maps",),
-        settings={"kd_weight": 0.05, "batch": BATCH, "lr_head": 0.01, "b_blocks": 1}, pictures=tables,
+        bundle=made.file, signer=made.signer, method="fedevprompt", classes=THEIRS, backbone=backbone("tiny"),
+        kinds=("maps",), settings={"kd_weight": 0.05, "batch": BATCH, "lr_head": 0.01, "b_blocks": 1}, pictures=tables,
     )  # fmt: skip
 
 
 @pytest.fixture
-def encoder(tmp_path: Path) -> Federation:
+def encoder(tmp_path: Path, shared: Shared) -> Federation:
     """FedCLF on a small convolutional network; folders of pictures without labels."""
-    file, signer = exported(cnn_run(tmp_path / "run", None), tmp_path)
+    made = contrast_bundle(shared)
     folders = {
         name: draw(tmp_path / name, index, BATCH + 4 * index, OURS[:2]).parent for index, name in enumerate(DEVICES)
     }
     return Federation(
-        bundle=file, signer=signer, method="fedclf", classes=THEIRS, backbone=backbone("cnn:test_resnet"),
+        bundle=made.file, signer=made.signer, method="fedclf", classes=THEIRS, backbone=backbone("cnn:test_resnet"),
         kinds=("features", "weights"), settings={"lr": 0.01, "batch": BATCH, "queue": QUEUE}, pictures=folders,
     )  # fmt: skip
 
@@ -171,6 +157,6 @@ def test_an_encoder_learned_live_has_the_digest_of_the_local_engine(tmp_path: Pa
     }
     bundle = loaded(encoder)
     plan = bundle.training
-    assert isinstance(plan, FedCLFPlan) and (plan.batch, plan.queue, plan.lr) == (128, 1024, 0.03)
+    assert isinstance(plan, FedCLFPlan) and (plan.batch, plan.queue, plan.lr) == (16, 40, 0.03)
     wanted = replace(plan, batch=BATCH, queue=QUEUE, lr=0.01, epochs=EPOCHS, seed=SEED)
     assert local_digest(tmp_path / "local", bundle, wanted, encoder) == found

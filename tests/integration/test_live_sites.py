@@ -164,7 +164,7 @@ def to_the_end(live: Live, folder: Path, names: tuple[str, ...] = SITES, **chang
     raise AssertionError(f"the federation did not end: {found}, {live.operate('status')}")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedevprompt"])
+@pytest.mark.parametrize("method", [pytest.param("fedavg", marks=pytest.mark.slow), "fedevprompt"])
 def test_a_live_federation_ends_with_the_digest_of_the_local_engine(method: str, live, tmp_path: Path) -> None:
     """docs/design.md 4 and 5: same seed, same digest, on this machine or over the network; the folder is a run's."""
     torch.set_num_threads(1)

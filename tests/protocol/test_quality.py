@@ -181,6 +181,7 @@ def validation_rows(name: str) -> list[tuple[str, bytes]]:
 needs_images = pytest.mark.skipif("EDGEFL_DATA" not in environ, reason="EDGEFL_DATA is not set: no real images here")
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @needs_images
 def test_real_photographs_pass_in_every_centre() -> None:
@@ -195,6 +196,7 @@ def test_real_photographs_pass_in_every_centre() -> None:
     assert np.mean(again) <= 0.02  # the same rules at a higher resolution
 
 
+@pytest.mark.slow
 @pytest.mark.data
 @needs_images
 def test_radiology_and_spoilt_photographs_are_caught() -> None:

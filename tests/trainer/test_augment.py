@@ -221,6 +221,7 @@ def figures(views: torch.Tensor) -> dict[str, np.ndarray]:
     return {name: value.numpy() for name, value in found.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "smallest", "colours"),
     [("moco-v2", 0.2, (0.4, 0.4, 0.4, 0.1)), ("simclr", 0.08, (0.8, 0.8, 0.8, 0.2))],

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ class GoodBundle:
         found = read_archive(self.data)
         return {name: found[name] for name in found if name not in ("manifest.json", "signatures.json")}
 
-    @property
+    @cached_property
     def manifest(self) -> Manifest:
         return parse_manifest(read_archive(self.data)["manifest.json"])
 

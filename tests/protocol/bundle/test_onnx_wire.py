@@ -247,6 +247,7 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "1,100,000 fields": lambda: message(7, message(1, message(1, b"") * 1_100_000)),
     "60,000 nodes": lambda: message(7, message(1, b"") * 60_000),
 }
+LARGE = {"1,100,000 fields"}
 
 
 def typed(dim: bytes) -> bytes:
@@ -269,7 +270,9 @@ def processor_seconds(work: Callable[[], object]) -> float:
     return time.process_time() - started
 
 
-@pytest.mark.parametrize("name", sorted(HOSTILE))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in sorted(HOSTILE)]
+)
 def test_hostile_wire_bytes(name: str) -> None:
     """Checks (1), (2) and (5): one typed refusal each, within a hundred passes over two million numbers."""
     data = HOSTILE[name]()

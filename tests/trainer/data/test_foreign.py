@@ -66,6 +66,7 @@ def test_faults_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         read_foreign(str(tmp_path), 8)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_radiology_pictures_can_be_read(real_data: Path) -> None:
     """data/README.md: VQA-RAD holds 315 radiology images."""

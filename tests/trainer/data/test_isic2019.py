@@ -164,6 +164,7 @@ def test_real_tables_tally(real_data: Path) -> None:
         assert (folds[site, "train"], folds[site, "test"]) == split
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_lesion_split_does_not_leak(real_data: Path) -> None:
     """docs/methods.md 7.2: FLamby's split leaks 696 HAM lesions, ours none; a quarter of the lesions tests."""

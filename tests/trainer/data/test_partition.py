@@ -299,6 +299,7 @@ def test_what_is_no_partition_is_refused(tmp_path: Path, text: str) -> None:
         read_partition(path)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_real_centres(real_data: Path) -> None:
     """The six centres of Fed-ISIC2019: 18,720 labelled images, their tally, and 16 sites of two classes each."""

@@ -244,6 +244,7 @@ def test_only_sites_that_select_keep_a_round_and_no_more_than_two_phases_stay(tm
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_selection_survives_a_kill_at_any_step(tmp_path, steps):
     """Every rename and every removal, killed before and after: the same rounds, bit for bit, and the same files."""
 

@@ -31,9 +31,11 @@ def begun(tmp_path, ward, mae, kill_after):
     "moment",
     [
         "phase-0000/east.metrics.json",  # first phase: one site is done, the other is not
-        "phase-0000/west.state.safetensors",  # in the middle of what the second site leaves behind
-        "checkpoints/latest.json",  # a finished phase; nothing is swept yet
-        "phase-0001/east.metrics.json",  # second phase, with the optimiser's moments of the first
+        # in the middle of what the second site leaves behind
+        pytest.param("phase-0000/west.state.safetensors", marks=pytest.mark.slow),
+        pytest.param("checkpoints/latest.json", marks=pytest.mark.slow),  # a finished phase; nothing is swept yet
+        # second phase, with the optimiser's moments of the first
+        pytest.param("phase-0001/east.metrics.json", marks=pytest.mark.slow),
     ],
 )
 def test_kill_9_and_resume_is_the_undisturbed_run(method, moment, tmp_path, ward, mae, finished, kill_after):

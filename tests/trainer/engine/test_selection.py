@@ -34,7 +34,9 @@ def script(monkeypatch, east, west):
     monkeypatch.setattr(selection, "site_metrics", lambda *_, **__: {"balanced_accuracy": next(figures)})
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg", "fedevprompt"])
+@pytest.mark.parametrize(
+    "method", ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedevprompt"))]
+)
 def test_the_best_round_is_saved_calibrated_and_reported(method, tmp_path, large, mae, monkeypatch):
     """The model of round 1 at east is what a run of one round ends with; west's best round is the last."""
     script(monkeypatch, east=(0.9, 0.5, 0.6), west=(0.5, 0.6, 0.7))
@@ -87,10 +89,10 @@ def test_a_fine_tuned_model_stands_for_selection_too(tmp_path, large, mae, monke
     "moment",
     [
         "phase-0001/east.metrics.json",
-        "phase-0001/west.broadcast.safetensors",
-        "phase-0001/server.safetensors",
-        "checkpoints/latest.json",
-        "models/east.safetensors",
+        pytest.param("phase-0001/west.broadcast.safetensors", marks=pytest.mark.slow),
+        pytest.param("phase-0001/server.safetensors", marks=pytest.mark.slow),
+        pytest.param("checkpoints/latest.json", marks=pytest.mark.slow),
+        pytest.param("models/east.safetensors", marks=pytest.mark.slow),
     ],
 )
 def test_kill_9_and_resume_keep_the_selection(moment, tmp_path, large, mae, kill_after, undisturbed):

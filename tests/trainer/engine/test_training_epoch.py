@@ -32,6 +32,7 @@ def case(script, tmp_path):
     return script["make_case"](tmp_path / "photos", "tiny", sizes, "cpu")
 
 
+@pytest.mark.slow
 def test_equal_losses_and_figures_that_belong_together(script, tmp_path):
     run = CliRunner().invoke(script["main"], [*QUICK, "--photos", str(tmp_path / "photos"), "--json"])
     found = json.loads(run.stdout)

@@ -20,6 +20,7 @@ from edgefl_trainer.experiments.measured import Measurement, cell_of, figure_of
 
 ROOT = Path(__file__).parents[3]
 FILES = sorted((ROOT / "experiments").glob("*.toml"))
+SOON = {"fedevprompt-table-1", "pep-fedpt-table-2"}  # the two that `make test` runs
 DEAREST = {"sgpt", "fedevprompt", "fedavgpers", "pep-fedpt"}  # rows that take longest
 
 
@@ -35,7 +36,13 @@ def out(tmp_path_factory: pytest.TempPathFactory, cached: None) -> Path:
     return tmp_path_factory.mktemp("experiments")
 
 
-@pytest.mark.parametrize("place", range(len(FILES)), ids=[path.stem for path in FILES])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(place, id=path.stem, marks=[] if path.stem in SOON else [pytest.mark.slow])
+        for place, path in enumerate(FILES)
+    ],
+)
 def test_a_tiny_row_of_every_file_runs(place, out, monkeypatch):
     """Without the papers' data: `--tiny` draws its own."""
     monkeypatch.delenv("EDGEFL_DATA", raising=False)

@@ -256,6 +256,7 @@ def test_what_is_finished_is_not_made_again(ran):
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.slow
 def test_an_experiment_that_is_killed_again_and_again_ends_with_the_same_states(ran, tmp_path, kill_after):
     """docs/guides/papers-tables.md: the same command continues a table, wherever it was stopped, by kill -9 too."""
     command = ("experiment", written(tmp_path), "--tiny", "--device", "cpu", "--rounds", 1, "--parts", "ten",

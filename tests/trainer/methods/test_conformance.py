@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,12 +66,25 @@ def value_of(settings: object, key: str) -> object:
     raise KeyError(key)
 
 
-@pytest.fixture(params=sorted(METHODS))
+# Runs of many rounds are alike for the engine: `make test` plays those of a few methods, and of every new one.
+LATER = {
+    "fedavgpers", "fedclf", "feddistill", "fedmoco", "fedpr", "fedproto", "fedprox", "fedrotation", "fedsimclr",
+    "fedvpt", "fedvpt-deep", "finetune", "head", "local", "local-cl", "p-pt", "pep-fedpt", "pfedpg", "sgpt",
+}  # fmt: skip
+SIBLINGS = {"fedmoco", "local-cl"}  # learn with FedCLF's own loop
+
+
+def tiers(names: Iterable[str], later: Set[str]) -> list[object]:
+    """Parameters in order, those of `later` slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in later else []) for name in sorted(names)]
+
+
+@pytest.fixture(params=tiers(METHODS, SIBLINGS))
 def name(request) -> str:
     return request.param
 
 
-@pytest.fixture(params=sorted(METHODS.keys() - RESTING))
+@pytest.fixture(params=tiers(METHODS.keys() - RESTING, LATER))
 def active(request) -> str:
     return request.param
 
@@ -126,7 +140,7 @@ def test_the_order_of_replies_does_not_change_a_bit(name, make_task, make_site):
     assert forward.digest() == backward.digest()
 
 
-@pytest.mark.parametrize("name", sorted(METHODS.keys() - RESTING - MADE_FOR_MEMBERS))
+@pytest.mark.parametrize("name", tiers(METHODS.keys() - RESTING - MADE_FOR_MEMBERS, SIBLINGS))
 def test_equal_replies_are_as_one(name, make_task, make_site):
     """Identical sites are one: the server takes means of what it shares, never sums. What it keeps of each site, and
     what it counts, stand apart."""

@@ -355,6 +355,7 @@ def told_apart(method, arrays, site: Site) -> tuple[float, float]:
     return float(similar.diagonal().mean() - other), float(other)
 
 
+@pytest.mark.slow
 def test_views_of_an_image_come_together_and_images_stay_apart(cnn_task):
     """What contrast is for; a falling loss does not show it. At a rate of 0.1 the images fall together: 0.99 alike."""
     task, method = cnn_task(rounds=10), fedclf(batch=16, queue=64, lr=0.005)

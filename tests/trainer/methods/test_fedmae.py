@@ -358,6 +358,7 @@ def test_what_stays_local_begins_as_the_given_backbones(kept, make_task, make_si
         np.testing.assert_allclose(ended[f"backbone.{name}"], value, atol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_loss_falls(make_task, make_site):
     """Six rounds on a dozen images: the mean loss of the last is clearly below that of the first."""
     losses: list[float] = []

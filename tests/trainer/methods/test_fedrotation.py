@@ -1,6 +1,7 @@
 """FedRotation: RotNet (arXiv 1803.07728) section 2, averaged as arXiv 2208.11278 section V-A does."""
 
 import numpy as np
+import pytest
 import torch
 from tests.trainer.methods.conftest import play
 
@@ -47,6 +48,7 @@ def test_the_first_loss_is_the_cross_entropy_over_four_turns(make_site, monkeypa
     np.testing.assert_allclose(losses[0], -np.mean([logits[i, i // 6] for i in range(24)]), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_loss_falls_where_images_have_an_upright_position(make_site):
     """Pictures that are dark on the left: after a few rounds the turns are told apart much better than by chance."""
     spec = load_backbone("cnn:test_resnet", image_px=36, seed=3).spec

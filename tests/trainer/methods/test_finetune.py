@@ -26,7 +26,7 @@ def networks():
     return {name: load_backbone(name, image_px=PX, seed=3) for name in ("tiny", SMALL_CNN, "cnn:resnet18")}
 
 
-@pytest.fixture(params=["tiny", SMALL_CNN])
+@pytest.fixture(params=["tiny", pytest.param(SMALL_CNN, marks=pytest.mark.slow)])
 def network(request, networks):
     return networks[request.param]
 

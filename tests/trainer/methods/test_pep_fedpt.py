@@ -43,6 +43,7 @@ def first_broadcast(method, task, sites):
     }
 
 
+@pytest.mark.slow
 def test_a_dense_reply_has_the_size_the_paper_counts():
     """Section 5.2.2: 100·768 head + 768 shared + 100·768 class prompts + 3·100·768 prototypes = 384,768.
 

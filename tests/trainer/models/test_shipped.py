@@ -151,6 +151,7 @@ def test_the_recipe_publishes_a_finished_run(mae, ward, tmp_path, record):
     assert set(made["probe"]["nevus"]) == set(record["probe"]["nevus"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("select", ["last", "tune"])
 def test_the_command_on_the_card_is_the_run_that_was_made(select, ward, tmp_path, monkeypatch):
     """`make backbone` that learns: what it writes on the card, given by hand, is a run of the same settings."""
