@@ -122,7 +122,7 @@ def open_coordinator(
         KeyMaterialError: a key file is unusable.
     """
     settings = load_settings(home)
-    store = open_store(home, clock(), wait_s)
+    store = open_store(home, wait_s)
     try:
         # Only now: whoever had the store open may have changed the keys.
         return Coordinator(settings, store, load_keys(home, passphrase), clock)

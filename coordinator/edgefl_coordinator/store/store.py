@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
@@ -222,16 +222,15 @@ class Store:
         return removed
 
 
-def open_store(home: Home, now_ms: int, wait_s: float = 0.0) -> Store:
-    """Open the store, migrate it and sweep what a crash left.
+def open_store(home: Home, wait_s: float = 0.0) -> Store:
+    """Open the store, make its tables where there are none, and sweep what a crash left.
 
     Args:
         home: the coordinator's folder.
-        now_ms: Unix milliseconds, for the record of migrations.
         wait_s: how long to wait for another process that has it open.
 
     Raises:
-        OperatorError: another process has it open, or a newer version of this program made it.
+        OperatorError: another process has it open, or another version of this program made it with other tables.
         StorageError: it cannot be read or written.
     """
     lock = _take_lock(home, wait_s)
@@ -251,7 +250,8 @@ def open_store(home: Home, now_ms: int, wait_s: float = 0.0) -> Store:
         os.close(lock)
         raise
     try:
-        _migrate(store, now_ms)
+        with store.transaction() as connection:
+            tables.prepare(connection)
         store.sweep()
     except BaseException:
         store.close()
@@ -296,24 +296,6 @@ def _engine(home: Home, mode: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
-
-
-def _migrate(store: Store, now_ms: int) -> None:
-    with store.transaction() as connection:
-        connection.execute(
-            text("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_ms INTEGER) STRICT")
-        )
-        done = set(connection.scalars(select(tables.migrations.c.name)))
-    unknown = done - {migration.__name__ for migration in tables.MIGRATIONS}
-    if unknown:
-        raise OperatorError(
-            f"the store has the unknown migration {min(unknown)}: a newer version made it; upgrade edgefl"
-        )
-    for migration in tables.MIGRATIONS:
-        if migration.__name__ not in done:
-            with store.transaction() as connection:
-                migration(connection)
-                connection.execute(insert(tables.migrations).values(name=migration.__name__, applied_ms=now_ms))
 
 
 def _storage_error(error: DBAPIError) -> StorageError:
