@@ -15,7 +15,7 @@ import click
 
 from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
 
-_NEEDS = ("sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
+_NEEDS = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
 
 Parameters = ParamSpec("Parameters")
 

@@ -8,7 +8,7 @@ sender does not reply again in that round. Source: docs/security.md, reliability
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
@@ -17,8 +17,8 @@ from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import members
 from edgefl_coordinator.members.members import Member
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
-from edgefl_coordinator.rounds.states import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
-from edgefl_coordinator.settings import RoundSettings
+from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
+from edgefl_coordinator.settings import RoundSettings, Settings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
@@ -63,12 +63,12 @@ def counted(connection: Connection, number: int, *, beside: bool = False) -> int
     return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
 
 
-def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round | None:
+def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round | None:
     """Close or extend the current round if it is time, and return it as it then stands."""
     found = current_round(connection)
     if found is None:
         return None
-    action = decide(found, policy, now_ms)
+    action = decide(found, rules, now_ms)
     here = rounds.update().where(rounds.c.number == found.number, rounds.c.state == "open")
     if isinstance(action, Close):
         connection.execute(here.values(state="aggregating", closed_ms=now_ms, close_reason=action.reason))
@@ -84,31 +84,16 @@ def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round |
 
 
 def accept_reply(
-    connection: Connection,
-    policy: RoundPolicy,
-    now_ms: int,
-    member: Member,
-    number: int,
-    reply: Accepted,
-    travels: Sequence[str] = (),
+    connection: Connection, settings: Settings, now_ms: int, member: Member, number: int, reply: Accepted
 ) -> None:
     """Store a reply in the open round; the round closes at once when that completes its target.
-
-    Args:
-        connection: the transaction.
-        policy: of the federation's rounds.
-        now_ms: Unix milliseconds.
-        member: who sent it.
-        number: the round.
-        reply: what was sent.
-        travels: what replies of the method hold.
 
     Raises:
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
             earlier reply of this member in this round.
     """
-    check_reply_due(connection, policy, now_ms, member, number)
-    beside = is_beside(reply.names, beside_the_average(travels, phase_of(connection, number)))
+    check_reply_due(connection, settings.rounds, now_ms, member, number)
+    beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
     connection.execute(
         insert(replies).values(
             number=number,
@@ -125,16 +110,16 @@ def accept_reply(
     )
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
-    advance(connection, policy, now_ms)
+    advance(connection, settings.rounds, now_ms)
 
 
-def check_reply_due(connection: Connection, policy: RoundPolicy, now_ms: int, member: Member, number: int) -> None:
+def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: Member, number: int) -> None:
     """Refuse a reply that the round does not take of this member.
 
     Raises:
         RefusedError: as `accept_reply`.
     """
-    verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
+    verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
     if verdict == "no_round":
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if verdict == "round_closed":

@@ -19,7 +19,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
     """Return the task as this member sees it now."""
     settings = coordinator.settings
     task, rounds = settings.task, settings.rounds
-    current = progress.advance(connection, rounds.policy, now_ms)
+    current = progress.advance(connection, rounds, now_ms)
     number = current.number if current else 0
     exchanges = phases(connection)
     return TaskReply(

@@ -59,7 +59,7 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
     limit = settings.limits.reply_bytes
 
     def effect(connection: Connection, member: Member) -> Upload:
-        progress.check_reply_due(connection, settings.rounds.policy, call.now_ms, member, number)
+        progress.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
         if reference.plain_bytes > limit:
             raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
         upload = uploads.find(connection, member.skid, reference.blob)

@@ -51,9 +51,8 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin
-        policy, task = settings.rounds.policy, settings.task
-        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply, task.travels)
-        _check_handed_on(connection, task.most_arrays)
+        progress.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
+        _check_handed_on(connection, settings.task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
         if isinstance(request.reply, BlobReference):
