@@ -30,7 +30,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, StorageError
 
-RunWorker = Callable[[Path, float], None]
+RunWorker = Callable[[Path, float], None]  # a `worker_process.WorkerProcess` in production
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,6 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     Whatever the disk, the start of a process or a damaged result raises becomes one of the errors below, so the caller
     needs no other to keep going.
 
-    Args:
-        coordinator: settings, store, keys, clock.
-        run_worker: runs the job in a folder; a `worker_process.WorkerProcess` in production.
-
     Returns:
         Whether a job was done.
 
@@ -60,8 +56,8 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     """
     try:
         return _step(coordinator, run_worker)
-    except (OSError, KeyError, ValueError) as error:
-        raise _known(error) from error
+    except OSError as error:
+        raise _machine_failed(error) from error
 
 
 def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
@@ -76,8 +72,8 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
         commit(coordinator, due, result)
-    except (EdgeflError, OSError, KeyError, ValueError) as error:
-        known = error if isinstance(error, EdgeflError) else _known(error)
+    except (EdgeflError, OSError) as error:
+        known = error if isinstance(error, EdgeflError) else _machine_failed(error)
         with store.transaction() as connection:
             detail = {"kind": due.job.kind, "error": str(known)[:300]}
             audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
@@ -89,28 +85,24 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     return True
 
 
-def _known(error: OSError | KeyError | ValueError) -> EdgeflError:
-    """Say in one sentence what the machine or a damaged file did to a job."""
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        cause = "the disk is full; free space" if full else error.strerror or "input/output error"
-        return StorageError(f"the round's job cannot run: {cause}", "disk_full" if full else "storage")
-    return OperatorError(f"the aggregation worker left a damaged result ({type(error).__name__}: {str(error)[:200]})")
+def _machine_failed(error: OSError) -> StorageError:
+    """Say in one sentence what the machine did to a job."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    cause = "the disk is full; free space" if full else error.strerror or "input/output error"
+    return StorageError(f"the round's job cannot run: {cause}", "disk_full" if full else "storage")
 
 
 def next_job(coordinator: Coordinator) -> Due | None:
     """Return the job that is due now, or None."""
     sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
-    policy = settings.rounds.policy
     with coordinator.store.transaction() as connection:
-        current = progress.advance(connection, policy, now_ms)
+        current = progress.advance(connection, settings.rounds, now_ms)
         latest = progress.latest_state(connection)
         everybody = members.approved(connection)
         if latest is None:
-            automatic = settings.rounds.start == "automatic"
             wanted = bool(progress.fact(connection, "start_wanted")) and len(everybody) > 0
-            if wanted or starts_by_itself(len(everybody), policy, automatic=automatic):
+            if wanted or starts_by_itself(len(everybody), settings.rounds):
                 return _due(coordinator, "start", 0, everybody)
             return None
         number, state = latest
@@ -144,6 +136,8 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
     made: dict[str, progress.Broadcast] = {}
     kept: list[Blob] = []
     committed, past = False, list[str]()
+    if not result.broadcasts.keys() <= due.receivers.keys():
+        raise OperatorError("the aggregation worker left a damaged result: broadcasts for sites that have not asked")
     try:
         for name, file in result.broadcasts.items():
             others = _others_in(coordinator, file)

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edgefl_client.exchange import Answer, Member, Outbox, Request, ca_file, enrol, read_ca, trust_certificate
 from sqlalchemy import select
 
 from edgefl_coordinator.commands.setup import make_home
@@ -21,7 +20,7 @@ from edgefl_coordinator.store.coordinator import open_coordinator, wall_clock_ms
 from edgefl_coordinator.web import routes
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.service import serve
-from edgefl_exchange import delivery
+from edgefl_exchange import Answer, Member, Outbox, Request, ca_file, delivery, enrol, read_ca, trust_certificate
 from edgefl_exchange.https import HttpsTransport
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded

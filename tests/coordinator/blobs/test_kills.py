@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 MEMBER = """
 import sys
 from pathlib import Path
-from edgefl_client.exchange import Member, Outbox, ca_file
+from edgefl_exchange import Member, Outbox, ca_file
 from edgefl_exchange import blobs
 from edgefl_exchange import delivery
 from edgefl_exchange.https import HttpsTransport
