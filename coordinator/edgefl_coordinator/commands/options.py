@@ -4,8 +4,10 @@ Heavy modules load inside the functions, so that `--help` works in the base inst
 """
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -19,6 +21,7 @@ _NEEDS = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "
 
 Parameters = ParamSpec("Parameters")
 
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 HOME = click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -30,7 +33,7 @@ HOME = click.option(
 )
 PASSPHRASE = click.option(
     "--passphrase-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=FILE,
     help="File, readable by you alone, with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; "
     "else the keys are not encrypted.",
 )
@@ -55,7 +58,7 @@ def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
 
 
 def guarded_offline(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """The same for a command that works in the base install, such as on an offline machine."""
+    """Do as `guarded` for a command that works in the base install, such as on an offline machine."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
@@ -78,12 +81,38 @@ def _ending(
         sys.exit(3 if isinstance(error, refusing) else 1)
 
 
-def operate(home: Path, passphrase_file: Path | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run an operation, by the running server if there is one."""
-    from edgefl_coordinator.settings import Home
-    from edgefl_coordinator.web.admin import run_operation
+@dataclass(frozen=True)
+class Operator:
+    """Who runs an operation: on which coordinator, and whether they read JSON or text."""
 
-    return run_operation(Home(home.resolve()), name, arguments, passphrase(passphrase_file))
+    home: Path
+    passphrase_file: Path | None
+    as_json: bool
+
+    def run(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Run an operation, by the running server if there is one."""
+        from edgefl_coordinator.settings import Home
+        from edgefl_coordinator.web.admin import run_operation
+
+        return run_operation(Home(self.home.resolve()), operation, arguments, passphrase(self.passphrase_file))
+
+    def show(self, facts: dict[str, Any], *lines: str) -> None:
+        """Print the facts as JSON, or the lines."""
+        click.echo(json.dumps(facts) if self.as_json else "\n".join(lines))
+
+
+def for_operator(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --home, --passphrase-file and --json, which it gets as an `Operator`."""
+
+    @HOME
+    @PASSPHRASE
+    @JSON
+    @guarded
+    @wraps(command)
+    def run(home: Path, passphrase_file: Path | None, as_json: bool, **more: Any) -> None:
+        command(Operator(home, passphrase_file, as_json), **more)
+
+    return run
 
 
 def passphrase(path: Path | None) -> bytes | None:

@@ -16,8 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from edgefl_client.exchange import Request, TlsRefused, Unavailable
-from edgefl_exchange import tls
+from edgefl_exchange import Request, TlsRefused, Unavailable, tls
 from edgefl_exchange.https import Deadlines, HttpsTransport
 from edgefl_exchange.tls import pinned_certificate
 
