@@ -36,8 +36,6 @@ def make_home(
     """Make a coordinator's folder.
 
     Args:
-        home: the folder; it may exist, without a config.toml.
-        table: the settings as parsed TOML.
         passphrase: encrypts the private keys; None leaves them to the file mode.
         now_ms: Unix milliseconds, from which the sealing key ages; None asks this machine's clock.
 
@@ -106,9 +104,6 @@ def try_first_job(settings: Settings) -> int:
 def reply_cap(state_bytes: int) -> int:
     """Return `limits.reply_bytes` for a federation: what the server begins with twice over (a network and its momentum
     encoder), and beside it the default, which holds the largest bank of features (65,536 of 128 float16), fits.
-
-    Args:
-        state_bytes: of the server's first state.
     """
     mebibytes = -(-2 * state_bytes // 2**20)
     return min(LimitSettings().reply_bytes + mebibytes * 2**20, MAX_BLOB_BYTES)
@@ -120,11 +115,9 @@ def task_of_method(
     """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
 
     Args:
-        method: a name of the method table.
         backbone: as `edgefl-train --backbone` takes it.
         preset: whose settings, rounds and epochs are taken; None for the method's own defaults.
         assignments: texts KEY=VALUE.
-        image_px: side of the images in pixels; None for the backbone's own.
         seed: of an untrained backbone.
 
     Raises:
@@ -148,7 +141,6 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
     """Return the [task] table of a finished training run, and its training rounds. Imports the trainer.
 
     Args:
-        run: its directory.
         assignments: texts KEY=VALUE, instead of the run's.
 
     Raises:

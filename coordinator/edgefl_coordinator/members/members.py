@@ -173,10 +173,6 @@ def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotati
     """Take a member's new keys; asking again with the same ones changes nothing.
 
     Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        member: who asks.
-        rotation: the verified change.
         record: as received, kept as proof.
 
     Returns:

@@ -185,14 +185,6 @@ def reopen_round(
 
     It keeps the replies that were not refused, of members who still belong.
 
-    Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        number: the round.
-        refused: name → why its reply does not count.
-        problem: why there is no result.
-        deadline_s: seconds until the new deadline.
-
     Returns:
         Names of the blobs to delete after the commit.
     """

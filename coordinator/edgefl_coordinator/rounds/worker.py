@@ -102,7 +102,6 @@ def deal_peers(arrays: Mapping[str, np.ndarray], rng: np.random.Generator) -> di
 
     Args:
         arrays: a broadcast's arrays; others keep their names.
-        rng: draws the permutation.
     """
     found = {name: match for name in arrays if (match := _PEER_MAP.fullmatch(name))}
     peers = sorted({int(match.group(1)) for match in found.values()})

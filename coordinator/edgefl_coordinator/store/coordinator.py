@@ -111,9 +111,6 @@ def open_coordinator(
     """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
 
     Args:
-        home: the coordinator's folder.
-        passphrase: of the keys, or None.
-        clock: Unix milliseconds.
         wait_s: how long to wait for another process that has the store open.
 
     Raises:

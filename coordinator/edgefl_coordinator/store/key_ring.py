@@ -32,19 +32,12 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class SealingRing:
-    """The sealing keys at one moment.
+    """The sealing keys at one moment."""
 
-    Attributes:
-        number: of the key record, from 1.
-        current: what members seal for.
-        made_ms: when it was made, Unix ms.
-        previous: earlier keys, each with the time until which it opens messages.
-    """
-
-    number: int
-    current: SealingKey
-    made_ms: int
-    previous: tuple[tuple[SealingKey, int], ...] = ()
+    number: int  # of the key record, from 1
+    current: SealingKey  # what members seal for
+    made_ms: int  # when it was made, Unix ms
+    previous: tuple[tuple[SealingKey, int], ...] = ()  # earlier keys, each with the time until which it opens messages
 
     def opening(self, now_ms: int) -> list[SealingKey]:
         """Return the keys that open messages now, the current one first."""

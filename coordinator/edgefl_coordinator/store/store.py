@@ -226,7 +226,6 @@ def open_store(home: Home, wait_s: float = 0.0) -> Store:
     """Open the store, make its tables where there are none, and sweep what a crash left.
 
     Args:
-        home: the coordinator's folder.
         wait_s: how long to wait for another process that has it open.
 
     Raises:

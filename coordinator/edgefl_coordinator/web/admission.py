@@ -27,21 +27,13 @@ Effect = Callable[[Connection, Member], Value]
 
 @dataclass(frozen=True)
 class Call:
-    """An authenticated request.
+    """An authenticated request."""
 
-    Attributes:
-        coordinator: whose store.
-        route: the route.
-        opened: the verified envelope.
-        sealing: the key to seal the answer to.
-        now_ms: one reading of the clock for the whole request.
-    """
-
-    coordinator: Coordinator
-    route: Route
-    opened: Opened
-    sealing: PublicSealingKey
-    now_ms: int
+    coordinator: Coordinator  # whose store
+    route: Route  # the route
+    opened: Opened  # the verified envelope
+    sealing: PublicSealingKey  # the key to seal the answer to
+    now_ms: int  # one reading of the clock for the whole request
 
 
 def admit(call: Call) -> None:
@@ -67,10 +59,6 @@ def admit(call: Call) -> None:
 
 def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
     """Decode the payload of an admitted message.
-
-    Args:
-        call: the message.
-        parse: makes the route's message of a payload, or raises `PayloadError`.
 
     Raises:
         RefusedError: `bad_message`, it breaks its format.

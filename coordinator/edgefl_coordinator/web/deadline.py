@@ -18,12 +18,7 @@ _FAREWELL_S = 0.5
 
 
 def deadline_protocol(header_deadline_s: float, body_deadline_s: float) -> type[H11Protocol]:
-    """Return a protocol class for `uvicorn.Config(http=…)`.
-
-    Args:
-        header_deadline_s: seconds for the whole header.
-        body_deadline_s: seconds for the whole body.
-    """
+    """Return a protocol class for `uvicorn.Config(http=…)`."""
     deadlines = {h11.IDLE: header_deadline_s, h11.SEND_BODY: body_deadline_s}
     return type("DeadlineProtocol", (_DeadlineProtocol,), {"deadlines_s": deadlines})
 

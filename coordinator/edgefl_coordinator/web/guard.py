@@ -76,7 +76,6 @@ class Guard:
         """Wrap an application.
 
         Args:
-            app: what sees the requests that pass, each with its whole body.
             body_bytes: largest body on any path.
             waiting_bytes: bytes of bodies that have arrived and are held at once, over all requests.
             per_minute: requests of one address to each path that needs no membership.

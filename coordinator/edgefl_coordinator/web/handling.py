@@ -51,13 +51,7 @@ class Answer:
 
 
 def handle(coordinator: Coordinator, route: Route, body: bytes) -> Answer:
-    """Answer one sealed request.
-
-    Args:
-        coordinator: settings, store, keys, clock.
-        route: what the server routed.
-        body: the envelope as received.
-    """
+    """Answer one sealed request."""
     now_ms = coordinator.clock()
     try:
         call = _open(coordinator, route, body, now_ms)

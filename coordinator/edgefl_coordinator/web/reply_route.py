@@ -72,10 +72,6 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
 def _check_handed_on(connection: Connection, most: int | None) -> None:
     """Refuse a reply, which was just stored, where all maps together would be too many to be handed on.
 
-    Args:
-        connection: the transaction.
-        most: arrays that travel together; None for any number.
-
     Raises:
         RefusedError: `too_large`.
     """

@@ -41,7 +41,6 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     """Serve until a signal comes.
 
     Args:
-        coordinator: opened; the caller closes its store.
         ready: called with the TCP port once connections are taken.
         run_worker: runs aggregation jobs; None for a process of its own.
 
