@@ -19,6 +19,7 @@ from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.tables import invites, member_keys, members
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
 from edgefl_protocol.messages.requests import EnrolRequest
+from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 
@@ -40,17 +41,14 @@ class Member:
         return fingerprint(federation, self.signing.public, self.sealing.public)
 
 
-def add_invite(
-    connection: Connection, now_ms: int, *, name: str, role: str, token_sha256: str, expires_ms: int
-) -> None:
+def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
     """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
 
     Raises:
         OperatorError: an approved member has this name.
     """
-    holder = connection.execute(
-        select(members.c.skid, members.c.state).where(members.c.name == name, members.c.state != "revoked")
-    ).first()
+    name, expires_ms = invite.name, invite.expires_ms
+    holder = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
     if holder and holder.state == "approved":
         raise OperatorError(f"{name} is an approved member; choose another name, or revoke it first")
     if holder:
@@ -58,12 +56,9 @@ def add_invite(
         audit.append(connection, now_ms, "enrolment_superseded", name)
     older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
     connection.execute(older.values(expires_ms=now_ms))
-    connection.execute(
-        insert(invites).values(
-            token_sha256=token_sha256, name=name, role=role, created_ms=now_ms, expires_ms=expires_ms
-        )
-    )
-    audit.append(connection, now_ms, "invite", name, {"role": role, "expires_ms": expires_ms})
+    row = {"token_sha256": invite.token_sha256, "name": name, "role": invite.role, "expires_ms": expires_ms}
+    connection.execute(insert(invites).values(**row, created_ms=now_ms))
+    audit.append(connection, now_ms, "invite", name, {"role": invite.role, "expires_ms": expires_ms})
 
 
 def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> Member:

@@ -134,29 +134,28 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
         store.drop_blobs(past)
         return
     made: dict[str, progress.Broadcast] = {}
-    kept: list[Blob] = []
-    committed, past = False, list[str]()
+    adopted: list[Blob] = []
+    spare: list[str] | None = None  # files that no row names
     if not result.broadcasts.keys() <= due.receivers.keys():
         raise OperatorError("the aggregation worker left a damaged result: broadcasts for sites that have not asked")
     try:
         for name, file in result.broadcasts.items():
             others = _others_in(coordinator, file)
-            kept.append(store.adopt(file))
-            made[due.receivers[name]] = progress.Broadcast(kept[-1], others)
+            adopted.append(store.adopt(file))
+            made[due.receivers[name]] = progress.Broadcast(adopted[-1], others)
         if result.state is not None and job.kind != "broadcast":
-            kept.append(store.adopt(result.state))
+            adopted.append(store.adopt(result.state))
         with store.transaction() as connection:
             if job.kind == "broadcast":
                 progress.add_broadcasts(connection, job.number, made)
-            elif progress.commit_state(connection, coordinator.clock(), job.number, kept[-1]):
-                past = _open_following(connection, coordinator, job, result, made)
-            else:
-                return
-        committed = True
+                found = []
+            elif progress.commit_state(connection, coordinator.clock(), job.number, adopted[-1]):
+                found = _open_following(connection, coordinator, job, result, made)
+            else:  # it was committed before
+                found = [blob.name for blob in adopted]
+        spare = found
     finally:
-        if not committed:
-            store.drop_blobs([blob.name for blob in kept])
-    store.drop_blobs(past)
+        store.drop_blobs([blob.name for blob in adopted] if spare is None else spare)
 
 
 def _open_following(

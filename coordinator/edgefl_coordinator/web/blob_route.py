@@ -87,7 +87,7 @@ def offer(call: Call, blob: str) -> BlobReference:
     Raises:
         StorageError: the payload is gone.
     """
-    store, coordinator = call.coordinator.store, call.coordinator
+    coordinator, store = call.coordinator, call.coordinator.store
 
     def known(connection: Connection, member: Member) -> Row[Any] | None:
         return connection.execute(select(offers).where(offers.c.skid == member.skid, offers.c.blob == blob)).first()
@@ -167,26 +167,20 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     promised = transact(call, lambda connection, member: uploads.promised_bytes(connection, but_of=member.skid))
     if store.free_bytes() < promised + 2 * put.size:
         refuse(call, RefusedError("storage_full", "the coordinator's disk is almost full; keep it, send it later"))
-    file, kept, gone = store.new_file(), list[str](), list[str]()
+    file = store.new_file()
+    spare = [file]  # files that no row names
 
-    def effect(connection: Connection, member: Member) -> Upload:
+    def effect(connection: Connection, member: Member) -> tuple[Upload, list[str]]:
         twin = uploads.find(connection, member.skid, put.blob)  # begun twice at once
         if twin is not None:
-            return uploads.same(twin, put)
-        upload, pushed_out = uploads.begin(connection, call.now_ms, member, put, file, limits.open_blobs)
-        kept.append(file)
-        gone.extend(pushed_out)
-        return upload
+            return uploads.same(twin, put), spare
+        return uploads.begin(connection, call.now_ms, member, put, file, limits.open_blobs)
 
-    committed = False
     try:
-        upload = transact(call, effect)
-        committed = bool(kept)
+        upload, spare = transact(call, effect)
+        return upload
     finally:
-        if not committed:
-            store.drop_blobs([file])
-    store.drop_blobs(gone)
-    return upload
+        store.drop_blobs(spare)
 
 
 def _piece_bytes(call: Call) -> int:

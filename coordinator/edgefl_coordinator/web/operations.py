@@ -59,21 +59,9 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     except InviteError as error:
         raise OperatorError(str(error)) from error
     with coordinator.store.transaction() as connection:
-        members.add_invite(
-            connection,
-            now_ms,
-            name=record.name,
-            role=record.role,
-            token_sha256=record.token_sha256,
-            expires_ms=record.expires_ms,
-        )
-    return {
-        "invite": text,
-        "name": record.name,
-        "role": record.role,
-        "expires_ms": record.expires_ms,
-        "ca": str(ca) if ca else None,
-    }
+        members.add_invite(connection, now_ms, record)
+    facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms}
+    return {"invite": text, **facts, "ca": str(ca) if ca else None}
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -281,11 +269,10 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
                 blob=blob,
                 signers=claimed,
             )
-    except RecordError as error:
+    except (RecordError, OperatorError) as error:
         coordinator.store.drop_blobs([blob.name])
-        raise OperatorError(f"the index cannot name this bundle: {error}") from error
-    except OperatorError:
-        coordinator.store.drop_blobs([blob.name])
+        if isinstance(error, RecordError):
+            raise OperatorError(f"the index cannot name this bundle: {error}") from error
         raise
     facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
     return facts | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}

@@ -44,29 +44,25 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     if answered is not None:
         return answered
     reply = _store(call, request)
-    kept: list[bool] = []
-    used: list[str] = []  # the file of its blob
+    spare = [reply.blob.name]  # files that no row names
 
-    def effect(connection: Connection, member: Member) -> Payload:
+    def effect(connection: Connection, member: Member) -> tuple[Payload, list[str]]:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
-            return twin
+            return twin, spare
         progress.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
         _check_handed_on(connection, settings.task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
-        if isinstance(request.reply, BlobReference):
-            used.extend(uploads.remove(connection, member.skid, request.reply.blob))
-        kept.append(True)
-        return answer
+        if not isinstance(request.reply, BlobReference):
+            return answer, []
+        return answer, uploads.remove(connection, member.skid, request.reply.blob)
 
-    committed = False
     try:
-        answer = transact(call, effect)
-        committed = bool(kept)
+        answer, spare = transact(call, effect)
         return answer
     finally:
-        store.drop_blobs(used if committed else [reply.blob.name])
+        store.drop_blobs(spare)
 
 
 def _check_handed_on(connection: Connection, most: int | None) -> None:
