@@ -10,14 +10,13 @@ from click.testing import CliRunner
 from edgefl_coordinator import cli
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.members import key_care
-from edgefl_coordinator.public_keys import read_public_key
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.coordinator import load_keys, open_coordinator
 from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS, load_ring, new_ring, save_ring
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload, SigningKey, generate_signing_key
-from edgefl_protocol.envelopes.key_files import sealing_key_to_pem, signing_key_from_pem
+from edgefl_protocol.envelopes.key_files import read_public_key, sealing_key_to_pem, signing_key_from_pem
 from edgefl_protocol.envelopes.keys import generate_sealing_key
 from edgefl_protocol.errors import KeyMaterialError, RecordError
 from edgefl_protocol.records.coordinator_records import verify_key_record

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from edgefl_coordinator.commands.options import PASSPHRASE, guarded, passphrase
+from edgefl_coordinator.commands.options import PASSPHRASE, guarded
+from edgefl_protocol.durable import read_passphrase
 
 USUAL_MAPS = 5  # rollout maps that a site may send for one class
 
@@ -61,7 +62,7 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     from edgefl_coordinator.settings import Home
 
     home = Home(folder.resolve())
-    secret = passphrase(passphrase_file)
+    secret = read_passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)
     limits = {"reply_bytes": reply_cap(try_first_job(settings))}

@@ -19,8 +19,8 @@ from edgefl_coordinator.commands.options import (
     for_operator,
     guarded_offline,
     moment,
-    passphrase,
 )
+from edgefl_protocol.durable import read_passphrase
 
 if TYPE_CHECKING:
     from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
@@ -45,7 +45,7 @@ def revoke(operator: Operator, name: str | None, signer: Path | None) -> None:
     if (name is None) == (signer is None):
         raise click.UsageError("name a member, or a signer of bundles with --signer PUB")
     if signer is not None:
-        from edgefl_coordinator.public_keys import read_public_key
+        from edgefl_protocol.envelopes.key_files import read_public_key
 
         key = read_public_key(signer)
         facts = operator.run("revoke_signer", key_id=key.key_id, name=signer.name)
@@ -205,7 +205,7 @@ def _wanted(options: dict[str, Any]) -> "Root":
 
 
 def _public(paths: tuple[Path, ...]) -> "tuple[PublicSigningKey, ...]":
-    from edgefl_coordinator.public_keys import read_public_key
+    from edgefl_protocol.envelopes.key_files import read_public_key
 
     return tuple(read_public_key(path) for path in paths)
 
@@ -216,7 +216,7 @@ def _private(path: Path, passphrase_file: Path | None) -> "SigningKey":
 
     data = read_private(path, MAX_KEY_FILE_BYTES)
     encrypted = b"BEGIN ENCRYPTED" in data
-    return signing_key_from_pem(data, passphrase(passphrase_file) if encrypted else None)
+    return signing_key_from_pem(data, read_passphrase(passphrase_file) if encrypted else None)
 
 
 def _record(path: Path) -> bytes:

@@ -16,8 +16,8 @@ from edgefl_coordinator.commands.options import (
     for_operator,
     guarded,
     moment,
-    passphrase,
 )
+from edgefl_protocol.durable import read_passphrase
 
 _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` starts
 
@@ -35,7 +35,7 @@ def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("edgefl_coordinator").setLevel(logging.INFO if verbose else logging.WARNING)
-    coordinator = open_coordinator(Home(home.resolve()), passphrase(passphrase_file), wait_s=_OTHERS_S)
+    coordinator = open_coordinator(Home(home.resolve()), read_passphrase(passphrase_file), wait_s=_OTHERS_S)
     settings, store = coordinator.settings, coordinator.store
     click.echo(
         f"federation {settings.federation}, store in {store.journal_mode} journal mode, synchronous FULL", err=True
@@ -102,7 +102,7 @@ def status(operator: Operator) -> None:
 @for_operator
 def publish(operator: Operator, file: Path, trust: tuple[Path, ...]) -> None:
     """Make FILE the current bundle of its line and task."""
-    from edgefl_coordinator.public_keys import read_public_key
+    from edgefl_protocol.envelopes.key_files import read_public_key
 
     keys = [read_public_key(path).public.hex() for path in trust]
     facts = operator.run("publish", path=str(file.resolve()), trust=keys)

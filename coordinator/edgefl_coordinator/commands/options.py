@@ -15,6 +15,7 @@ from typing import Any, ParamSpec
 
 import click
 
+from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
 
 _NEEDS = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
@@ -94,7 +95,7 @@ class Operator:
         from edgefl_coordinator.settings import Home
         from edgefl_coordinator.web.admin import run_operation
 
-        return run_operation(Home(self.home.resolve()), operation, arguments, passphrase(self.passphrase_file))
+        return run_operation(Home(self.home.resolve()), operation, arguments, read_passphrase(self.passphrase_file))
 
     def show(self, facts: dict[str, Any], *lines: str) -> None:
         """Print the facts as JSON, or the lines."""
@@ -113,13 +114,6 @@ def for_operator(command: Callable[..., None]) -> Callable[..., None]:
         command(Operator(home, passphrase_file, as_json), **more)
 
     return run
-
-
-def passphrase(path: Path | None) -> bytes | None:
-    """Return the passphrase from its file, else from the environment, else None."""
-    from edgefl_protocol.durable import read_passphrase
-
-    return read_passphrase(path)
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:

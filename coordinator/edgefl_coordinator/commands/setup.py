@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import tomli_w
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.public_keys import written_key
 from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
 from edgefl_coordinator.store.coordinator import SECRET_BYTES, wall_clock_ms
@@ -24,7 +23,7 @@ from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
-from edgefl_protocol.envelopes.key_files import signing_key_to_pem
+from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
 from edgefl_protocol.envelopes.keys import generate_signing_key
 
 DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
@@ -63,8 +62,8 @@ def make_home(
     public = {
         home.tls / "server.pem": certificate.chain,
         home.tls / "ca.pem": certificate.ca,
-        home.signing_public: written_key(signing.public_key),
-        home.keys / "root.pub": written_key(root.public_key),
+        home.signing_public: public_key_line(signing.public_key),
+        home.keys / "root.pub": public_key_line(root.public_key),
     }
     for path, data in private.items():
         write_atomic(path, data, mode=0o600)

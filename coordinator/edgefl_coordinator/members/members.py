@@ -84,18 +84,9 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
     if known is not None or taken is not None:
         raise RefusedError("known_key", "this key is already enrolled; make new keys")
-    connection.execute(
-        insert(members).values(
-            skid=signing.key_id,
-            name=request.name,
-            role=request.role,
-            state="unproved",
-            signing_public=signing.public,
-            sealing_suite=sealing.suite,
-            sealing_public=sealing.public,
-            enrolled_ms=now_ms,
-        )
-    )
+    row = {"skid": signing.key_id, "name": request.name, "role": request.role, "state": "unproved"}
+    keys = {"signing_public": signing.public, **_columns(sealing)}
+    connection.execute(insert(members).values(**row, **keys, enrolled_ms=now_ms))
     connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
     audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
     return Member(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
@@ -193,9 +184,8 @@ def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotati
     connection.execute(ended.values(until_ms=until_ms))
     new_row = {"skid": rotation.new.key_id, "member": member.skid, "signing_public": rotation.new.public}
     connection.execute(insert(member_keys).values(**new_row, added_ms=now_ms, record=record))
-    sealing = {"sealing_suite": rotation.sealing.suite, "sealing_public": rotation.sealing.public}
     here = update(members).where(members.c.skid == member.skid)
-    connection.execute(here.values(signing_public=rotation.new.public, **sealing))
+    connection.execute(here.values(signing_public=rotation.new.public, **_columns(rotation.sealing)))
     detail = {"old": rotation.old.key_id, "new": rotation.new.key_id, "old_until_ms": until_ms}
     audit.append(connection, now_ms, "keys_rotated", member.name, detail)
     return until_ms
@@ -221,6 +211,10 @@ def _by_name(connection: Connection, name: str) -> Member:
 
 def _set_state(connection: Connection, skid: str, state: str, **times: int) -> None:
     connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
+
+
+def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
+    return {"sealing_suite": sealing.suite, "sealing_public": sealing.public}
 
 
 def _member(row: Row[Any]) -> Member:

@@ -37,15 +37,10 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A broadcast to be stored: its blob is already durable.
-
-    Attributes:
-        blob: its bytes.
-        others: sites other than the receiver whose contributions lie in it one by one; None where it holds an average.
-    """
+    """A broadcast to be stored: its blob is already durable."""
 
     blob: Blob
-    others: int | None
+    others: int | None  # sites but the receiver whose contributions lie in it one by one; None: it holds an average
 
 
 def current_round(connection: Connection) -> Round | None:
@@ -94,20 +89,9 @@ def accept_reply(
     """
     check_reply_due(connection, settings.rounds, now_ms, member, number)
     beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
-    connection.execute(
-        insert(replies).values(
-            number=number,
-            skid=member.skid,
-            idem=reply.idem,
-            blob=reply.blob.name,
-            sha256=reply.blob.sha256,
-            bytes=reply.blob.size,
-            arrays=len(reply.names),
-            site_sha256=reply.site_sha256,
-            accepted_ms=now_ms,
-            beside=int(beside),
-        )
-    )
+    row = {"number": number, "skid": member.skid, "idem": reply.idem, "arrays": len(reply.names), "beside": int(beside)}
+    stored = {"blob": reply.blob.name, "sha256": reply.blob.sha256, "bytes": reply.blob.size}
+    connection.execute(insert(replies).values(**row, **stored, site_sha256=reply.site_sha256, accepted_ms=now_ms))
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
     advance(connection, settings.rounds, now_ms)
@@ -147,11 +131,7 @@ def drop_open_reply(connection: Connection, skid: str) -> list[str]:
 
 
 def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> list[str]:
-    """Drop the replies that aggregation refused, name → reason, and remember why.
-
-    Returns:
-        Names of the blobs to delete after the commit.
-    """
+    """Drop the replies that aggregation refused, name → reason; return the blobs to delete after the commit."""
     dropped: list[str] = []
     found = (
         select(member_table.c.name, replies.c.skid)
@@ -183,10 +163,8 @@ def reopen_round(
 ) -> list[str]:
     """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
 
-    It keeps the replies that were not refused, of members who still belong.
-
-    Returns:
-        Names of the blobs to delete after the commit.
+    It keeps the replies that were not refused, of members who still belong. Returns the blobs to delete after the
+    commit.
     """
     gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
     here = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
@@ -291,11 +269,7 @@ def contributors(connection: Connection, *, before: int) -> set[str]:
 
 
 def commit_state(connection: Connection, now_ms: int, number: int, state: Blob) -> bool:
-    """Commit the server's state after round `number` (0: the start) exactly once.
-
-    Returns:
-        False where it was committed before; then nothing changed.
-    """
+    """Commit the server's state after round `number` (0: the start); False where it was, and then nothing changed."""
     if connection.scalar(select(states.c.number).where(states.c.number == number)) is not None:
         return False
     if number > 0:
@@ -340,10 +314,8 @@ def latest_state(connection: Connection) -> tuple[int, str] | None:
 def forget_past(connection: Connection, current: int) -> list[str]:
     """Strike out the blobs that nothing needs once round `current` is open (or the final broadcast is out).
 
-    Needed are the newest state and the broadcasts of `current`. First answers lie in rows of their own.
-
-    Returns:
-        Names of the blobs to delete once the transaction is committed; a crash before leaves orphans for the sweep.
+    Needed are the newest state and the broadcasts of `current`. First answers lie in rows of their own. Returns the
+    blobs to delete after the commit; a crash before leaves orphans for the sweep.
     """
     struck: list[str] = []
     for table, bound in ((replies, current), (broadcasts, current), (states, current - 1)):

@@ -13,7 +13,6 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import OperatorError, PolicyError
 from edgefl_coordinator.members import key_care, members, uploads
-from edgefl_coordinator.public_keys import read_public_key
 from edgefl_coordinator.rounds import progress, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -21,6 +20,7 @@ from edgefl_coordinator.web.tls import certificate_sha256
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import TOKEN_BYTES, Invite, encode_invite
@@ -141,10 +141,9 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
         known.append(read_public_key(home.next_public).key_id)
     if not any(root.coordinator(key_id) for key_id in known):
         raise PolicyError(f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it")
+    federation, pinned = settings.federation, settings.root_key_id
     with coordinator.store.transaction() as connection:
-        root = revocations.publish_root(
-            connection, coordinator.clock(), settings.federation, settings.root_key_id, record
-        )
+        root = revocations.publish_root(connection, coordinator.clock(), federation, pinned, record)
     counted = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
     return {"version": root.version, "expires_ms": root.expires_ms, **counted}
 
@@ -201,14 +200,9 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
         "members": [
-            {
-                "name": member.name,
-                "role": member.role,
-                "state": member.state,
-                "fingerprint": member.fingerprint(settings.federation),
-                "replied": replied[member.skid],
-            }
-            for member in everybody
+            {"name": one.name, "role": one.role, "state": one.state}
+            | {"fingerprint": one.fingerprint(settings.federation), "replied": replied[one.skid]}
+            for one in everybody
         ],
         "bundles": [{"line": entry.line, "task": entry.task, "version": entry.version} for entry in bundles],
         "journal_mode": coordinator.store.journal_mode,
@@ -252,30 +246,19 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
             f"the bundle is made for {found}, this is {federation}: export it with --federation {federation}"
         )
     bundle_id = "/".join((manifest.federation or "-", manifest.line, manifest.task))
+    named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
     blob = coordinator.store.put_blob(data)
     try:
-        entry = IndexEntry(
-            line=manifest.line, task=manifest.task, version=manifest.version, sha256=blob.sha256, size=blob.size
-        )
+        entry = IndexEntry(**named, sha256=blob.sha256, size=blob.size)
         make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
         with coordinator.store.transaction() as connection:
-            publishing.publish(
-                connection,
-                now_ms,
-                line=manifest.line,
-                task=manifest.task,
-                version=manifest.version,
-                bundle_id=bundle_id,
-                blob=blob,
-                signers=claimed,
-            )
+            publishing.publish(connection, now_ms, **named, bundle_id=bundle_id, blob=blob, signers=claimed)
     except (RecordError, OperatorError) as error:
         coordinator.store.drop_blobs([blob.name])
         if isinstance(error, RecordError):
             raise OperatorError(f"the index cannot name this bundle: {error}") from error
         raise
-    facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
-    return facts | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}
+    return named | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}
 
 
 def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:
