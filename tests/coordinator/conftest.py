@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.members import members
+from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result
 from edgefl_coordinator.settings import Home
@@ -222,10 +222,10 @@ def quick_member(coordinator: Coordinator, name: str) -> TestMember:
             url="https://127.0.0.1:8443", federation="skin", coordinator_key_id=key_id, root_key_id=None,
             tls_sha256=None, token=token, name=name, role="site", expires_ms=now_ms + 3_600_000,
         )  # fmt: skip
-        members.add_invite(connection, now_ms, invite)
-        stored = members.enrol(connection, now_ms, member.enrolment(token), member.sealing.public_key)
-        members.prove(connection, now_ms, stored)
-        members.approve(connection, now_ms, name, stored.fingerprint("skin"), "skin")
+        membership.add_invite(connection, now_ms, invite)
+        stored = membership.enrol(connection, now_ms, member.enrolment(token), member.sealing.public_key)
+        membership.prove(connection, now_ms, stored)
+        membership.approve(connection, now_ms, name, stored.fingerprint("skin"), "skin")
     return member
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import uploads
 from edgefl_protocol.messages.blob_messages import BlobPut

@@ -17,8 +17,8 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.members import members, uploads
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.members import membership, uploads
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.reply_forms import peers_in
 from edgefl_coordinator.rounds.states import starts_by_itself
@@ -97,19 +97,19 @@ def next_job(coordinator: Coordinator) -> Due | None:
     sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
     with coordinator.store.transaction() as connection:
-        current = progress.advance(connection, settings.rounds, now_ms)
-        latest = progress.latest_state(connection)
-        everybody = members.approved(connection)
+        current = stored_rounds.advance(connection, settings.rounds, now_ms)
+        latest = stored_rounds.latest_state(connection)
+        everybody = membership.approved(connection)
         if latest is None:
-            wanted = bool(progress.fact(connection, "start_wanted")) and len(everybody) > 0
+            wanted = bool(stored_rounds.fact(connection, "start_wanted")) and len(everybody) > 0
             if wanted or starts_by_itself(len(everybody), settings.rounds):
                 return _due(coordinator, "start", 0, everybody)
             return None
         number, state = latest
         if current is not None and current.state == "aggregating":
-            replies = progress.replies_of(connection, current.number)
+            replies = stored_rounds.replies_of(connection, current.number)
             return _due(coordinator, "aggregate", current.number, everybody, state, replies)
-        waiting = progress.without_broadcast(connection, number + 1)
+        waiting = stored_rounds.without_broadcast(connection, number + 1)
         return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
 
 
@@ -130,10 +130,12 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
     if result.problem:
         with store.transaction() as connection:
             deadline_s, now_ms = coordinator.settings.rounds.deadline_s, coordinator.clock()
-            past = progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
+            past = stored_rounds.reopen_round(
+                connection, now_ms, job.number, result.refused, result.problem, deadline_s
+            )
         store.drop_blobs(past)
         return
-    made: dict[str, progress.Broadcast] = {}
+    made: dict[str, stored_rounds.Broadcast] = {}
     adopted: list[Blob] = []
     spare: list[str] | None = None  # files that no row names
     if not result.broadcasts.keys() <= due.receivers.keys():
@@ -142,14 +144,14 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
         for name, file in result.broadcasts.items():
             others = _others_in(coordinator, file)
             adopted.append(store.adopt(file))
-            made[due.receivers[name]] = progress.Broadcast(adopted[-1], others)
+            made[due.receivers[name]] = stored_rounds.Broadcast(adopted[-1], others)
         if result.state is not None and job.kind != "broadcast":
             adopted.append(store.adopt(result.state))
         with store.transaction() as connection:
             if job.kind == "broadcast":
-                progress.add_broadcasts(connection, job.number, made)
+                stored_rounds.add_broadcasts(connection, job.number, made)
                 found = []
-            elif progress.commit_state(connection, coordinator.clock(), job.number, adopted[-1]):
+            elif stored_rounds.commit_state(connection, coordinator.clock(), job.number, adopted[-1]):
                 found = _open_following(connection, coordinator, job, result, made)
             else:  # it was committed before
                 found = [blob.name for blob in adopted]
@@ -159,19 +161,23 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
 
 
 def _open_following(
-    connection: Connection, coordinator: Coordinator, job: Job, result: JobFiles, made: dict[str, progress.Broadcast]
+    connection: Connection,
+    coordinator: Coordinator,
+    job: Job,
+    result: JobFiles,
+    made: dict[str, stored_rounds.Broadcast],
 ) -> list[str]:
     """Open what follows a state that was just committed; return the blobs to delete after the commit."""
     now_ms, following = coordinator.clock(), job.number + 1
-    past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
-    progress.set_fact(connection, "phases", list(result.phases))
+    past = stored_rounds.refuse_replies(connection, now_ms, job.number, result.refused)
+    stored_rounds.set_fact(connection, "phases", list(result.phases))
     if following <= len(result.phases):
         deadline_s = coordinator.settings.rounds.deadline_s
-        progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
+        stored_rounds.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
     else:
-        progress.set_fact(connection, SERVER_SHA256, result.state_sha256)
-    progress.add_broadcasts(connection, following, made)
-    return past + progress.forget_past(connection, following)
+        stored_rounds.set_fact(connection, SERVER_SHA256, result.state_sha256)
+    stored_rounds.add_broadcasts(connection, following, made)
+    return past + stored_rounds.forget_past(connection, following)
 
 
 def _others_in(coordinator: Coordinator, file: Path) -> int | None:
@@ -185,7 +191,7 @@ def _due(
     coordinator: Coordinator,
     kind: JobKind,
     number: int,
-    receivers: list[members.Member],
+    receivers: list[membership.Member],
     state: str | None = None,
     replies: dict[str, str] | None = None,
 ) -> Due:

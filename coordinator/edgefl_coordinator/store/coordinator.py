@@ -33,7 +33,7 @@ def wall_clock_ms() -> int:
 
 @dataclass
 class Keys:
-    """The coordinator's own secrets; `key_care` changes them while requests read them."""
+    """The coordinator's own secrets; `coordinator_keys` changes them while requests read them."""
 
     signing: SigningKey  # signs replies, records and the index
     ring: SealingRing  # the sealing keys; replaced as a whole

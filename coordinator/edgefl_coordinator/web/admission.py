@@ -15,8 +15,8 @@ from typing import NoReturn, TypeVar
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
@@ -123,7 +123,7 @@ def _refusals_written(call: Call) -> Iterator[tuple[Connection, Member | None]]:
     """Give a transaction and the sender; a refusal in it leaves an audit row beside what was kept, and goes on."""
     header, refused = call.opened.header, None
     with call.coordinator.store.transaction() as connection:
-        member = members.by_skid(connection, header.skid)
+        member = membership.by_skid(connection, header.skid)
         try:
             yield connection, member
         except RefusedError as error:

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Row, insert, select
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.members.uploads import Upload
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.tables import offers
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
@@ -59,7 +59,7 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
     limit = settings.limits.reply_bytes
 
     def effect(connection: Connection, member: Member) -> Upload:
-        progress.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
+        stored_rounds.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
         if reference.plain_bytes > limit:
             raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
         upload = uploads.find(connection, member.skid, reference.blob)

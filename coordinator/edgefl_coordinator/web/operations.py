@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.members import key_care, members, uploads
-from edgefl_coordinator.rounds import progress, task_status
+from edgefl_coordinator.members import coordinator_keys, membership, uploads
+from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.tls import certificate_sha256
@@ -59,7 +59,7 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     except InviteError as error:
         raise OperatorError(str(error)) from error
     with coordinator.store.transaction() as connection:
-        members.add_invite(connection, now_ms, record)
+        membership.add_invite(connection, now_ms, record)
     facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms}
     return {"invite": text, **facts, "ca": str(ca) if ca else None}
 
@@ -75,7 +75,7 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
     mismatch: PolicyError | None = None
     with coordinator.store.transaction() as connection:
         try:
-            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
+            member = membership.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
         except PolicyError as error:  # its audit row is kept
             mismatch = error
     if mismatch is not None:
@@ -90,8 +90,8 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
         OperatorError: no such member.
     """
     with coordinator.store.transaction() as connection:
-        member = members.revoke(connection, coordinator.clock(), str(arguments["name"]))
-        dropped = progress.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
+        member = membership.revoke(connection, coordinator.clock(), str(arguments["name"]))
+        dropped = stored_rounds.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
     coordinator.store.drop_blobs(dropped)
     return {"name": member.name, "state": "revoked"}
 
@@ -110,15 +110,15 @@ def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `key_care` tells.
+    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `coordinator_keys` tells.
 
     Raises:
         OperatorError: no root set lists the next signing key yet.
         StorageError: the disk is full.
     """
     if arguments["signing"]:
-        return dict(key_care.change_signing(coordinator))
-    return dict(key_care.renew_sealing(coordinator))
+        return dict(coordinator_keys.change_signing(coordinator))
+    return dict(coordinator_keys.renew_sealing(coordinator))
 
 
 def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -155,12 +155,12 @@ def start(coordinator: Coordinator, _: Arguments) -> Facts:
         OperatorError: nobody is approved, or the rounds have begun.
     """
     with coordinator.store.transaction() as connection:
-        approved = members.approved(connection)
+        approved = membership.approved(connection)
         if not approved:
             raise OperatorError("no member is approved yet; invite and approve members first")
-        if progress.latest_state(connection) is not None:
+        if stored_rounds.latest_state(connection) is not None:
             raise OperatorError("the rounds have begun already; see `edgefl-coordinator status`")
-        progress.set_fact(connection, "start_wanted", True)
+        stored_rounds.set_fact(connection, "start_wanted", True)
         audit.append(connection, coordinator.clock(), "start", coordinator.settings.federation)
     return {"approved": len(approved)}
 
@@ -169,13 +169,13 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
     """Tell how the federation stands; a stable JSON object."""
     settings = coordinator.settings
     with coordinator.store.transaction() as connection:
-        current = progress.current_round(connection)
-        everybody = members.listed(connection)
+        current = stored_rounds.current_round(connection)
+        everybody = membership.listed(connection)
         number = current.number if current else 0
         phases = task_status.phases(connection)
         bundles = publishing.entries(connection)
         last = audit.last(connection)
-        replied = {member.skid: progress.has_replied(connection, member.skid, number) for member in everybody}
+        replied = {member.skid: stored_rounds.has_replied(connection, member.skid, number) for member in everybody}
         facts: Facts = {
             "federation": settings.federation,
             "url": settings.public_url,
@@ -185,14 +185,14 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "state": task_status.round_state(connection),
             "round": number,
             "rounds": len(phases) or settings.rounds.count,
-            "phase": progress.phase_of(connection, number),
+            "phase": stored_rounds.phase_of(connection, number),
             "replies": current.replies if current else 0,
-            "contributions": progress.counted(connection, number, beside=True),
+            "contributions": stored_rounds.counted(connection, number, beside=True),
             "quorum_min": settings.rounds.quorum_min,
             "quorum_target": settings.rounds.quorum_target,
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
-            "problem": progress.problem_of(connection, number),
-            "refused": progress.refused_since(connection, number - 1),
+            "problem": stored_rounds.problem_of(connection, number),
+            "refused": stored_rounds.refused_since(connection, number - 1),
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),

@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.members import Member
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
@@ -50,7 +50,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin, spare
-        progress.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
+        stored_rounds.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
         _check_handed_on(connection, settings.task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
@@ -71,7 +71,7 @@ def _check_handed_on(connection: Connection, most: int | None) -> None:
     Raises:
         RefusedError: `too_large`.
     """
-    if most is not None and (held := progress.held_arrays(connection)) > most:
+    if most is not None and (held := stored_rounds.held_arrays(connection)) > most:
         raise RefusedError(
             "too_large",
             f"with this reply the members' maps take {held} arrays, and {most} travel together: the federation is "
@@ -79,7 +79,7 @@ def _check_handed_on(connection: Connection, most: int | None) -> None:
         )
 
 
-def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
+def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
     """Check a reply and write its file, before the transaction that will name it.
 
     Raises:
@@ -100,4 +100,4 @@ def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
         refused = error if isinstance(error, RefusedError) else RefusedError("bad_contribution", str(error)[:500])
         refuse(call, refused)
     blob = call.coordinator.store.put_blob(data)
-    return progress.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)
+    return stored_rounds.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
 from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import RoundSettings, Settings
@@ -293,7 +293,7 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
     """Add broadcasts of an open round, key id → broadcast."""
     averaged = contributors(connection, before=number)
     for skid, broadcast in sorted(made.items()):
-        member = members.by_skid(connection, skid)
+        member = membership.by_skid(connection, skid)
         others = len(averaged - {member.name if member else ""}) if broadcast.others is None else broadcast.others
         row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
         connection.execute(insert(broadcasts).values(**row, others=others))
@@ -302,7 +302,7 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
 def without_broadcast(connection: Connection, number: int) -> list[Member]:
     """Return the approved members for whom round `number` has no broadcast yet."""
     served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
-    return [member for member in members.approved(connection) if member.skid not in served]
+    return [member for member in membership.approved(connection) if member.skid not in served]
 
 
 def latest_state(connection: Connection) -> tuple[int, str] | None:
