@@ -88,8 +88,7 @@ def check_table(table: Mapping[str, Any]) -> Settings:
 def try_first_job(settings: Settings) -> int:
     """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
 
-    Returns:
-        Bytes of the server's first state.
+    Returns the bytes of the server's first state.
 
     Raises:
         OperatorError: the method does not exist or does not take these settings.
@@ -152,13 +151,11 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
     settings = finished.settings
     head = {"name": settings.task, "classes": list(finished.classes), "seed": settings.seed, "epochs": settings.epochs}
     table = {**head, **_method_table(settings.method, settings.hyper, assignments)}
+    spec = finished.backbone.spec
     if _learns_network(settings.method):  # it begins as the run did, with a fresh one
-        px = finished.backbone.spec.image_px
-        return {
-            **table,
-            "backbone": _backbone_table(settings.method, settings.backbone, px, settings.seed),
-        }, settings.rounds
-    backbone = _plain_spec(finished.backbone.spec) | {"name": settings.backbone}
+        backbone = _backbone_table(settings.method, settings.backbone, spec.image_px, settings.seed)
+    else:
+        backbone = _plain_spec(spec) | {"name": settings.backbone}
     return {**table, "backbone": backbone}, settings.rounds
 
 

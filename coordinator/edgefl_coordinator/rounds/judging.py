@@ -51,7 +51,7 @@ class Verdict(Generic[Result]):
 
 
 def beside_the_average(travels: Collection[str], phase: str) -> frozenset[str]:
-    """Names of arrays that a member may send alone in a round in which the others send more: FedCLF's features.
+    """Return the arrays that a member may send alone in a round in which the others send more: FedCLF's features.
 
     They join what the others are dealt. In the warm phase they are what everybody sends, so nothing is beside it.
     """

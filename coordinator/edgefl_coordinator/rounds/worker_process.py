@@ -119,14 +119,9 @@ class WorkerProcess:
 
 
 def do_jobs(job: Callable[[Path], int], rest_after_s: float) -> int:
-    """Do the jobs whose folders come on standard input, each in a fork of this process.
+    """Do the jobs whose folders come on standard input, each in a fork; end after so long without one.
 
-    Args:
-        job: does what lies in a folder, and returns an exit status.
-        rest_after_s: seconds without a job after which the loop ends.
-
-    Returns:
-        The exit status of this process, which may be a job's.
+    Returns the exit status of this process, which may be a job's.
     """
     answers = os.dup(1)
     os.dup2(2, 1)

@@ -98,18 +98,16 @@ def offer(call: Call, blob: str) -> BlobReference:
         for chunk in seal_chunks(store.pieces(blob), _file_key(coordinator, made)):
             hasher.update(chunk)
 
-        def keep(connection: Connection, member: Member) -> Row[Any]:
-            twin = known(connection, member)  # asked for twice at once
-            if twin is not None:
-                return twin
+        def keep(connection: Connection, member: Member) -> Row[Any] | None:
             values = {"id": made, "blob": blob, "bytes": plain_bytes, "sha256": hasher.hexdigest()}
-            connection.execute(insert(offers).values(skid=member.skid, **values))
-            return connection.execute(select(offers).where(offers.c.id == made)).one()
+            ask = insert(offers).prefix_with("OR IGNORE")  # it may have been asked for twice at once
+            connection.execute(ask.values(skid=member.skid, **values))
+            return known(connection, member)
 
         row = transact(call, keep)
-    return BlobReference(
-        blob=row.id, size=sealed_size(row.bytes), sha256=row.sha256, key=_file_key(coordinator, row.id)
-    )
+        assert row is not None
+    key = _file_key(coordinator, row.id)
+    return BlobReference(blob=row.id, size=sealed_size(row.bytes), sha256=row.sha256, key=key)
 
 
 def _file_key(coordinator: Coordinator, blob: str) -> bytes:

@@ -103,16 +103,8 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
         found[skid] = member
         return signing
 
-    opened = open_envelope(
-        body,
-        key,
-        sender,
-        expected,
-        now_ms,
-        JudgedByCaller(),
-        max_bytes=settings.limits.body_bytes,
-        tolerance=tolerance,
-    )
+    most = settings.limits.body_bytes
+    opened = open_envelope(body, key, sender, expected, now_ms, JudgedByCaller(), max_bytes=most, tolerance=tolerance)
     return Call(coordinator, route, opened, found[opened.header.skid].sealing, now_ms)
 
 

@@ -50,8 +50,8 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     settings = coordinator.settings
     listening = _listen(settings.host, settings.port)
     server = _Server(_config(coordinator), ready, listening.getsockname()[1])
+    rounds = settings.rounds
     with coordinator.store.transaction() as connection:
-        rounds = settings.rounds
         detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
         audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
         stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed

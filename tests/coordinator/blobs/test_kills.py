@@ -22,7 +22,7 @@ from edgefl_exchange import blobs
 from edgefl_exchange import delivery
 from edgefl_exchange.https import HttpsTransport
 
-blobs.MAX_PIECE_BYTES, delivering.MAX_INLINE_BYTES = 2**15, 2**20
+blobs.MAX_PIECE_BYTES, delivery.MAX_INLINE_BYTES = 2**15, 2**20
 folder = Path(sys.argv[1])
 with Member(folder, lambda found: HttpsTransport(found.url, ca_file(folder, found))) as member:
     print("ready", flush=True)
