@@ -18,7 +18,7 @@ import click
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
 
-_NEEDS = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
+COORDINATOR_EXTRA = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
 
 Parameters = ParamSpec("Parameters")
 
@@ -41,45 +41,32 @@ PASSPHRASE = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Turn known failures of a command that needs the coordinator's extra into one sentence and the exit status."""
+def guarded(
+    command: Callable[Parameters, None], needs: tuple[str, ...] = COORDINATOR_EXTRA
+) -> Callable[Parameters, None]:
+    """Turn a missing extra and known failures of a command into one sentence and the exit status."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        if any(importlib.util.find_spec(name) is None for name in _NEEDS):
+        if any(importlib.util.find_spec(name) is None for name in needs):
             click.echo(
                 "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
             )
             sys.exit(2)
-        from edgefl_coordinator.errors import PolicyError
+        try:
+            command(*args, **kwargs)
+        except EdgeflError as error:
+            from edgefl_coordinator.errors import PolicyError
 
-        _ending(command, (PolicyError, BundleError, RecordError), *args, **kwargs)
+            click.echo(f"edgefl-coordinator: {error}", err=True)
+            sys.exit(3 if isinstance(error, PolicyError | BundleError | RecordError) else 1)
 
     return run
 
 
 def guarded_offline(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """Do as `guarded` for a command that works in the base install, such as on an offline machine."""
-
-    @wraps(command)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        _ending(command, (RecordError,), *args, **kwargs)
-
-    return run
-
-
-def _ending(
-    command: Callable[Parameters, None],
-    refusing: tuple[type[EdgeflError], ...],
-    /,
-    *args: Parameters.args,
-    **kwargs: Parameters.kwargs,
-) -> None:
-    try:
-        command(*args, **kwargs)
-    except EdgeflError as error:
-        click.echo(f"edgefl-coordinator: {error}", err=True)
-        sys.exit(3 if isinstance(error, refusing) else 1)
+    return guarded(command, needs=())
 
 
 @dataclass(frozen=True)

@@ -218,13 +218,5 @@ def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
 
 
 def _member(row: Row[Any]) -> Member:
-    return Member(
-        skid=row.skid,
-        name=row.name,
-        role=row.role,
-        state=row.state,
-        signing=PublicSigningKey(row.signing_public),
-        sealing=PublicSealingKey(row.sealing_suite, row.sealing_public),
-        enrolled_ms=row.enrolled_ms,
-        approved_ms=row.approved_ms,
-    )
+    keys = PublicSigningKey(row.signing_public), PublicSealingKey(row.sealing_suite, row.sealing_public)
+    return Member(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)
