@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.members import members
+from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result
 from edgefl_coordinator.settings import Home
@@ -40,7 +40,7 @@ from edgefl_protocol.messages.requests import (
     Refusal,
     ReplyRequest,
 )
-from edgefl_protocol.records.invite import decode_invite
+from edgefl_protocol.records.invite import Invite, decode_invite
 
 NOW_MS = 1_790_000_000_000
 TOKENS = 4
@@ -217,13 +217,15 @@ def quick_member(coordinator: Coordinator, name: str) -> TestMember:
     member = TestMember(coordinator, name)
     with coordinator.store.transaction() as connection:
         token = hashlib.sha256(name.encode()).digest()
-        now_ms, sha256 = coordinator.clock(), hashlib.sha256(token).hexdigest()
-        members.add_invite(
-            connection, now_ms, name=name, role="site", token_sha256=sha256, expires_ms=now_ms + 3_600_000
-        )
-        stored = members.enrol(connection, now_ms, member.enrolment(token), member.sealing.public_key)
-        members.prove(connection, now_ms, stored)
-        members.approve(connection, now_ms, name, stored.fingerprint("skin"), "skin")
+        now_ms, key_id = coordinator.clock(), coordinator.keys.signing.key_id
+        invite = Invite(
+            url="https://127.0.0.1:8443", federation="skin", coordinator_key_id=key_id, root_key_id=None,
+            tls_sha256=None, token=token, name=name, role="site", expires_ms=now_ms + 3_600_000,
+        )  # fmt: skip
+        membership.add_invite(connection, now_ms, invite)
+        stored = membership.enrol(connection, now_ms, member.enrolment(token), member.sealing.public_key)
+        membership.prove(connection, now_ms, stored)
+        membership.approve(connection, now_ms, name, stored.fingerprint("skin"), "skin")
     return member
 
 

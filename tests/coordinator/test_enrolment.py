@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.members import members
+from edgefl_coordinator.members import membership
 from edgefl_coordinator.store.tables import invites
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload
@@ -22,7 +22,7 @@ HOUR_MS = 3_600_000
 
 def enrolled(coordinator: Any) -> list[str]:
     with coordinator.store.transaction() as connection:
-        return [member.name for member in members.listed(connection)]
+        return [member.name for member in membership.listed(connection)]
 
 
 def test_the_whole_way_in(coordinator, tools) -> None:

@@ -15,7 +15,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
-from edgefl_coordinator.rounds.progress import try_again
+from edgefl_coordinator.rounds.stored_rounds import try_again
 from edgefl_coordinator.store.tables import audit, replies
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload

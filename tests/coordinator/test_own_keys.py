@@ -9,15 +9,14 @@ from click.testing import CliRunner
 
 from edgefl_coordinator import cli
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.members import key_care
-from edgefl_coordinator.public_keys import read_public_key
+from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.coordinator import load_keys, open_coordinator
 from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS, load_ring, new_ring, save_ring
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_protocol import Payload, SigningKey, generate_signing_key
-from edgefl_protocol.envelopes.key_files import sealing_key_to_pem, signing_key_from_pem
+from edgefl_protocol.envelopes.key_files import read_public_key, sealing_key_to_pem, signing_key_from_pem
 from edgefl_protocol.envelopes.keys import generate_sealing_key
 from edgefl_protocol.errors import KeyMaterialError, RecordError
 from edgefl_protocol.records.coordinator_records import verify_key_record
@@ -39,9 +38,9 @@ def test_the_sealing_key_is_renewed_weekly_and_deleted_on_time(aged, clock, tool
     member = tools.approved_member(aged, "clinic-a")
     first = aged.keys.sealing
     clock.now_ms += RENEW_AFTER_MS - 1
-    assert not key_care.tend_keys(aged) and aged.keys.sealing is first
+    assert not coordinator_keys.tend_keys(aged) and aged.keys.sealing is first
     clock.now_ms += 1
-    assert key_care.tend_keys(aged) and aged.keys.sealing is not first
+    assert coordinator_keys.tend_keys(aged) and aged.keys.sealing is not first
     renewed_ms = clock.now_ms
 
     def ask_under_the_first():
@@ -53,7 +52,7 @@ def test_the_sealing_key_is_renewed_weekly_and_deleted_on_time(aged, clock, tool
 
     for offset_ms, opened in ((0, True), (KEPT_MS - 1, True), (KEPT_MS, False), (KEPT_MS + DAY_MS, False)):
         clock.now_ms = renewed_ms + offset_ms
-        key_care.tend_keys(aged)
+        coordinator_keys.tend_keys(aged)
         assert (ask_under_the_first() != 401) is opened
         stored = load_ring(aged.store.home)
         assert (first.secret in [key.secret for key, _ in stored.previous]) is opened
@@ -67,7 +66,7 @@ def test_a_key_record_never_outlives_its_key(aged, clock) -> None:
     for day in range(40):
         clock.now_ms += DAY_MS
         if day % 3:
-            key_care.tend_keys(aged)  # a server that is down from time to time renews late
+            coordinator_keys.tend_keys(aged)  # a server that is down from time to time renews late
         found = verify_key_record(aged.key_record(), aged.keys.signing.key_id, "skin", clock.now_ms)
         key = next(key for key in aged.keys.ring.opening(clock.now_ms) if key.public_key == found.sealing)
         at_ms, ring = found.expires_ms, aged.keys.ring
@@ -87,18 +86,18 @@ def test_a_renewal_killed_at_any_step(aged, make_coordinator, clock, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        target = key_care.log if place == "log" else key_care
+        target = coordinator_keys.log if place == "log" else coordinator_keys
         patch.setattr(target, "info" if place == "log" else place, killed)
         with pytest.raises(KeyboardInterrupt):
-            key_care.tend_keys(aged)
+            coordinator_keys.tend_keys(aged)
     aged.store.close()
     again = open_coordinator(aged.store.home, clock=clock)
     try:
         assert again.keys.ring.number == (1 if step == "before the file" else 2)
-        key_care.tend_keys(again)
-        key_care.note_keys(again)
+        coordinator_keys.tend_keys(again)
+        coordinator_keys.note_keys(again)
         assert again.keys.ring.number == 2
-        key_care.note_keys(again)
+        coordinator_keys.note_keys(again)
         with again.store.transaction() as connection:
             rows = connection.exec_driver_sql("SELECT detail FROM audit WHERE event = 'sealing_key'").all()
         assert [json.loads(row.detail)["number"] for row in rows] == [2]
@@ -131,7 +130,7 @@ def test_a_home_with_a_single_key_goes_on(aged, clock) -> None:
     (home.keys / "sealing.key").chmod(0o600)
     assert load_keys(home).sealing.secret == old.secret
     aged.keys.ring = load_ring(home)
-    key_care.renew_sealing(aged)
+    coordinator_keys.renew_sealing(aged)
     assert not (home.keys / "sealing.key").exists()
     assert [key.secret for key in load_ring(home).opening(clock.now_ms)][1] == old.secret
 
@@ -224,7 +223,7 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(key_care, step, killed)
+        patch.setattr(coordinator_keys, step, killed)
         OPERATIONS["rotate"](coordinator, {"signing": True})
     coordinator = dataclasses.replace(coordinator, keys=load_keys(home))  # what was in memory is gone
     if step == "sync_folder":
@@ -232,8 +231,8 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
     else:
         assert OPERATIONS["rotate"](coordinator, {"signing": True})["state"] == "changed"
     assert load_keys(home).signing.public_key == read_public_key(home.signing_public) == following
-    key_care.note_keys(coordinator)  # as `serve` does when it starts
-    key_care.note_keys(coordinator)
+    coordinator_keys.note_keys(coordinator)  # as `serve` does when it starts
+    coordinator_keys.note_keys(coordinator)
     with coordinator.store.transaction() as connection:
         rows = connection.exec_driver_sql("SELECT detail FROM audit WHERE event = 'signing_key'").all()
     assert [json.loads(row.detail)["key_id"] for row in rows].count(following.key_id) == 1
@@ -247,7 +246,7 @@ def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     home = Home(folder / "secret")
     make_home(home, tools.settings_table(), b"correct horse", clock.now_ms)
     coordinator = open_coordinator(home, b"correct horse", clock)
-    key_care.renew_sealing(coordinator)
+    coordinator_keys.renew_sealing(coordinator)
     coordinator.store.close()
     with pytest.raises(KeyMaterialError):
         load_keys(home)

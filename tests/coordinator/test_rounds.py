@@ -10,14 +10,14 @@ from edgefl_coordinator.rounds.states import (
     Close,
     Extend,
     Round,
-    RoundPolicy,
     accepts,
     cohort_allows,
     decide,
     starts_by_itself,
 )
+from edgefl_coordinator.settings import RoundSettings
 
-POLICY = RoundPolicy(quorum_min=2, quorum_target=4, deadline_s=60)
+POLICY = RoundSettings(count=1, quorum_min=2, quorum_target=4, deadline_s=60)
 DEADLINE = 100_000
 
 # fmt: off
@@ -84,22 +84,16 @@ def test_which_round_takes_a_reply() -> None:
 
 
 def test_who_opens_the_first_round() -> None:
-    assert starts_by_itself(4, POLICY, automatic=True)
-    assert not starts_by_itself(3, POLICY, automatic=True)
-    assert not starts_by_itself(9, POLICY, automatic=False)
+    manual = RoundSettings(count=1, quorum_target=4, start="manual")
+    assert starts_by_itself(4, POLICY)
+    assert not starts_by_itself(3, POLICY)
+    assert not starts_by_itself(9, manual)
 
 
 @pytest.mark.parametrize(("others", "number", "allowed"), [(0, 1, True), (2, 2, False), (3, 2, True), (0, 2, False)])
 def test_cohort(others, number, allowed) -> None:
     """Check 51: below `min_cohort` others nothing of theirs is released; the first broadcast holds nobody's."""
     assert cohort_allows(others, number, 3) is allowed
-
-
-@pytest.mark.parametrize("bad", [(0, 1, 1), (3, 2, 1), (1, 1, 0)])
-def test_contradicting_policies(bad) -> None:
-    minimum, target, deadline_s = bad
-    with pytest.raises(ValueError, match=r"minimum|deadline"):
-        RoundPolicy(quorum_min=minimum, quorum_target=target, deadline_s=deadline_s)
 
 
 steps = st.lists(st.one_of(st.just("reply"), st.integers(0, 200_000)), max_size=40)
@@ -109,23 +103,23 @@ steps = st.lists(st.one_of(st.just("reply"), st.integers(0, 200_000)), max_size=
 def test_invariants(program, minimum, more, deadline_s) -> None:
     """Check 61: whatever the order of replies and clock jumps, a closed round has its quorum, an open one lies ahead of
     its deadline, and no reply is taken after closing."""
-    policy = RoundPolicy(quorum_min=minimum, quorum_target=minimum + more, deadline_s=deadline_s)
+    rules = RoundSettings(count=1, quorum_min=minimum, quorum_target=minimum + more, deadline_s=deadline_s)
     now_ms = 0
     current = Round(number=1, state="open", deadline_ms=deadline_s * 1000, replies=0)
     for action in program:
         if isinstance(action, int):
             now_ms += action
-        verdict = decide(current, policy, now_ms)
+        verdict = decide(current, rules, now_ms)
         if isinstance(verdict, Close):
-            assert current.replies >= policy.quorum_min
+            assert current.replies >= rules.quorum_min
             current = replace(current, state="aggregating")
         elif isinstance(verdict, Extend):
-            assert current.replies < policy.quorum_min
+            assert current.replies < rules.quorum_min
             assert now_ms < verdict.deadline_ms <= now_ms + deadline_s * 1000
             current = replace(current, deadline_ms=verdict.deadline_ms)
         if current.state == "open":
             assert now_ms < current.deadline_ms
-            assert current.replies < policy.quorum_target
+            assert current.replies < rules.quorum_target
         if action == "reply" and accepts(current, 1, now_ms) == "yes":
             assert current.state == "open"
             current = replace(current, replies=current.replies + 1)

@@ -22,18 +22,20 @@ def test_there_and_back(tools) -> None:
 # fmt: off
 WRONG = [
     ({"colour": "red"},                              "unknown setting colour"),
-    ({"rounds": {"quorom": 3}},                      "unknown setting rounds.quorom"),
+    ({"rounds": {"quorom": 3}},                      r"setting rounds\.quorom; known: allow_small_cohort, count"),
     ({"federation": "Skin Clinic"},                  "lower-case"),
     ({"public_url": "http://127.0.0.1"},             "https://"),
-    ({"port": 70_000},                               "port"),
-    ({"port": True},                                 "int is needed"),
-    ({"suite": 3},                                   "suite"),
-    ({"rounds": {"quorum_min": 5}},                  "quorum"),
-    ({"rounds": {"count": 0}},                       "at least 1"),
-    ({"rounds": {"start": "whenever"}},              "automatic and manual"),
+    ({"port": 70_000},                               "port is 70000; int <= 65535 is needed"),
+    ({"port": True},                                 "port is True; int is needed"),
+    ({"suite": 3},                                   "suite is 3; 1 and 2 are allowed"),
+    ({"rounds": {"quorum_min": 5}},                  r"minimum \(5\) <= target \(4\)"),
+    ({"rounds": {"quorum_min": 0}},                  "rounds.quorum_min is 0; int >= 1 is needed"),
+    ({"rounds": {"deadline_s": 0}},                  "rounds.deadline_s is 0; int >= 1 is needed"),
+    ({"rounds": {"count": 0}},                       "rounds.count is 0; int >= 1 is needed"),
+    ({"rounds": {"start": "whenever"}},              "start is 'whenever'; automatic and manual are allowed"),
     ({"rounds": {"min_cohort": 2}},                  "told apart"),
     ({"limits": {"body_bytes": 64 * 2**20}},         "33554432"),
-    ({"limits": {"body_deadline_s": 0}},             "above 0"),
+    ({"limits": {"body_deadline_s": 0}},             r"limits\.body_deadline_s is 0; float > 0"),
     ({"task": {"classes": ["nevus"]}},               "two different"),
     ({"task": {"classes": ["nevus", "nevus"]}},      "two different"),
     ({"task": {"method": "../fedevprompt"}},         "neither a method"),
@@ -41,12 +43,15 @@ WRONG = [
     ({"task": {"backbone": {"image_px": 72}}},       "multiple of patch"),
     ({"task": {"backbone": {"image_px": 72, "architecture": "resnet18"}}}, "shares_maps = false"),
     ({"task": {"backbone": {"architecture": "resnet18"}, "shares_maps": False}}, "image_px"),
-    ({"task": {"max_samples": 0}},                   "at least 1"),
+    ({"task": {"max_samples": 0}},                   "task.max_samples is 0; int >= 1 is needed"),
+    ({"task": {"classes": "nevus"}},                 "task.classes is 'nevus'; array is needed"),
+    ({"task": {"classes": ["nevus", 2]}},            r"task.classes is \['nevus', 2\]; str is needed"),
+    ({"task": {"settings": 5}},                      "task.settings is 5; object is needed"),
     ({"limits": {"reply_bytes": 2**30 + 1}},         "1073741824"),
     ({"limits": {"reply_bytes": 2**24, "body_bytes": 2**24}}, "limits.body_bytes"),
     ({"limits": {"reply_bytes": 2**26, "body_bytes": 2**24}}, "limits.body_bytes"),
-    ({"limits": {"open_blobs": 0}},                  "above 0"),
-    ({"limits": {"blob_age_s": 0}},                  "above 0"),
+    ({"limits": {"open_blobs": 0}},                  "open_blobs is 0; int >= 1"),
+    ({"limits": {"blob_age_s": 0}},                  "blob_age_s is 0; int >= 1"),
 ]
 # fmt: on
 
@@ -84,7 +89,7 @@ def test_the_cap_of_replies_follows_the_network() -> None:
 def test_missing_parts(tools) -> None:
     table = tools.settings_table()
     for name in ("federation", "task", "rounds"):
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(ValueError, match=f"the setting {name} is missing"):
             settings_from_table({key: value for key, value in table.items() if key != name})
 
 

@@ -1,5 +1,6 @@
-"""The store: journal gate (check 65), sweep (check 55), disk full (check 59), audit chain (check 69), migrations."""
+"""Journal gate (check 65), sweep (check 55), disk full (check 59), audit chain (check 69), stores of before."""
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -12,6 +13,7 @@ from sqlalchemy import create_engine, inspect, select, text
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.settings import Home
 from edgefl_coordinator.store import audit, store, tables
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.store import has_wal_reset_defect
@@ -29,6 +31,82 @@ WAL_RESET = [  # docs/security.md, decision 7: affected 3.7.0 to 3.51.2, fixed i
     ((3, 52, 0), False), ((4, 0, 0), False),
 ]
 # fmt: on
+
+
+BEFORE = """
+CREATE TABLE migrations (name TEXT PRIMARY KEY, applied_ms INTEGER) STRICT;
+INSERT INTO migrations VALUES ('m007_contributions_beside_the_average', 1);
+CREATE TABLE members (
+    skid TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL CHECK (role IN ('site', 'device')),
+    state TEXT NOT NULL CHECK (state IN ('unproved', 'pending', 'approved', 'revoked')),
+    signing_public BLOB NOT NULL, sealing_suite INTEGER NOT NULL, sealing_public BLOB NOT NULL UNIQUE,
+    enrolled_ms INTEGER NOT NULL, approved_ms INTEGER, revoked_ms INTEGER
+) STRICT;
+CREATE UNIQUE INDEX members_name ON members (name) WHERE state <> 'revoked';
+CREATE TABLE invites (
+    token_sha256 TEXT PRIMARY KEY, name TEXT NOT NULL, role TEXT NOT NULL, created_ms INTEGER NOT NULL,
+    expires_ms INTEGER NOT NULL, used_by TEXT UNIQUE REFERENCES members (skid)
+) STRICT;
+CREATE TABLE windows (skid TEXT PRIMARY KEY, highest INTEGER NOT NULL, bitmap BLOB NOT NULL) STRICT;
+CREATE TABLE mids (
+    skid TEXT NOT NULL, mid TEXT NOT NULL, until_ms INTEGER NOT NULL, PRIMARY KEY (skid, mid)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX mids_until ON mids (until_ms);
+CREATE TABLE idempotency (
+    skid TEXT NOT NULL REFERENCES members (skid), idem TEXT NOT NULL, payload_sha256 TEXT NOT NULL,
+    answer BLOB NOT NULL, created_ms INTEGER NOT NULL, PRIMARY KEY (skid, idem)
+) STRICT;
+CREATE TABLE rounds (
+    number INTEGER PRIMARY KEY, phase TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('open', 'aggregating', 'done')),
+    opened_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, closed_ms INTEGER, close_reason TEXT
+) STRICT;
+ALTER TABLE rounds ADD COLUMN tried INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE rounds ADD COLUMN problem TEXT;
+CREATE TABLE refused_replies (
+    number INTEGER NOT NULL REFERENCES rounds (number), skid TEXT NOT NULL REFERENCES members (skid),
+    reason TEXT NOT NULL, refused_ms INTEGER NOT NULL, PRIMARY KEY (number, skid)
+) STRICT;
+CREATE TABLE replies (
+    number INTEGER NOT NULL REFERENCES rounds (number), skid TEXT NOT NULL REFERENCES members (skid),
+    idem TEXT NOT NULL, blob TEXT UNIQUE, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL, arrays INTEGER NOT NULL,
+    site_sha256 TEXT NOT NULL, accepted_ms INTEGER NOT NULL, PRIMARY KEY (number, skid)
+) STRICT;
+ALTER TABLE replies ADD COLUMN beside INTEGER NOT NULL DEFAULT 0;
+CREATE TABLE broadcasts (
+    number INTEGER NOT NULL, skid TEXT NOT NULL REFERENCES members (skid), blob TEXT UNIQUE, sha256 TEXT NOT NULL,
+    others INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (number, skid)
+) STRICT;
+CREATE TABLE states (number INTEGER PRIMARY KEY, blob TEXT UNIQUE, sha256 TEXT NOT NULL) STRICT;
+CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE bundles (
+    line TEXT NOT NULL, task TEXT NOT NULL, version INTEGER NOT NULL, bundle_id TEXT NOT NULL, sha256 TEXT NOT NULL,
+    bytes INTEGER NOT NULL, blob TEXT NOT NULL UNIQUE, published_ms INTEGER NOT NULL, PRIMARY KEY (line, task, version)
+) STRICT;
+ALTER TABLE bundles ADD COLUMN signers TEXT NOT NULL DEFAULT '[]';
+CREATE TABLE uploads (
+    skid TEXT NOT NULL REFERENCES members (skid), id TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL,
+    have INTEGER NOT NULL CHECK (have BETWEEN 0 AND size), blob TEXT NOT NULL UNIQUE, touched_ms INTEGER NOT NULL,
+    PRIMARY KEY (skid, id)
+) STRICT;
+CREATE TABLE offers (
+    id TEXT PRIMARY KEY, skid TEXT NOT NULL REFERENCES members (skid), blob TEXT NOT NULL, bytes INTEGER NOT NULL,
+    sha256 TEXT NOT NULL, UNIQUE (skid, blob)
+) STRICT;
+CREATE TABLE member_keys (
+    skid TEXT PRIMARY KEY, member TEXT NOT NULL REFERENCES members (skid), signing_public BLOB NOT NULL,
+    added_ms INTEGER NOT NULL, until_ms INTEGER, record BLOB
+) STRICT;
+CREATE TABLE revocations (
+    key_id TEXT PRIMARY KEY, kind TEXT NOT NULL CHECK (kind IN ('member', 'signer')), name TEXT NOT NULL,
+    revoked_ms INTEGER NOT NULL
+) STRICT;
+CREATE TABLE roots (version INTEGER PRIMARY KEY, record BLOB NOT NULL, published_ms INTEGER NOT NULL) STRICT;
+CREATE TABLE audit (
+    number INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event TEXT NOT NULL, subject TEXT NOT NULL,
+    detail TEXT NOT NULL, sha256 TEXT NOT NULL
+) STRICT;
+"""  # the tables of the newest store without a version, as its statements left them
 
 
 @pytest.mark.parametrize(("version", "affected"), WAL_RESET)
@@ -74,40 +152,99 @@ def test_serve_waits_for_a_command_that_has_it_open(coordinator) -> None:
     assert again.keys.ring.number == coordinator.keys.ring.number == 2
 
 
-def test_tables_are_those_of_the_migrations(coordinator) -> None:
-    """The table objects that queries use have exactly the columns that the migrations made."""
-    with coordinator.store.transaction() as connection:
-        found = inspect(connection)
-        for name, table in tables.metadata.tables.items():
-            assert [column["name"] for column in found.get_columns(name)] == [column.name for column in table.columns]
-        assert set(found.get_table_names()) == set(tables.metadata.tables)
+def version(connection) -> int:
+    return connection.scalar(text("PRAGMA user_version"))
+
+
+def made_before(home: Home, *changes: str) -> None:
+    """Make the store of a home as edgefl made it before stores had a version, by the SQL of that time."""
+    home.database.unlink()
+    with contextlib.closing(sqlite3.connect(home.database)) as connection:
+        for statement in (*BEFORE.strip().split(";\n"), *changes):
+            connection.execute(statement)
+        connection.commit()
+
+
+def test_tables_are_made_once(make_coordinator) -> None:
+    """An empty file gets exactly the tables that queries use; a second start changes nothing."""
+    for _ in range(2):
+        coordinator = make_coordinator()
+        with coordinator.store.transaction() as connection:
+            assert set(inspect(connection).get_table_names()) == set(tables.metadata.tables)
+            assert version(connection) == tables.VERSION
+            assert connection.execute(text("PRAGMA foreign_key_check")).all() == []
+        coordinator.store.close()
+
+
+def test_the_tables_keep_what_was_promised_of_them(coordinator) -> None:
+    """Types, values and members that do not exist are refused by SQLite itself: STRICT, CHECK and REFERENCES."""
+    wrong = [
+        "INSERT INTO windows VALUES ('a', 'not a number', x'00')",
+        "INSERT INTO members VALUES ('a', 'n', 'owner', 'pending', x'00', 1, x'01', 0, NULL, NULL)",
+        "INSERT INTO members VALUES ('a', 'n', 'site', 'lost', x'00', 1, x'01', 0, NULL, NULL)",
+        "INSERT INTO rounds VALUES (1, 'train', 'no such state', 0, 0, NULL, NULL, 0, NULL)",
+        "INSERT INTO revocations VALUES ('a', 'nobody', 'n', 0)",
+        "INSERT INTO broadcasts VALUES (1, 'nobody', 'blob', 'sha', 0)",
+        "INSERT INTO facts VALUES ('a', NULL)",
+    ]
+    for statement in wrong:
+        with pytest.raises(StorageError, match="refused a row"), coordinator.store.transaction() as connection:
+            connection.execute(text(statement))
 
 
 def test_a_newer_store_is_left_alone(coordinator) -> None:
     home = coordinator.store.home
     with coordinator.store.transaction() as connection:
-        connection.execute(text("INSERT INTO migrations VALUES ('m999_future', 1)"))
+        connection.execute(text("PRAGMA user_version = 2"))
     coordinator.store.close()
-    with pytest.raises(OperatorError, match="upgrade"):
+    before = home.database.read_bytes()
+    with pytest.raises(OperatorError, match="a newer version of edgefl made the store; upgrade edgefl"):
         open_coordinator(home)
+    assert home.database.read_bytes() == before
 
 
-def test_a_new_migration_runs_once_in_its_own_transaction(make_coordinator, monkeypatch) -> None:
+def test_a_store_of_before_with_the_same_tables_opens(make_coordinator, tools) -> None:
+    """It keeps its rows, and a federation goes on in it; the version that made it can still read its history."""
+    coordinator = make_coordinator(rounds={"quorum_target": 2})
+    coordinator.store.close()
+    made_before(coordinator.store.home, "INSERT INTO facts VALUES ('kept', '1')")
+    again = make_coordinator()
+    with again.store.transaction() as connection:
+        assert version(connection) == tables.VERSION
+        assert connection.scalar(text("SELECT value FROM facts WHERE key = 'kept'")) == "1"
+        assert connection.scalar(text("SELECT name FROM migrations")).startswith("m007")
+    pair = [tools.approved_member(again, name) for name in ("clinic-a", "clinic-b")]
+    tools.start_rounds(again)
+    for member in pair:
+        assert isinstance(member.reply(1), Payload)
+    assert step(again, tools.toy_worker)
+    again.store.close()
     make_coordinator().store.close()
-    runs = []
 
-    def m998_more(connection) -> None:
-        runs.append(1)
-        connection.execute(text("CREATE TABLE more (a INTEGER)"))
-        if len(runs) == 1:
-            raise KeyboardInterrupt
 
-    monkeypatch.setattr(tables, "MIGRATIONS", (*tables.MIGRATIONS, m998_more))
-    with pytest.raises(KeyboardInterrupt):
-        make_coordinator()
-    make_coordinator().store.close()
-    make_coordinator()
-    assert len(runs) == 2
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE replies DROP COLUMN beside",
+        "ALTER TABLE members ADD COLUMN later INTEGER",
+        "ALTER TABLE rounds RENAME COLUMN tried TO failed",
+        "DROP TABLE roots",
+        "CREATE TABLE more (a INTEGER) STRICT",
+    ],
+)
+def test_a_store_of_before_with_other_tables_is_refused(make_coordinator, change) -> None:
+    """One sentence says what to do, and nothing was changed."""
+    coordinator = make_coordinator()
+    coordinator.store.close()
+    home = coordinator.store.home
+    made_before(home, change)
+    with pytest.raises(OperatorError, match=r"keep this folder.*edgefl-coordinator init"):
+        open_coordinator(home)
+    with contextlib.closing(sqlite3.connect(home.database)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (0,)
+        assert connection.execute("SELECT name FROM migrations").fetchone() == (
+            "m007_contributions_beside_the_average",
+        )
 
 
 def test_sweep(make_coordinator, tools) -> None:
@@ -192,27 +329,6 @@ def test_a_revoked_members_blob_goes_at_once(coordinator, tools) -> None:
     member.reply(1)
     OPERATIONS["revoke"](coordinator, {"name": "clinic-a"})
     assert blobs(coordinator) == before
-
-
-def test_a_store_of_before_keeps_its_rows(make_coordinator, tools, monkeypatch) -> None:
-    """Migrations: rows and blobs of a store made before past blobs were deleted come through, then the past goes."""
-    with monkeypatch.context() as patch:
-        others = tuple(one for one in tables.MIGRATIONS if one is not tables.m004_past_blobs_go)
-        patch.setattr(tables, "MIGRATIONS", others)
-        coordinator = make_coordinator(rounds={"quorum_target": 2})
-        pair = [tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b")]
-        tools.start_rounds(coordinator)
-        for member in pair:
-            member.reply(1)
-        before = blobs(coordinator)
-        with coordinator.store.transaction() as connection:  # nor had such a store what came later
-            connection.execute(text("ALTER TABLE replies DROP COLUMN beside"))
-            connection.execute(text("DELETE FROM migrations WHERE name LIKE 'm007%'"))
-        coordinator.store.close()
-    again = make_coordinator()
-    assert blobs(again) == named(again) == before
-    assert step(again, tools.toy_worker)
-    assert len(blobs(again)) == 3
 
 
 def full_disk(*_: object) -> None:

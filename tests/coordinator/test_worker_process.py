@@ -19,7 +19,7 @@ from edgefl_coordinator.rounds.worker_process import WorkerProcess
 
 LOOP = """
 import json, os, signal, sys, time
-from edgefl_coordinator.rounds.job_loop import do_jobs
+from edgefl_coordinator.rounds.worker_process import do_jobs
 
 seen = []
 

@@ -74,7 +74,7 @@ FLOORS = {
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
     ),
     "edgefl_coordinator": (
-        "cli", "commands", "web", "rounds", "members", "store", "settings", "public_keys", "errors",
+        "cli", "commands", "web", "rounds", "members", "store", "settings", "errors",
     ),
 }  # fmt: skip
 ROOM_MODULES = 20

@@ -1,12 +1,77 @@
-"""From the options of the command line to settings and keys."""
+"""`edgefl-coordinator init`: from the options of the command line to a new coordinator's settings and folder."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from edgefl_coordinator.commands.setup import task_of_method, task_of_run
-from edgefl_coordinator.errors import OperatorError
+import click
+
+from edgefl_coordinator.commands.options import PASSPHRASE, guarded
+from edgefl_protocol.durable import read_passphrase
 
 USUAL_MAPS = 5  # rollout maps that a site may send for one class
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--federation", metavar="NAME", required=True, help="Name: lower-case letters, digits, '-'.")
+@click.option("--run", "run_", metavar="RUN", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Take method, settings, task, classes, backbone, rounds and epochs from a finished training run."
+              )  # fmt: skip
+@click.option("--method", metavar="NAME", default="fedevprompt", show_default=True, help="Federated method.")
+@click.option("--preset", type=click.Choice(["tiny", "bench84", "paper"]),
+              help="Settings, rounds and epochs as `edgefl-train run` has them.  [default: the method's own settings]"
+              )  # fmt: skip
+@click.option("--task", metavar="NAME", default="all", show_default=True, help="Name of the task.")
+@click.option("--line", metavar="NAME", default="main", show_default=True, help="Line of bundles.")
+@click.option("--classes", metavar="A,B,…", help="Class names in index order; needed without --run.")
+@click.option("--backbone", metavar="NAME", default="tiny", show_default=True, help="As `edgefl-train --backbone`.")
+@click.option("--image-px", metavar="PX", type=click.IntRange(8, 4096),
+              help="Side of the images; default: the backbone's.")  # fmt: skip
+@click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,
+              help="Hyper-parameter of the method; repeatable.")  # fmt: skip
+@click.option("--maps-per-class", metavar="M", type=click.IntRange(1),
+              help="Most rollout maps a site may send for one class.  [default: the method's, 5]")  # fmt: skip
+@click.option("--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of what the server draws.")
+@click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", metavar="PORT", type=click.IntRange(0, 65535), default=8443, show_default=True,
+              help="TCP port.")  # fmt: skip
+@click.option("--url", metavar="URL", help="Public base address, https://…; default https://HOST:PORT.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1),
+              help="Training rounds.  [default: the run's or preset's, else 5]")  # fmt: skip
+@click.option("--epochs", metavar="N", type=click.IntRange(1),
+              help="Local epochs of a round.  [default: the run's or preset's, else 1]")  # fmt: skip
+@click.option("--quorum-min", metavar="N", type=click.IntRange(1), default=2, show_default=True,
+              help="Replies below which a round is not aggregated.")  # fmt: skip
+@click.option("--quorum-target", metavar="N", type=click.IntRange(1), default=3, show_default=True,
+              help="Replies at which a round closes early, and approved members that start the first.")  # fmt: skip
+@click.option("--deadline", metavar="SECONDS", type=click.IntRange(1), default=3600, show_default=True,
+              help="Time a round stays open.")  # fmt: skip
+@click.option("--start", type=click.Choice(["automatic", "manual"]), default="automatic", show_default=True,
+              help="Open the first round when enough are approved, or on `start`.")  # fmt: skip
+@click.option("--min-cohort", metavar="N", type=click.IntRange(1), default=3, show_default=True,
+              help="Other contributors that a broadcast needs.")  # fmt: skip
+@click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 3; shown in the audit log.")
+@click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True,
+              help="Sealing: 1 X25519, 2 ML-KEM-768 with X25519.")  # fmt: skip
+@PASSPHRASE
+@guarded
+def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
+    """Make a coordinator in DIR: keys, development certificate, settings."""
+    from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
+    from edgefl_coordinator.settings import Home
+
+    home = Home(folder.resolve())
+    secret = read_passphrase(passphrase_file)
+    table = settings_table(options)
+    settings = check_table(table)
+    limits = {"reply_bytes": reply_cap(try_first_job(settings))}
+    make_home(home, {**table, "limits": limits}, secret)
+    if secret is None:
+        click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
+    click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
+    click.echo(f"move {home.keys / 'root.key'} to an offline medium: it is the way back after a break-in", err=True)
+    click.echo(f"next: edgefl-coordinator serve --home {home.root}", err=True)
 
 
 def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,6 +84,7 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
     host, port = options["host"], options["port"]
     task, rounds = _task(options)
     shown = f"[{host}]" if ":" in host else host
+    same = ("quorum_min", "quorum_target", "start", "min_cohort", "allow_small_cohort")
     return {
         "federation": options["federation"],
         "public_url": (options["url"] or f"https://{shown}:{port}").rstrip("/"),
@@ -26,20 +92,15 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
         "port": port,
         "suite": int(options["suite"]),
         "task": task,
-        "rounds": {
-            "count": rounds,
-            "quorum_min": options["quorum_min"],
-            "quorum_target": options["quorum_target"],
-            "deadline_s": options["deadline"],
-            "start": options["start"],
-            "min_cohort": options["min_cohort"],
-            "allow_small_cohort": options["allow_small_cohort"],
-        },
+        "rounds": {"count": rounds, "deadline_s": options["deadline"], **{name: options[name] for name in same}},
     }
 
 
 def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the [task] table and the training rounds."""
+    from edgefl_coordinator.commands.setup import task_of_method, task_of_run
+    from edgefl_coordinator.errors import OperatorError
+
     if options["run_"] is not None:
         if options["classes"]:
             raise OperatorError("--run brings its own classes; leave --classes out")

@@ -11,38 +11,33 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgefl_coordinator.commands.options import (
-    HOME,
+    FILE,
     JSON,
     PASSPHRASE,
+    Operator,
     counted,
-    guarded,
+    for_operator,
     guarded_offline,
     moment,
-    operate,
-    passphrase,
 )
+from edgefl_protocol.durable import read_passphrase
 
 if TYPE_CHECKING:
     from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
     from edgefl_protocol.records.root import Root
 
 _DAY_MS = 24 * 3600 * 1000
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _OUT = click.option("-o", "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), required=True,
                     help="File to write.")  # fmt: skip
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option(
-    "--signer", metavar="PUB", type=_FILE, help="Revoke this signer of bundles (signing.pub) in place of a member."
-)
-@HOME
-@PASSPHRASE
-@JSON
-@guarded
-def revoke(name: str | None, signer: Path | None, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Shut a member out for good, or revoke a signer of bundles.
+@click.option("--signer", metavar="PUB", type=FILE,
+              help="Revoke this signer of bundles (signing.pub) in place of a member.")  # fmt: skip
+@for_operator
+def revoke(operator: Operator, name: str | None, signer: Path | None) -> None:
+    """Shut the member NAME out for good, or revoke a signer of bundles.
 
     A member is refused from its next request on, and its reply of the open round is dropped. Devices fetch the signed
     list of revoked keys with the index of bundles; a list older than 24 hours lets no new bundle in.
@@ -50,45 +45,42 @@ def revoke(name: str | None, signer: Path | None, home: Path, passphrase_file: P
     if (name is None) == (signer is None):
         raise click.UsageError("name a member, or a signer of bundles with --signer PUB")
     if signer is not None:
-        from edgefl_coordinator.public_keys import read_public_key
+        from edgefl_protocol.envelopes.key_files import read_public_key
 
         key = read_public_key(signer)
-        facts = operate(home, passphrase_file, "revoke_signer", {"key_id": key.key_id, "name": signer.name})
-        click.echo(json.dumps(facts) if as_json else f"signer {key.key_id} is revoked")
-        return
-    facts = operate(home, passphrase_file, "revoke", {"name": name})
-    click.echo(json.dumps(facts) if as_json else f"{name} is revoked")
+        facts = operator.run("revoke_signer", key_id=key.key_id, name=signer.name)
+        operator.show(facts, f"signer {key.key_id} is revoked")
+    else:
+        operator.show(operator.run("revoke", name=name), f"{name} is revoked")
 
 
 @click.command()
 @click.option("--signing", is_flag=True, help="Change the signing key, in place of the sealing key; see below.")
-@HOME
-@PASSPHRASE
-@JSON
-@guarded
-def rotate(signing: bool, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Renew the coordinator's sealing key now. `serve` does it every week by itself.
+@for_operator
+def rotate(operator: Operator, signing: bool) -> None:
+    """Renew the coordinator's sealing key now.
 
-    The key before opens messages for two days more, then it is deleted. With --signing: the first time makes the next
-    signing key and names the file of its public half; once a published root set lists that, the second time changes to
-    it, and to a new sealing key with none before. Members follow by the root set.
+    `serve` does it every week by itself. The key before opens messages for two days more, then it is deleted. With
+    --signing: the first time makes the next signing key and names the file of its public half; once a published root
+    set lists that, the second time changes to it, and to a new sealing key with none before. Members follow by the root
+    set.
     """
-    facts = operate(home, passphrase_file, "rotate", {"signing": signing})
-    if as_json:
-        click.echo(json.dumps(facts))
-    elif not signing:
-        click.echo(f"sealing key {facts['number']} is in use")
+    facts = operator.run("rotate", signing=signing)
+    if not signing:
+        operator.show(facts, f"sealing key {facts['number']} is in use")
     elif facts["state"] == "prepared":
-        click.echo(f"the next signing key is made: {facts['file']}")
-        click.echo("sign a root set that lists it (root make --coordinator), publish it, run this again", err=True)
+        operator.show(facts, f"the next signing key is made: {facts['file']}")
+        if not operator.as_json:
+            click.echo("sign a root set that lists it (root make --coordinator), publish it, run this again", err=True)
     else:
-        click.echo(f"signing key {facts['key_id']} is in use")
+        operator.show(facts, f"signing key {facts['key_id']} is in use")
 
 
 @click.group()
 def root() -> None:
-    """Say offline who is coordinator and who signs bundles. This list is the federation's root set, signed with the
-    root key.
+    """Make, sign, show and publish the federation's root set.
+
+    It says who the coordinator is and who signs bundles, and is signed offline.
 
     \b
     On the machine that holds the root keys (no coordinator is needed there):
@@ -101,20 +93,20 @@ def root() -> None:
 
 @root.command()
 @_OUT
-@click.option("--after", metavar="FILE", type=_FILE, help="The set before: its number plus one, and what is not given.")
+@click.option("--after", metavar="FILE", type=FILE, help="The set before: its number plus one, and what is not given.")
 @click.option("--federation", metavar="NAME", help="Federation; needed for the first set.")
-@click.option("--root-key", "root_keys", metavar="PUB", type=_FILE, multiple=True, help="A root key; repeatable.")
+@click.option("--root-key", "root_keys", metavar="PUB", type=FILE, multiple=True, help="A root key; repeatable.")
 @click.option("--threshold", metavar="K", type=click.IntRange(1, 16), help="Root keys that must sign.  [default: 1]")
-@click.option("--coordinator", "coordinators", metavar="PUB", type=_FILE, multiple=True,
+@click.option("--coordinator", "coordinators", metavar="PUB", type=FILE, multiple=True,
               help="A signing key of the coordinator that counts (keys/signing.pub); repeatable.")  # fmt: skip
-@click.option("--signer", "signers", metavar="PUB", type=_FILE, multiple=True,
+@click.option("--signer", "signers", metavar="PUB", type=FILE, multiple=True,
               help="A signer of this federation's bundles (signing.pub); repeatable.")  # fmt: skip
 @click.option("--no-signers", is_flag=True, help="List no signer, where the set before listed some.")
 @click.option("--signer-threshold", metavar="K", type=click.IntRange(1, 64),
               help="Trusted keys that must have signed a bundle.  [default: 1]")  # fmt: skip
 @click.option("--days", metavar="DAYS", type=click.IntRange(1, 3650), default=365, show_default=True,
               help="How long the set is valid.")  # fmt: skip
-@click.option("--sign", "keys", metavar="KEY", type=_FILE, multiple=True, required=True,
+@click.option("--sign", "keys", metavar="KEY", type=FILE, multiple=True, required=True,
               help="Private root key to sign with; repeatable.")  # fmt: skip
 @PASSPHRASE
 @guarded_offline
@@ -131,8 +123,8 @@ def make(out: Path, keys: tuple[Path, ...], passphrase_file: Path | None, **opti
 
 
 @root.command()
-@click.argument("file", metavar="FILE", type=_FILE)
-@click.option("--key", metavar="KEY", type=_FILE, required=True, help="Private root key to sign with.")
+@click.argument("file", metavar="FILE", type=FILE)
+@click.option("--key", metavar="KEY", type=FILE, required=True, help="Private root key to sign with.")
 @_OUT
 @PASSPHRASE
 @guarded_offline
@@ -147,11 +139,14 @@ def sign(file: Path, key: Path, out: Path, passphrase_file: Path | None) -> None
 
 
 @root.command()
-@click.argument("file", metavar="FILE", type=_FILE)
+@click.argument("file", metavar="FILE", type=FILE)
 @JSON
 @guarded_offline
 def show(file: Path, as_json: bool) -> None:
-    """Show what a root set says, without checking it. `publish` and every device check its signatures."""
+    """Show what a root set says.
+
+    Its signatures are checked where it is published, and by every device.
+    """
     from edgefl_protocol.records.root import unverified_root
 
     record = _record(file)
@@ -166,16 +161,16 @@ def show(file: Path, as_json: bool) -> None:
 
 
 @root.command()
-@click.argument("file", metavar="FILE", type=_FILE)
-@HOME
-@PASSPHRASE
-@JSON
-@guarded
-def publish(file: Path, home: Path, passphrase_file: Path | None, as_json: bool) -> None:
-    """Give a root set to all members. Refused unless enough root keys signed it and it follows the one before."""
-    facts = operate(home, passphrase_file, "publish_root", {"path": str(file.resolve())})
+@click.argument("file", metavar="FILE", type=FILE)
+@for_operator
+def publish(operator: Operator, file: Path) -> None:
+    """Give a root set to all members.
+
+    It is refused unless enough root keys signed it and it follows the one before.
+    """
+    facts = operator.run("publish_root", path=str(file.resolve()))
     text = f"published root set {facts['version']}: {counted(facts['signers'], 'signer')} of bundles"
-    click.echo(json.dumps(facts) if as_json else f"{text}, valid until {moment(facts['expires_ms'])}")
+    operator.show(facts, f"{text}, valid until {moment(facts['expires_ms'])}")
 
 
 def _wanted(options: dict[str, Any]) -> "Root":
@@ -210,7 +205,7 @@ def _wanted(options: dict[str, Any]) -> "Root":
 
 
 def _public(paths: tuple[Path, ...]) -> "tuple[PublicSigningKey, ...]":
-    from edgefl_coordinator.public_keys import read_public_key
+    from edgefl_protocol.envelopes.key_files import read_public_key
 
     return tuple(read_public_key(path) for path in paths)
 
@@ -221,7 +216,7 @@ def _private(path: Path, passphrase_file: Path | None) -> "SigningKey":
 
     data = read_private(path, MAX_KEY_FILE_BYTES)
     encrypted = b"BEGIN ENCRYPTED" in data
-    return signing_key_from_pem(data, passphrase(passphrase_file) if encrypted else None)
+    return signing_key_from_pem(data, read_passphrase(passphrase_file) if encrypted else None)
 
 
 def _record(path: Path) -> bytes:

@@ -4,8 +4,10 @@ Heavy modules load inside the functions, so that `--help` works in the base inst
 """
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
@@ -13,12 +15,14 @@ from typing import Any, ParamSpec
 
 import click
 
+from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
 
-_NEEDS = ("sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
+COORDINATOR_EXTRA = ("msgspec", "sqlalchemy", "starlette", "uvicorn", "tomli_w", "torch", "timm")
 
 Parameters = ParamSpec("Parameters")
 
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 HOME = click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -30,67 +34,73 @@ HOME = click.option(
 )
 PASSPHRASE = click.option(
     "--passphrase-file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=FILE,
     help="File, readable by you alone, with the passphrase of the private keys; else EDGEFL_KEY_PASSPHRASE; "
     "else the keys are not encrypted.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def guarded(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """Turn known failures of a command that needs the coordinator's extra into one sentence and the exit status."""
+def guarded(
+    command: Callable[Parameters, None], needs: tuple[str, ...] = COORDINATOR_EXTRA
+) -> Callable[Parameters, None]:
+    """Turn a missing extra and known failures of a command into one sentence and the exit status."""
 
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        if any(importlib.util.find_spec(name) is None for name in _NEEDS):
+        if any(importlib.util.find_spec(name) is None for name in needs):
             click.echo(
                 "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
             )
             sys.exit(2)
-        from edgefl_coordinator.errors import PolicyError
+        try:
+            command(*args, **kwargs)
+        except EdgeflError as error:
+            from edgefl_coordinator.errors import PolicyError
 
-        _ending(command, (PolicyError, BundleError, RecordError), *args, **kwargs)
+            click.echo(f"edgefl-coordinator: {error}", err=True)
+            sys.exit(3 if isinstance(error, PolicyError | BundleError | RecordError) else 1)
 
     return run
 
 
 def guarded_offline(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
-    """The same for a command that works in the base install, such as on an offline machine."""
+    """Do as `guarded` for a command that works in the base install, such as on an offline machine."""
+    return guarded(command, needs=())
 
+
+@dataclass(frozen=True)
+class Operator:
+    """Who runs an operation: on which coordinator, and whether they read JSON or text."""
+
+    home: Path
+    passphrase_file: Path | None
+    as_json: bool
+
+    def run(self, operation: str, **arguments: Any) -> dict[str, Any]:
+        """Run an operation, by the running server if there is one."""
+        from edgefl_coordinator.settings import Home
+        from edgefl_coordinator.web.admin import run_operation
+
+        return run_operation(Home(self.home.resolve()), operation, arguments, read_passphrase(self.passphrase_file))
+
+    def show(self, facts: dict[str, Any], *lines: str) -> None:
+        """Print the facts as JSON, or the lines."""
+        click.echo(json.dumps(facts) if self.as_json else "\n".join(lines))
+
+
+def for_operator(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command --home, --passphrase-file and --json, which it gets as an `Operator`."""
+
+    @HOME
+    @PASSPHRASE
+    @JSON
+    @guarded
     @wraps(command)
-    def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
-        _ending(command, (RecordError,), *args, **kwargs)
+    def run(home: Path, passphrase_file: Path | None, as_json: bool, **more: Any) -> None:
+        command(Operator(home, passphrase_file, as_json), **more)
 
     return run
-
-
-def _ending(
-    command: Callable[Parameters, None],
-    refusing: tuple[type[EdgeflError], ...],
-    /,
-    *args: Parameters.args,
-    **kwargs: Parameters.kwargs,
-) -> None:
-    try:
-        command(*args, **kwargs)
-    except EdgeflError as error:
-        click.echo(f"edgefl-coordinator: {error}", err=True)
-        sys.exit(3 if isinstance(error, refusing) else 1)
-
-
-def operate(home: Path, passphrase_file: Path | None, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Run an operation, by the running server if there is one."""
-    from edgefl_coordinator.settings import Home
-    from edgefl_coordinator.web.admin import run_operation
-
-    return run_operation(Home(home.resolve()), name, arguments, passphrase(passphrase_file))
-
-
-def passphrase(path: Path | None) -> bytes | None:
-    """Return the passphrase from its file, else from the environment, else None."""
-    from edgefl_protocol.durable import read_passphrase
-
-    return read_passphrase(path)
 
 
 def counted(number: int, one: str, several: str | None = None) -> str:

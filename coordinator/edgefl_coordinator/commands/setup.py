@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import tomli_w
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.public_keys import written_key
 from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
 from edgefl_coordinator.store.coordinator import SECRET_BYTES, wall_clock_ms
@@ -24,7 +23,7 @@ from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
-from edgefl_protocol.envelopes.key_files import signing_key_to_pem
+from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
 from edgefl_protocol.envelopes.keys import generate_signing_key
 
 DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
@@ -36,8 +35,6 @@ def make_home(
     """Make a coordinator's folder.
 
     Args:
-        home: the folder; it may exist, without a config.toml.
-        table: the settings as parsed TOML.
         passphrase: encrypts the private keys; None leaves them to the file mode.
         now_ms: Unix milliseconds, from which the sealing key ages; None asks this machine's clock.
 
@@ -65,8 +62,8 @@ def make_home(
     public = {
         home.tls / "server.pem": certificate.chain,
         home.tls / "ca.pem": certificate.ca,
-        home.signing_public: written_key(signing.public_key),
-        home.keys / "root.pub": written_key(root.public_key),
+        home.signing_public: public_key_line(signing.public_key),
+        home.keys / "root.pub": public_key_line(root.public_key),
     }
     for path, data in private.items():
         write_atomic(path, data, mode=0o600)
@@ -91,8 +88,7 @@ def check_table(table: Mapping[str, Any]) -> Settings:
 def try_first_job(settings: Settings) -> int:
     """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
 
-    Returns:
-        Bytes of the server's first state.
+    Returns the bytes of the server's first state.
 
     Raises:
         OperatorError: the method does not exist or does not take these settings.
@@ -106,9 +102,6 @@ def try_first_job(settings: Settings) -> int:
 def reply_cap(state_bytes: int) -> int:
     """Return `limits.reply_bytes` for a federation: what the server begins with twice over (a network and its momentum
     encoder), and beside it the default, which holds the largest bank of features (65,536 of 128 float16), fits.
-
-    Args:
-        state_bytes: of the server's first state.
     """
     mebibytes = -(-2 * state_bytes // 2**20)
     return min(LimitSettings().reply_bytes + mebibytes * 2**20, MAX_BLOB_BYTES)
@@ -120,11 +113,9 @@ def task_of_method(
     """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
 
     Args:
-        method: a name of the method table.
         backbone: as `edgefl-train --backbone` takes it.
         preset: whose settings, rounds and epochs are taken; None for the method's own defaults.
         assignments: texts KEY=VALUE.
-        image_px: side of the images in pixels; None for the backbone's own.
         seed: of an untrained backbone.
 
     Raises:
@@ -148,7 +139,6 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
     """Return the [task] table of a finished training run, and its training rounds. Imports the trainer.
 
     Args:
-        run: its directory.
         assignments: texts KEY=VALUE, instead of the run's.
 
     Raises:
@@ -161,13 +151,11 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
     settings = finished.settings
     head = {"name": settings.task, "classes": list(finished.classes), "seed": settings.seed, "epochs": settings.epochs}
     table = {**head, **_method_table(settings.method, settings.hyper, assignments)}
+    spec = finished.backbone.spec
     if _learns_network(settings.method):  # it begins as the run did, with a fresh one
-        px = finished.backbone.spec.image_px
-        return {
-            **table,
-            "backbone": _backbone_table(settings.method, settings.backbone, px, settings.seed),
-        }, settings.rounds
-    backbone = _plain_spec(finished.backbone.spec) | {"name": settings.backbone}
+        backbone = _backbone_table(settings.method, settings.backbone, spec.image_px, settings.seed)
+    else:
+        backbone = _plain_spec(spec) | {"name": settings.backbone}
     return {**table, "backbone": backbone}, settings.rounds
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import uploads
 from edgefl_protocol.messages.blob_messages import BlobPut
@@ -21,21 +21,13 @@ from edgefl_protocol.messages.blob_messages import BlobPut
 
 @dataclass(frozen=True)
 class Upload:
-    """A blob as far as it has come.
+    """A blob as far as it has come."""
 
-    Attributes:
-        id: chosen by the sender.
-        size: bytes of the whole blob.
-        sha256: hex digest of the whole blob, as its sender states it.
-        have: bytes that lie durably.
-        file: name of the file they lie in.
-    """
-
-    id: str
-    size: int
-    sha256: str
-    have: int
-    file: str
+    id: str  # chosen by the sender
+    size: int  # bytes of the whole blob
+    sha256: str  # hex digest of the whole blob, as its sender states it
+    have: int  # bytes that lie durably
+    file: str  # name of the file they lie in
 
 
 def find(connection: Connection, skid: str, blob: str) -> Upload | None:
@@ -61,11 +53,6 @@ def begin(
     """Begin an upload whose empty file exists.
 
     Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        member: whose it is.
-        put: the first piece, which describes the blob.
-        file: name of the file.
         most: uploads of one member.
 
     Returns:

@@ -17,8 +17,8 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.members import members, uploads
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.members import membership, uploads
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
 from edgefl_coordinator.rounds.reply_forms import peers_in
 from edgefl_coordinator.rounds.states import starts_by_itself
@@ -30,7 +30,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, StorageError
 
-RunWorker = Callable[[Path, float], None]
+RunWorker = Callable[[Path, float], None]  # a `worker_process.WorkerProcess` in production
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,6 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     Whatever the disk, the start of a process or a damaged result raises becomes one of the errors below, so the caller
     needs no other to keep going.
 
-    Args:
-        coordinator: settings, store, keys, clock.
-        run_worker: runs the job in a folder; a `worker_process.WorkerProcess` in production.
-
     Returns:
         Whether a job was done.
 
@@ -60,8 +56,8 @@ def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     """
     try:
         return _step(coordinator, run_worker)
-    except (OSError, KeyError, ValueError) as error:
-        raise _known(error) from error
+    except OSError as error:
+        raise _machine_failed(error) from error
 
 
 def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
@@ -76,8 +72,8 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
         run_worker(folder, coordinator.settings.limits.worker_s)
         result = read_result(folder)
         commit(coordinator, due, result)
-    except (EdgeflError, OSError, KeyError, ValueError) as error:
-        known = error if isinstance(error, EdgeflError) else _known(error)
+    except (EdgeflError, OSError) as error:
+        known = error if isinstance(error, EdgeflError) else _machine_failed(error)
         with store.transaction() as connection:
             detail = {"kind": due.job.kind, "error": str(known)[:300]}
             audit.append(connection, coordinator.clock(), "job_failed", str(due.job.number), detail)
@@ -89,35 +85,31 @@ def _step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
     return True
 
 
-def _known(error: OSError | KeyError | ValueError) -> EdgeflError:
-    """Say in one sentence what the machine or a damaged file did to a job."""
-    if isinstance(error, OSError):
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        cause = "the disk is full; free space" if full else error.strerror or "input/output error"
-        return StorageError(f"the round's job cannot run: {cause}", "disk_full" if full else "storage")
-    return OperatorError(f"the aggregation worker left a damaged result ({type(error).__name__}: {str(error)[:200]})")
+def _machine_failed(error: OSError) -> StorageError:
+    """Say in one sentence what the machine did to a job."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    cause = "the disk is full; free space" if full else error.strerror or "input/output error"
+    return StorageError(f"the round's job cannot run: {cause}", "disk_full" if full else "storage")
 
 
 def next_job(coordinator: Coordinator) -> Due | None:
     """Return the job that is due now, or None."""
     sweep_uploads(coordinator)
     settings, now_ms = coordinator.settings, coordinator.clock()
-    policy = settings.rounds.policy
     with coordinator.store.transaction() as connection:
-        current = progress.advance(connection, policy, now_ms)
-        latest = progress.latest_state(connection)
-        everybody = members.approved(connection)
+        current = stored_rounds.advance(connection, settings.rounds, now_ms)
+        latest = stored_rounds.latest_state(connection)
+        everybody = membership.approved(connection)
         if latest is None:
-            automatic = settings.rounds.start == "automatic"
-            wanted = bool(progress.fact(connection, "start_wanted")) and len(everybody) > 0
-            if wanted or starts_by_itself(len(everybody), policy, automatic=automatic):
+            wanted = bool(stored_rounds.fact(connection, "start_wanted")) and len(everybody) > 0
+            if wanted or starts_by_itself(len(everybody), settings.rounds):
                 return _due(coordinator, "start", 0, everybody)
             return None
         number, state = latest
         if current is not None and current.state == "aggregating":
-            replies = progress.replies_of(connection, current.number)
+            replies = stored_rounds.replies_of(connection, current.number)
             return _due(coordinator, "aggregate", current.number, everybody, state, replies)
-        waiting = progress.without_broadcast(connection, number + 1)
+        waiting = stored_rounds.without_broadcast(connection, number + 1)
         return _due(coordinator, "broadcast", number + 1, waiting, state) if waiting else None
 
 
@@ -138,47 +130,54 @@ def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
     if result.problem:
         with store.transaction() as connection:
             deadline_s, now_ms = coordinator.settings.rounds.deadline_s, coordinator.clock()
-            past = progress.reopen_round(connection, now_ms, job.number, result.refused, result.problem, deadline_s)
+            past = stored_rounds.reopen_round(
+                connection, now_ms, job.number, result.refused, result.problem, deadline_s
+            )
         store.drop_blobs(past)
         return
-    made: dict[str, progress.Broadcast] = {}
-    kept: list[Blob] = []
-    committed, past = False, list[str]()
+    made: dict[str, stored_rounds.Broadcast] = {}
+    adopted: list[Blob] = []
+    spare: list[str] | None = None  # files that no row names
+    if not result.broadcasts.keys() <= due.receivers.keys():
+        raise OperatorError("the aggregation worker left a damaged result: broadcasts for sites that have not asked")
     try:
         for name, file in result.broadcasts.items():
             others = _others_in(coordinator, file)
-            kept.append(store.adopt(file))
-            made[due.receivers[name]] = progress.Broadcast(kept[-1], others)
+            adopted.append(store.adopt(file))
+            made[due.receivers[name]] = stored_rounds.Broadcast(adopted[-1], others)
         if result.state is not None and job.kind != "broadcast":
-            kept.append(store.adopt(result.state))
+            adopted.append(store.adopt(result.state))
         with store.transaction() as connection:
             if job.kind == "broadcast":
-                progress.add_broadcasts(connection, job.number, made)
-            elif progress.commit_state(connection, coordinator.clock(), job.number, kept[-1]):
-                past = _open_following(connection, coordinator, job, result, made)
-            else:
-                return
-        committed = True
+                stored_rounds.add_broadcasts(connection, job.number, made)
+                found = []
+            elif stored_rounds.commit_state(connection, coordinator.clock(), job.number, adopted[-1]):
+                found = _open_following(connection, coordinator, job, result, made)
+            else:  # it was committed before
+                found = [blob.name for blob in adopted]
+        spare = found
     finally:
-        if not committed:
-            store.drop_blobs([blob.name for blob in kept])
-    store.drop_blobs(past)
+        store.drop_blobs([blob.name for blob in adopted] if spare is None else spare)
 
 
 def _open_following(
-    connection: Connection, coordinator: Coordinator, job: Job, result: JobFiles, made: dict[str, progress.Broadcast]
+    connection: Connection,
+    coordinator: Coordinator,
+    job: Job,
+    result: JobFiles,
+    made: dict[str, stored_rounds.Broadcast],
 ) -> list[str]:
     """Open what follows a state that was just committed; return the blobs to delete after the commit."""
     now_ms, following = coordinator.clock(), job.number + 1
-    past = progress.refuse_replies(connection, now_ms, job.number, result.refused)
-    progress.set_fact(connection, "phases", list(result.phases))
+    past = stored_rounds.refuse_replies(connection, now_ms, job.number, result.refused)
+    stored_rounds.set_fact(connection, "phases", list(result.phases))
     if following <= len(result.phases):
         deadline_s = coordinator.settings.rounds.deadline_s
-        progress.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
+        stored_rounds.open_round(connection, now_ms, following, result.phases[following - 1], deadline_s)
     else:
-        progress.set_fact(connection, SERVER_SHA256, result.state_sha256)
-    progress.add_broadcasts(connection, following, made)
-    return past + progress.forget_past(connection, following)
+        stored_rounds.set_fact(connection, SERVER_SHA256, result.state_sha256)
+    stored_rounds.add_broadcasts(connection, following, made)
+    return past + stored_rounds.forget_past(connection, following)
 
 
 def _others_in(coordinator: Coordinator, file: Path) -> int | None:
@@ -192,7 +191,7 @@ def _due(
     coordinator: Coordinator,
     kind: JobKind,
     number: int,
-    receivers: list[members.Member],
+    receivers: list[membership.Member],
     state: str | None = None,
     replies: dict[str, str] | None = None,
 ) -> Due:

@@ -10,15 +10,18 @@ this module, so they cannot drift apart. Nothing here imports the trainer. Sourc
 reliability.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from edgefl_coordinator.settings import Plain, Settings
+import msgspec
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.settings import Settings
 from edgefl_protocol import Payload, digest
 from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.fields import Plain
 
 JobKind = Literal["start", "aggregate", "broadcast"]
 
@@ -30,33 +33,20 @@ _RESULT = "result.json"
 _STATE = "state.payload"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """One piece of work.
-
-    Attributes:
-        kind: "start" makes the first state; "aggregate" the state after round `number`; "broadcast" only broadcasts.
-        number: the round to aggregate, or to make broadcasts for; 0 with "start".
-        method: a name of the method table or module:Class.
-        settings: its hyper-parameters.
-        task: fields of the trainer's `Task`, the backbone's description under "backbone".
-        sites: names of the members that get a broadcast, in name order.
-        state: file of the server's state; None with "start".
-        replies: site name → file of its reply.
-        quorum: replies below which nothing is aggregated.
-        order_key: 64 hex digits from which the order of peers is drawn; known to the server only.
-    """
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One piece of work: "start" makes the first state, "aggregate" the next one; each makes the broadcasts after it,
+    and "broadcast" does nothing else."""
 
     kind: JobKind
-    number: int
-    method: str
-    settings: Mapping[str, Plain]
-    task: Mapping[str, Any]
-    sites: tuple[str, ...]
-    state: str | None
-    replies: Mapping[str, str]
-    quorum: int
-    order_key: str
+    number: int  # the round to aggregate, or to make broadcasts for; 0 with "start"
+    method: str  # a name of the method table or module:Class
+    settings: Mapping[str, Plain]  # its hyper-parameters
+    task: Mapping[str, Any]  # fields of the trainer's `Task`, the backbone's description under "backbone"
+    sites: tuple[str, ...] = ()  # names of the members that get a broadcast, in name order
+    state: str | None = None  # file of the server's state; None with "start"
+    replies: Mapping[str, str] = {}  # site name → file of its reply
+    quorum: int  # replies below which nothing is aggregated
+    order_key: str = ""  # 64 hex digits from which the order of peers is drawn; known to the server only
 
 
 class Encoded(Mapping[str, bytes]):
@@ -77,55 +67,28 @@ class Encoded(Mapping[str, bytes]):
 
 @dataclass(frozen=True)
 class JobResult:
-    """What the worker made, before it leaves it.
+    """What the worker made, before it leaves it."""
 
-    Attributes:
-        state: bytes of the server's state; empty with "broadcast", and where nothing could be aggregated.
-        phases: kind of every exchange in order: "warm", "train" or "final".
-        broadcasts: site name → bytes of its broadcast of the next round (with "broadcast": of round `number`).
-        refused: site name → why its reply does not count.
-        problem: why nothing could be aggregated; "" where something was.
-    """
-
-    state: bytes
-    phases: tuple[str, ...]
-    broadcasts: Mapping[str, bytes]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    state: bytes  # of the server; empty with "broadcast", and where nothing could be aggregated
+    phases: tuple[str, ...]  # of every exchange in order: "warm", "train" or "final"
+    broadcasts: Mapping[str, bytes]  # site name → its broadcast of the next round ("broadcast": of round `number`)
+    refused: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply does not count
+    problem: str = ""  # why nothing could be aggregated
 
 
-@dataclass(frozen=True)
-class JobFiles:
-    """What the worker left; as `JobResult`, with files in the place of bytes.
-
-    Attributes:
-        state: file of the server's state; None where there is none.
-        state_sha256: digest of the arrays in it; "" likewise.
-        phases: see `JobResult`.
-        broadcasts: site name → file of its broadcast.
-        refused: see `JobResult`.
-        problem: see `JobResult`.
-    """
+class JobFiles(msgspec.Struct, frozen=True):
+    """What the worker left: as `JobResult`, with files in the place of bytes."""
 
     state: Path | None
-    state_sha256: str
+    state_sha256: str  # of the arrays in it; "" where there is none
     phases: tuple[str, ...]
     broadcasts: Mapping[str, Path]
-    refused: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    refused: Mapping[str, str]
+    problem: str
 
 
-def make_job(
-    settings: Settings,
-    kind: JobKind,
-    number: int,
-    *,
-    sites: tuple[str, ...] = (),
-    state: str | None = None,
-    replies: Mapping[str, str] | None = None,
-    order_key: str = "",
-) -> Job:
-    """Return a job of the federation that `settings` describe; see `Job` for the arguments."""
+def make_job(settings: Settings, kind: JobKind, number: int, **more: Any) -> Job:
+    """Return a job of the federation that `settings` describe; `more` are further fields of `Job`."""
     task = settings.task
     return Job(
         kind=kind,
@@ -140,58 +103,43 @@ def make_job(
             "epochs": task.epochs,
             "seed": task.seed,
         },
-        sites=sites,
-        state=state,
-        replies=replies or {},
         quorum=settings.rounds.quorum_min,
-        order_key=order_key,
+        **more,
     )
 
 
 def write_job(folder: Path, job: Job) -> None:
     """Write `job.json` durably."""
-    write_atomic(folder / _JOB, json.dumps(asdict(job), sort_keys=True).encode(), mode=0o600)
+    write_atomic(folder / _JOB, msgspec.json.encode(job), mode=0o600)
 
 
 def read_job(folder: Path) -> Job:
     """Read `job.json`, which this program wrote."""
-    table = json.loads(read_bounded(folder / _JOB, _MAX_JOB_BYTES))
-    return Job(**{**table, "sites": tuple(table["sites"])})
+    return msgspec.json.decode(read_bounded(folder / _JOB, _MAX_JOB_BYTES), type=Job)
 
 
 def write_result(folder: Path, result: JobResult) -> None:
     """Write the result: it is there whole, or not at all."""
-    files = {name: f"broadcast-{number}.payload" for number, name in enumerate(sorted(result.broadcasts))}
+    files = {name: folder / f"broadcast-{number}.payload" for number, name in enumerate(sorted(result.broadcasts))}
     for name, file in files.items():
-        write_atomic(folder / file, result.broadcasts[name], mode=0o600)
-    state_sha256 = ""
+        write_atomic(file, result.broadcasts[name], mode=0o600)
+    state, sha256 = None, ""
     if result.state:
-        write_atomic(folder / _STATE, result.state, mode=0o600)
-        state_sha256 = digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays)
-    table = {
-        "state_sha256": state_sha256,
-        "phases": list(result.phases),
-        "broadcasts": files,
-        "refused": dict(result.refused),
-        "problem": result.problem,
-    }
-    write_atomic(folder / _RESULT, json.dumps(table, sort_keys=True).encode(), mode=0o600)
+        state, sha256 = folder / _STATE, digest(Payload.from_bytes(result.state, MAX_RESULT_BYTES).arrays)
+        write_atomic(state, result.state, mode=0o600)
+    table = JobFiles(state, sha256, result.phases, files, result.refused, result.problem)
+    write_atomic(folder / _RESULT, msgspec.json.encode(table, enc_hook=lambda path: path.name), mode=0o600)
 
 
 def read_result(folder: Path) -> JobFiles:
-    """Read which files the worker left.
+    """Read which files the worker left; whatever their names, they lie in `folder`.
 
     Raises:
         StorageError: there is no result.
-        KeyError, ValueError: it lacks a part, or is no JSON.
+        OperatorError: it lacks a part, or is no JSON.
     """
-    table = json.loads(read_bounded(folder / _RESULT, _MAX_JOB_BYTES))
-    state_sha256 = str(table["state_sha256"])
-    return JobFiles(
-        state=folder / _STATE if state_sha256 else None,
-        state_sha256=state_sha256,
-        phases=tuple(str(kind) for kind in table["phases"]),
-        broadcasts={str(name): folder / Path(str(file)).name for name, file in table["broadcasts"].items()},
-        refused={str(name): str(why) for name, why in table["refused"].items()},
-        problem=str(table["problem"]),
-    )
+    data = read_bounded(folder / _RESULT, _MAX_JOB_BYTES)
+    try:
+        return msgspec.json.decode(data, type=JobFiles, dec_hook=lambda _, name: folder / Path(name).name)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise OperatorError(f"the aggregation worker left a damaged result: {error}") from error

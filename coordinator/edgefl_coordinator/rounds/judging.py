@@ -43,27 +43,17 @@ _LEAST_TO_COMPARE = 3  # replies of which a median tells the usual one
 
 @dataclass(frozen=True)
 class Verdict(Generic[Result]):
-    """What became of a round's replies.
+    """What became of a round's replies."""
 
-    Attributes:
-        result: what the method made of the sound ones; None where nothing was aggregated.
-        refused: site name → why its reply does not count.
-        problem: why nothing was aggregated; "" where something was.
-    """
-
-    result: Result | None = None
-    refused: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    result: Result | None = None  # what the method made of the sound ones; None where nothing was aggregated
+    refused: Mapping[str, str] = field(default_factory=dict)  # site name → why its reply does not count
+    problem: str = ""  # why nothing was aggregated; "" where something was
 
 
 def beside_the_average(travels: Collection[str], phase: str) -> frozenset[str]:
-    """Names of arrays that a member may send alone in a round in which the others send more: FedCLF's features.
+    """Return the arrays that a member may send alone in a round in which the others send more: FedCLF's features.
 
     They join what the others are dealt. In the warm phase they are what everybody sends, so nothing is beside it.
-
-    Args:
-        travels: what replies of the method hold.
-        phase: of the round.
     """
     return frozenset() if phase == "warm" else _BESIDE & frozenset(travels)
 
@@ -84,7 +74,6 @@ def judge(
     """Aggregate the sound replies.
 
     Args:
-        replies: by site.
         broadcasts: what these sites were sent at the start of the round.
         take: the method's aggregation.
         quorum: sound replies below which nothing is aggregated, contributions not counted.

@@ -4,9 +4,9 @@ from pathlib import PurePath
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
@@ -19,7 +19,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
     """Return the task as this member sees it now."""
     settings = coordinator.settings
     task, rounds = settings.task, settings.rounds
-    current = progress.advance(connection, rounds.policy, now_ms)
+    current = stored_rounds.advance(connection, rounds, now_ms)
     number = current.number if current else 0
     exchanges = phases(connection)
     return TaskReply(
@@ -29,7 +29,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
         classes=task.classes,
         rounds=len(exchanges) or rounds.count,
         round=number,
-        phase=progress.phase_of(connection, number),
+        phase=stored_rounds.phase_of(connection, number),
         state=round_state(connection),
         deadline_ms=current.deadline_ms if current and current.state == "open" else 0,
         tokens=task.tokens if task.shares_maps else 0,
@@ -37,7 +37,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: Member,
         quorum_min=rounds.quorum_min,
         quorum_target=rounds.quorum_target,
         max_reply_bytes=settings.limits.reply_bytes,
-        replied=progress.has_replied(connection, member.skid, number),
+        replied=stored_rounds.has_replied(connection, member.skid, number),
         settings=task.settings,
         train_rounds=rounds.count,
         epochs=task.epochs,
@@ -59,16 +59,16 @@ def state_sha256(connection: Connection) -> str | None:
 
     It is that of the local engine: a member's digest is the one in its newest accepted reply (docs/design.md 5).
     """
-    server = progress.fact(connection, SERVER_SHA256)
+    server = stored_rounds.fact(connection, SERVER_SHA256)
     if not isinstance(server, str):
         return None
-    told = progress.site_digests(connection)
-    return state_digest(server, {one.name: told.get(one.skid, digest({})) for one in members.approved(connection)})
+    told = stored_rounds.site_digests(connection)
+    return state_digest(server, {one.name: told.get(one.skid, digest({})) for one in membership.approved(connection)})
 
 
 def phases(connection: Connection) -> list[str]:
     """Return the phase of every exchange in order; empty before the start."""
-    found = progress.fact(connection, "phases")
+    found = stored_rounds.fact(connection, "phases")
     return [str(item) for item in found] if isinstance(found, list) else []
 
 
@@ -83,7 +83,7 @@ def failing_job(connection: Connection) -> dict[str, str | int] | None:
 
 def round_state(connection: Connection) -> str:
     """Return "waiting", "open", "closed" or "done"."""
-    current = progress.current_round(connection)
+    current = stored_rounds.current_round(connection)
     if current is None:
         return "waiting"
     if current.state == "done" and current.number >= len(phases(connection)):

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.rounds.job_loop import do_jobs
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Encoded, Job, JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
+from edgefl_coordinator.rounds.worker_process import do_jobs
 from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
@@ -102,7 +102,6 @@ def deal_peers(arrays: Mapping[str, np.ndarray], rng: np.random.Generator) -> di
 
     Args:
         arrays: a broadcast's arrays; others keep their names.
-        rng: draws the permutation.
     """
     found = {name: match for name in arrays if (match := _PEER_MAP.fullmatch(name))}
     peers = sorted({int(match.group(1)) for match in found.values()})

@@ -1,19 +1,24 @@
-"""The server's hold on its aggregation worker, which stays between jobs because it takes seconds to import the trainer.
+"""The process of the aggregation worker, which stays between jobs because it takes seconds to import the trainer.
 
-Guarantees: each job runs in a process of its own (`job_loop` forks for it), takes no longer than it may, and leaves
-nothing behind for the next; where the worker crashed, was killed or went to rest, the next job begins another.
-Nothing here imports the trainer. Source: docs/security.md, decision 7; docs/decisions/0034.
+Both halves: the server holds a `WorkerProcess` and writes it folders, a line each; the worker calls `do_jobs`, which
+forks for each of them and answers with a line, the exit status.
+
+Guarantees: a job begins as if it were the first, whatever the one before did to its process, takes no longer than it
+may, and its crash is its own; what it prints lies in its folder and is no answer. Where the worker crashed, was killed
+or went to rest, the next job begins another. It ends with its input, so it does not outlive the server. Nothing here
+imports the trainer. Source: docs/security.md, decision 7; docs/decisions/0034.
 """
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -26,14 +31,10 @@ _MAX_ERROR_BYTES = 4096
 
 
 class WorkerProcess:
-    """Runs one job at a time; `stop` ends worker and job from another thread.
-
-    Args:
-        program: starts a `job_loop`.
-    """
+    """Runs one job at a time; `stop` ends worker and job from another thread."""
 
     def __init__(self, program: Sequence[str] = WORKER) -> None:
-        self._program = program
+        self._program = program  # calls `do_jobs`
         self._asking, self._mutex = threading.Lock(), threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
         self._said: IO[bytes] | None = None  # a file, for a pipe that nobody reads would stop a worker that says much
@@ -50,7 +51,7 @@ class WorkerProcess:
             if status is None:  # the worker had just gone to rest
                 status = self._ask(folder, timeout_s)
         if status != 0:
-            raise _failed(status, _errors_in(folder / ERRORS))
+            raise _failed(status, _last_bytes(folder / ERRORS))
 
     def stop(self) -> None:
         """End the running job and start no other."""
@@ -67,34 +68,27 @@ class WorkerProcess:
         assert running.stdin is not None and running.stdout is not None
         with contextlib.suppress(BrokenPipeError):  # told by the end of its output
             running.stdin.write(os.fsencode(folder) + b"\n")
-        with selectors.DefaultSelector() as waiting:
+        with selectors.DefaultSelector() as waiting:  # takes descriptors of a thousand connections, `select` does not
             waiting.register(running.stdout, selectors.EVENT_READ)
             answered = bool(waiting.select(timeout_s))
         if not answered:
-            _kill(running)
-            self._forget()
+            self._end(running)
             raise OperatorError(f"the aggregation worker took more than {timeout_s:g} s and was stopped")
         answer = running.stdout.readline()
-        if answer:
-            return self._status(answer)
-        said = self._forget()
-        if running.returncode == 0:
+        if not answer:
+            said = self._forget()
+            if running.returncode != 0:
+                raise _failed(running.returncode, said)
             return None
-        raise _failed(running.returncode, said)
-
-    def _status(self, answer: bytes) -> int:
-        """The exit status that a worker's line tells; after any other line each answer would be the job before's."""
         try:
             return int(answer)
-        except ValueError:
-            if self._running is not None:
-                _kill(self._running)
-            self._forget()
-            said = answer.decode(errors="replace").strip()[:100]
-            raise OperatorError(f"the aggregation worker answered {said!r} and was stopped") from None
+        except ValueError:  # after another line each answer would be the job before's
+            self._end(running)
+            told = answer.decode(errors="replace").strip()[:100]
+            raise OperatorError(f"the aggregation worker answered {told!r} and was stopped") from None
 
     def _begun(self) -> "subprocess.Popen[bytes]":
-        """The worker; a new one where there is none that lives."""
+        """Return the worker; a new one where there is none that lives."""
         if self._running is not None and self._running.poll() is not None:
             self._forget()
         with self._mutex:
@@ -106,6 +100,10 @@ class WorkerProcess:
                     self._program, stdin=pipe, stdout=pipe, stderr=self._said, bufsize=0, start_new_session=True
                 )
             return self._running
+
+    def _end(self, running: "subprocess.Popen[bytes]") -> None:
+        _kill(running)
+        self._forget()
 
     def _forget(self) -> bytes:
         """Wait for the end of the worker, close its pipes, end the job it may have left, and return what it said."""
@@ -120,6 +118,36 @@ class WorkerProcess:
             return _end_of(told)
 
 
+def do_jobs(job: Callable[[Path], int], rest_after_s: float) -> int:
+    """Do the jobs whose folders come on standard input, each in a fork; end after so long without one.
+
+    Returns the exit status of this process, which may be a job's.
+    """
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    while select.select([0], [], [], rest_after_s)[0]:
+        line = os.read(0, 65536)  # whoever asks waits for the answer, so there is one line at a time
+        if not line:
+            break
+        folder = Path(os.fsdecode(line.removesuffix(b"\n")))
+        child = os.fork()
+        if child == 0:
+            os.close(answers)
+            _say_into(folder)
+            return job(folder)
+        _, status = os.waitpid(child, 0)
+        os.write(answers, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    return 0
+
+
+def _say_into(folder: Path) -> None:
+    """Part from the streams of the worker: what the job says goes into its folder."""
+    sys.stdout.flush()
+    with Path(os.devnull).open("rb") as nothing, (folder / ERRORS).open("wb") as errors:
+        for own, target in ((0, nothing), (1, errors), (2, errors)):
+            os.dup2(target.fileno(), own)
+
+
 def _kill(running: "subprocess.Popen[bytes]") -> None:
     """End the worker and the job it forked: the session is theirs alone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone, or on its way
@@ -131,8 +159,8 @@ def _failed(status: int | None, said: bytes) -> OperatorError:
     return OperatorError(f"the aggregation worker failed ({status}): {lines[-1][:300]}")
 
 
-def _errors_in(path: Path) -> bytes:
-    """What a job said last; nothing where it said nothing."""
+def _last_bytes(path: Path) -> bytes:
+    """Return what a job said last; nothing where it said nothing."""
     if not path.exists():
         return b""
     with path.open("rb") as file:

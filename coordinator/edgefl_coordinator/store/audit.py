@@ -23,8 +23,6 @@ def append(connection: Connection, now_ms: int, event: str, subject: str, detail
     """Add one row within the caller's transaction.
 
     Args:
-        connection: an open transaction.
-        now_ms: Unix milliseconds.
         event: what happened, snake_case.
         subject: whom or what it concerns: a member's name, a round, a bundle.
         detail: more facts; never a secret, never a payload.

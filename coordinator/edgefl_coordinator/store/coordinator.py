@@ -33,21 +33,13 @@ def wall_clock_ms() -> int:
 
 @dataclass
 class Keys:
-    """The coordinator's own secrets; `key_care` changes them while requests read them.
+    """The coordinator's own secrets; `coordinator_keys` changes them while requests read them."""
 
-    Attributes:
-        signing: signs replies, records and the index.
-        ring: the sealing keys; replaced as a whole.
-        secret: 32 bytes from which nonces and peer orders are derived; never leaves this process.
-        passphrase: encrypts keys on the disk, or None.
-        changing: held while a key is changed.
-    """
-
-    signing: SigningKey
-    ring: SealingRing
-    secret: bytes = field(repr=False)
-    passphrase: bytes | None = field(default=None, repr=False)
-    changing: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    signing: SigningKey  # signs replies, records and the index
+    ring: SealingRing  # the sealing keys; replaced as a whole
+    secret: bytes = field(repr=False)  # nonces and peer orders are derived from it; never leaves this process
+    passphrase: bytes | None = field(default=None, repr=False)  # encrypts keys on the disk
+    changing: threading.RLock = field(default_factory=threading.RLock, repr=False)  # held while a key is changed
 
     @property
     def sealing(self) -> SealingKey:
@@ -72,14 +64,8 @@ class Coordinator:
     def key_record(self) -> bytes:
         """Return the signed record of the current keys."""
         now_ms, ring = self.clock(), self.keys.ring
-        return make_key_record(
-            self.keys.signing,
-            self.settings.federation,
-            ring.current.public_key,
-            ring.number,
-            now_ms,
-            ring.record_until(now_ms),
-        )
+        key, until_ms = ring.current.public_key, ring.record_until(now_ms)
+        return make_key_record(self.keys.signing, self.settings.federation, key, ring.number, now_ms, until_ms)
 
     def root_chain(self) -> bytes:
         """Return the published root sets, one on each line; empty where there are none."""
@@ -111,9 +97,6 @@ def open_coordinator(
     """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
 
     Args:
-        home: the coordinator's folder.
-        passphrase: of the keys, or None.
-        clock: Unix milliseconds.
         wait_s: how long to wait for another process that has the store open.
 
     Raises:
@@ -122,7 +105,7 @@ def open_coordinator(
         KeyMaterialError: a key file is unusable.
     """
     settings = load_settings(home)
-    store = open_store(home, clock(), wait_s)
+    store = open_store(home, wait_s)
     try:
         # Only now: whoever had the store open may have changed the keys.
         return Coordinator(settings, store, load_keys(home, passphrase), clock)

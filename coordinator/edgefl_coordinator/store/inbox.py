@@ -26,9 +26,6 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
     """Admit an authenticated envelope once.
 
     Args:
-        connection: the transaction.
-        header: the authenticated header.
-        now_ms: Unix milliseconds.
         forget_ms: until when the message id has to be remembered; later its expiry refuses it.
 
     Raises:

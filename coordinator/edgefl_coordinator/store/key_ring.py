@@ -9,10 +9,10 @@ Guarantees:
 Source: docs/security.md 2.4 (forward secrecy) and 2.6.4, check 23.
 """
 
-import json
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final, Literal
+
+import msgspec
 
 from edgefl_coordinator.settings import Home
 from edgefl_protocol.durable import read_private, write_atomic
@@ -27,24 +27,16 @@ KEPT_MS: Final = 2 * QUEUE_LIFETIME_MS
 RECORD_VALID_MS: Final = 7 * _DAY_MS
 _MAX_PREVIOUS: Final = 32
 _MAX_RING_BYTES: Final = (_MAX_PREVIOUS + 1) * MAX_KEY_FILE_BYTES
-_FORMAT: Final = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class SealingRing:
-    """The sealing keys at one moment.
+    """The sealing keys at one moment."""
 
-    Attributes:
-        number: of the key record, from 1.
-        current: what members seal for.
-        made_ms: when it was made, Unix ms.
-        previous: earlier keys, each with the time until which it opens messages.
-    """
-
-    number: int
-    current: SealingKey
-    made_ms: int
-    previous: tuple[tuple[SealingKey, int], ...] = ()
+    number: int  # of the key record, from 1
+    current: SealingKey  # what members seal for
+    made_ms: int  # when it was made, Unix ms
+    previous: tuple[tuple[SealingKey, int], ...] = ()  # earlier keys, each with the time until which it opens messages
 
     def opening(self, now_ms: int) -> list[SealingKey]:
         """Return the keys that open messages now, the current one first."""
@@ -69,6 +61,21 @@ class SealingRing:
         return replace(self, previous=tuple(one for one in self.previous if now_ms < one[1]))
 
 
+class _Previous(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    key: str  # PEM
+    until_ms: int
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The ring as it lies on the disk."""
+
+    format: Literal[1]
+    number: Annotated[int, msgspec.Meta(ge=0)]
+    made_ms: Annotated[int, msgspec.Meta(ge=0)]
+    current: str  # PEM
+    previous: Annotated[tuple[_Previous, ...], msgspec.Meta(max_length=_MAX_PREVIOUS)]
+
+
 def new_ring(suite: int, now_ms: int) -> SealingRing:
     """Return the ring of a new coordinator."""
     return SealingRing(number=1, current=generate_sealing_key(suite), made_ms=now_ms)
@@ -80,14 +87,9 @@ def ring_to_bytes(ring: SealingRing, passphrase: bytes | None = None) -> bytes:
     def pem(key: SealingKey) -> str:
         return sealing_key_to_pem(key, passphrase).decode("ascii")
 
-    value = {
-        "format": _FORMAT,
-        "number": ring.number,
-        "made_ms": ring.made_ms,
-        "current": pem(ring.current),
-        "previous": [{"key": pem(key), "until_ms": until_ms} for key, until_ms in ring.previous],
-    }
-    return (json.dumps(value, indent=1) + "\n").encode("ascii")
+    previous = tuple(_Previous(key=pem(key), until_ms=until_ms) for key, until_ms in ring.previous)
+    file = _File(format=1, number=ring.number, made_ms=ring.made_ms, current=pem(ring.current), previous=previous)
+    return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
 
 
 def save_ring(home: Home, ring: SealingRing, passphrase: bytes | None = None) -> None:
@@ -112,35 +114,18 @@ def load_ring(home: Home, passphrase: bytes | None = None) -> SealingRing:
         return SealingRing(number=1, current=key, made_ms=int(first.stat().st_mtime * 1000))
     data = read_private(home.sealing_ring, _MAX_RING_BYTES)
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        raise _damaged(home.sealing_ring) from None
-    names = {"format", "number", "made_ms", "current", "previous"}
-    if not isinstance(value, dict) or value.keys() != names or value["format"] != _FORMAT:
-        raise _damaged(home.sealing_ring)
-    return _from_json(value, home.sealing_ring, passphrase)
+        stored = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise KeyMaterialError(
+            f"{home.sealing_ring} is damaged: it does not hold the sealing keys; restore it from the backup"
+        ) from None
 
-
-def _from_json(value: dict[str, Any], path: Path, passphrase: bytes | None) -> SealingRing:
-    if not all(type(value[name]) is int and value[name] >= 0 for name in ("number", "made_ms")):
-        raise _damaged(path)
-    try:
-        previous = [(str(one["key"]), one["until_ms"]) for one in value["previous"]]
-    except (TypeError, KeyError):
-        raise _damaged(path) from None
-    if len(previous) > _MAX_PREVIOUS or not all(type(until_ms) is int for _, until_ms in previous):
-        raise _damaged(path)
-
-    def key(pem: str) -> SealingKey:
+    def opened(pem: str) -> SealingKey:
         return sealing_key_from_pem(pem.encode("utf-8", "replace"), passphrase)
 
     return SealingRing(
-        number=value["number"],
-        current=key(str(value["current"])),
-        made_ms=value["made_ms"],
-        previous=tuple((key(pem), until_ms) for pem, until_ms in previous),
+        number=stored.number,
+        current=opened(stored.current),
+        made_ms=stored.made_ms,
+        previous=tuple((opened(one.key), one.until_ms) for one in stored.previous),
     )
-
-
-def _damaged(path: Path) -> KeyMaterialError:
-    return KeyMaterialError(f"{path} is damaged: it does not hold the sealing keys; restore it from the backup")

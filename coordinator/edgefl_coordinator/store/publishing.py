@@ -47,19 +47,9 @@ def publish(
         raise OperatorError(
             f"version {version} of {line}/{task} was published by a revoked signer; take another number"
         )
-    connection.execute(
-        insert(bundles).values(
-            line=line,
-            task=task,
-            version=version,
-            bundle_id=bundle_id,
-            sha256=blob.sha256,
-            bytes=blob.size,
-            blob=blob.name,
-            published_ms=now_ms,
-            signers=json.dumps(list(signers)),
-        )
-    )
+    row = {"line": line, "task": task, "version": version, "bundle_id": bundle_id, "published_ms": now_ms}
+    stored = {"sha256": blob.sha256, "bytes": blob.size, "blob": blob.name}
+    connection.execute(insert(bundles).values(**row, **stored, signers=json.dumps(list(signers))))
     detail = {"version": version, "sha256": blob.sha256, "bytes": blob.size}
     audit.append(connection, now_ms, "published", f"{line}/{task}", detail)
 

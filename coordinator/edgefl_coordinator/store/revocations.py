@@ -22,11 +22,8 @@ def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iter
     """Revoke keys; one that is revoked already stays as it is.
 
     Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
         kind: "member" or "signer".
         name: whose, for the audit log.
-        key_ids: ids of signing keys.
     """
     for key_id in key_ids:
         row = {"key_id": key_id, "kind": kind, "name": name, "revoked_ms": now_ms}
@@ -75,11 +72,7 @@ def publish_root(connection: Connection, now_ms: int, federation: str, pinned_ke
     """Publish the next root set; the one that is published already may come again.
 
     Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        federation: ours.
         pinned_key_id: of the root key that invites pin.
-        record: the signed set.
 
     Raises:
         RecordError: too few root keys signed it, or it is not the next one.

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, create_engine, event, insert, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
@@ -64,29 +64,20 @@ def has_wal_reset_defect(version: tuple[int, int, int]) -> bool:
 
 
 class Store:
-    """The open store; close it, or use it as a context manager.
+    """The open store; close it at the end.
 
-    Attributes:
-        home: its folder.
-        journal_mode: of SQLite.
-        large: held by whoever has the payload of a blob in memory, so that two never are.
+    Every method that touches a file raises StorageError where the disk is full or fails, or the blob is missing.
     """
 
     def __init__(self, home: Home, engine: Engine, lock: int, journal_mode: str) -> None:
         """Take over an open engine and lock; use `open_store`."""
         self.home = home
-        self.journal_mode = journal_mode
+        self.journal_mode = journal_mode  # of SQLite
         self._engine = engine
         self._lock_descriptor = lock
         self._connection = engine.connect()
         self._mutex = threading.Lock()
-        self.large = threading.Lock()
-
-    def __enter__(self) -> "Store":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        self.large = threading.Lock()  # held by whoever has the payload of a blob in memory, so that two never are
 
     def close(self) -> None:
         """Close the file and release the lock."""
@@ -99,11 +90,7 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """One transaction on the only connection: committed at the end, rolled back on any error.
-
-        Raises:
-            StorageError: the disk is full or fails; nothing of this transaction happened.
-        """
+        """Give the only connection in a transaction: committed at the end, rolled back on any error."""
         with self._mutex:
             try:
                 with self._connection.begin():
@@ -112,22 +99,14 @@ class Store:
                 raise _storage_error(error) from error
 
     def put_blob(self, data: bytes) -> Blob:
-        """Write a blob durably; its name is new each time, so equal content never shares a file.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
+        """Write a blob durably; its name is new each time, so equal content never shares a file."""
         sha256 = hashlib.sha256(data).hexdigest()
         name = _fresh_name(sha256)
         durable.write_atomic(self.home.blobs / name, data, mode=0o600)
         return Blob(name, sha256, len(data))
 
     def adopt(self, path: Path) -> Blob:
-        """Take a file that was flushed into the folder of blobs, without its bytes in memory; it may stay where it was.
-
-        Raises:
-            StorageError: it is missing, the disk is full or the folder cannot be written.
-        """
+        """Take a file that was flushed into the folder of blobs, without its bytes in memory; the file may stay."""
         hasher, size = hashlib.sha256(), 0
         for piece in durable.read_pieces(path, MAX_STORED_BYTES):
             hasher.update(piece)
@@ -142,45 +121,25 @@ class Store:
         return blob
 
     def new_file(self) -> str:
-        """Make an empty file for a blob that comes in pieces, and return its name.
-
-        Raises:
-            StorageError: the disk is full or the folder cannot be written.
-        """
+        """Make an empty file for a blob that comes in pieces, and return its name."""
         name = _fresh_name(secrets.token_hex(16))
         durable.create_empty(self.home.blobs / name)
         return name
 
     def write_at(self, name: str, offset: int, data: bytes) -> None:
-        """Write a piece durably.
-
-        Raises:
-            StorageError: the disk is full, or the file is gone.
-        """
+        """Write a piece durably."""
         durable.write_at(self.home.blobs / name, offset, data)
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        """Give a blob in pieces.
-
-        Raises:
-            StorageError: it is missing.
-        """
+        """Give a blob in pieces."""
         return durable.read_pieces(self.home.blobs / name, MAX_STORED_BYTES)
 
     def reading(self, name: str) -> contextlib.AbstractContextManager[Callable[[int, int], bytes]]:
-        """Open a blob, to read it by offset and length.
-
-        Raises:
-            StorageError: it is missing.
-        """
+        """Open a blob, to read it by offset and length."""
         return durable.read_anywhere(self.home.blobs / name, MAX_STORED_BYTES)
 
     def blob_bytes(self, name: str) -> int:
-        """Return the length of a blob.
-
-        Raises:
-            StorageError: it is missing.
-        """
+        """Return the length of a blob."""
         return durable.file_bytes(self.home.blobs / name)
 
     def free_bytes(self) -> int:
@@ -188,11 +147,7 @@ class Store:
         return shutil.disk_usage(self.home.blobs).free
 
     def get_blob(self, name: str, max_bytes: int = MAX_STORED_BYTES) -> bytes:
-        """Read a blob.
-
-        Raises:
-            StorageError: it is missing or longer than `max_bytes`.
-        """
+        """Read a blob of at most `max_bytes`."""
         return durable.read_bounded(self.home.blobs / name, max_bytes)
 
     def drop_blobs(self, names: Iterable[str]) -> None:
@@ -222,16 +177,14 @@ class Store:
         return removed
 
 
-def open_store(home: Home, now_ms: int, wait_s: float = 0.0) -> Store:
-    """Open the store, migrate it and sweep what a crash left.
+def open_store(home: Home, wait_s: float = 0.0) -> Store:
+    """Open the store, make its tables where there are none, and sweep what a crash left.
 
     Args:
-        home: the coordinator's folder.
-        now_ms: Unix milliseconds, for the record of migrations.
         wait_s: how long to wait for another process that has it open.
 
     Raises:
-        OperatorError: another process has it open, or a newer version of this program made it.
+        OperatorError: another process has it open, or another version of this program made it with other tables.
         StorageError: it cannot be read or written.
     """
     lock = _take_lock(home, wait_s)
@@ -251,7 +204,8 @@ def open_store(home: Home, now_ms: int, wait_s: float = 0.0) -> Store:
         os.close(lock)
         raise
     try:
-        _migrate(store, now_ms)
+        with store.transaction() as connection:
+            tables.prepare(connection)
         store.sweep()
     except BaseException:
         store.close()
@@ -274,9 +228,8 @@ def _take_lock(home: Home, wait_s: float) -> int:
                 time.sleep(0.05)
                 continue
             os.close(descriptor)
-            raise OperatorError(
-                f"another process has {home.root} open; stop it or talk to it while it serves", IN_USE
-            ) from None
+            told = f"another process has {home.root} open; stop it or talk to it while it serves"
+            raise OperatorError(told, IN_USE) from None
         return descriptor
 
 
@@ -296,24 +249,6 @@ def _engine(home: Home, mode: str) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
-
-
-def _migrate(store: Store, now_ms: int) -> None:
-    with store.transaction() as connection:
-        connection.execute(
-            text("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_ms INTEGER) STRICT")
-        )
-        done = set(connection.scalars(select(tables.migrations.c.name)))
-    unknown = done - {migration.__name__ for migration in tables.MIGRATIONS}
-    if unknown:
-        raise OperatorError(
-            f"the store has the unknown migration {min(unknown)}: a newer version made it; upgrade edgefl"
-        )
-    for migration in tables.MIGRATIONS:
-        if migration.__name__ not in done:
-            with store.transaction() as connection:
-                migration(connection)
-                connection.execute(insert(tables.migrations).values(name=migration.__name__, applied_ms=now_ms))
 
 
 def _storage_error(error: DBAPIError) -> StorageError:

@@ -32,9 +32,7 @@ def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: byt
     """Run one operation, by the running server if there is one.
 
     Args:
-        home: the coordinator's folder.
         name: a key of `OPERATIONS`.
-        arguments: plain JSON values.
         passphrase: of the keys; needed only where no server runs.
 
     Raises:

@@ -7,15 +7,16 @@ admission: a crash between the two loses nothing that was acknowledged, and the 
 work item. Every refusal after the signature leaves one audit row. Source: docs/security.md, order of checks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
@@ -27,21 +28,13 @@ Effect = Callable[[Connection, Member], Value]
 
 @dataclass(frozen=True)
 class Call:
-    """An authenticated request.
+    """An authenticated request."""
 
-    Attributes:
-        coordinator: whose store.
-        route: the route.
-        opened: the verified envelope.
-        sealing: the key to seal the answer to.
-        now_ms: one reading of the clock for the whole request.
-    """
-
-    coordinator: Coordinator
-    route: Route
-    opened: Opened
-    sealing: PublicSealingKey
-    now_ms: int
+    coordinator: Coordinator  # whose store
+    route: Route  # the route
+    opened: Opened  # the verified envelope
+    sealing: PublicSealingKey  # the key to seal the answer to
+    now_ms: int  # one reading of the clock for the whole request
 
 
 def admit(call: Call) -> None:
@@ -51,26 +44,14 @@ def admit(call: Call) -> None:
         RefusedError: replayed, out of the window, or this member may not use the route now.
         StorageError: nothing was kept.
     """
-    refused: RefusedError | None = None
-    with call.coordinator.store.transaction() as connection:
-        member = members.by_skid(connection, call.opened.header.skid)
-        try:
-            keep_window(connection, call)
-            check_round(call)
-            _entitled(member, call.route)
-        except RefusedError as error:
-            refused = error
-            _write_refusal(connection, call, member, error)
-    if refused is not None:
-        raise refused
+    with _refusals_written(call) as (connection, member):
+        keep_window(connection, call)
+        check_round(call)
+        _entitled(member, call.route)
 
 
 def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
     """Decode the payload of an admitted message.
-
-    Args:
-        call: the message.
-        parse: makes the route's message of a payload, or raises `PayloadError`.
 
     Raises:
         RefusedError: `bad_message`, it breaks its format.
@@ -88,15 +69,8 @@ def transact(call: Call, effect: Effect[Value]) -> Value:
         RefusedError: the effect did not happen; an audit row was kept.
         StorageError: nothing was kept.
     """
-    with call.coordinator.store.transaction() as connection:
-        member = members.by_skid(connection, call.opened.header.skid)
-        try:
-            with connection.begin_nested():
-                return effect(connection, _entitled(member, call.route))
-        except RefusedError as error:
-            refused = error
-            _write_refusal(connection, call, member, error)
-    raise refused
+    with _refusals_written(call) as (connection, member), connection.begin_nested():
+        return effect(connection, _entitled(member, call.route))
 
 
 def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) -> NoReturn:
@@ -105,9 +79,8 @@ def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) ->
     Raises:
         RefusedError: always.
     """
-    with call.coordinator.store.transaction() as connection:
-        _write_refusal(connection, call, members.by_skid(connection, call.opened.header.skid), refused)
-    raise refused from cause
+    with _refusals_written(call):
+        raise refused from cause
 
 
 def keep_window(connection: Connection, call: Call) -> None:
@@ -145,7 +118,17 @@ def _entitled(member: Member | None, route: Route) -> Member:
     raise RefusedError("not_approved", "this enrolment has not proved its keys; run `edgefl enrol` again")
 
 
-def _write_refusal(connection: Connection, call: Call, member: Member | None, refused: RefusedError) -> None:
-    header = call.opened.header
-    detail = {"route": call.route.cty, "code": refused.code, "round": header.rnd}
-    audit.append(connection, call.now_ms, "refused", member.name if member else header.skid, detail)
+@contextmanager
+def _refusals_written(call: Call) -> Iterator[tuple[Connection, Member | None]]:
+    """Give a transaction and the sender; a refusal in it leaves an audit row beside what was kept, and goes on."""
+    header, refused = call.opened.header, None
+    with call.coordinator.store.transaction() as connection:
+        member = membership.by_skid(connection, header.skid)
+        try:
+            yield connection, member
+        except RefusedError as error:
+            refused = error
+            detail = {"route": call.route.cty, "code": error.code, "round": header.rnd}
+            audit.append(connection, call.now_ms, "refused", member.name if member else header.skid, detail)
+    if refused is not None:
+        raise refused

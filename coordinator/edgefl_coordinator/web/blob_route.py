@@ -14,9 +14,9 @@ from sqlalchemy import Connection, Row, insert, select
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.members.uploads import Upload
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.tables import offers
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
@@ -59,7 +59,7 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
     limit = settings.limits.reply_bytes
 
     def effect(connection: Connection, member: Member) -> Upload:
-        progress.check_reply_due(connection, settings.rounds.policy, call.now_ms, member, number)
+        stored_rounds.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
         if reference.plain_bytes > limit:
             raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
         upload = uploads.find(connection, member.skid, reference.blob)
@@ -87,7 +87,7 @@ def offer(call: Call, blob: str) -> BlobReference:
     Raises:
         StorageError: the payload is gone.
     """
-    store, coordinator = call.coordinator.store, call.coordinator
+    coordinator, store = call.coordinator, call.coordinator.store
 
     def known(connection: Connection, member: Member) -> Row[Any] | None:
         return connection.execute(select(offers).where(offers.c.skid == member.skid, offers.c.blob == blob)).first()
@@ -98,18 +98,16 @@ def offer(call: Call, blob: str) -> BlobReference:
         for chunk in seal_chunks(store.pieces(blob), _file_key(coordinator, made)):
             hasher.update(chunk)
 
-        def keep(connection: Connection, member: Member) -> Row[Any]:
-            twin = known(connection, member)  # asked for twice at once
-            if twin is not None:
-                return twin
+        def keep(connection: Connection, member: Member) -> Row[Any] | None:
             values = {"id": made, "blob": blob, "bytes": plain_bytes, "sha256": hasher.hexdigest()}
-            connection.execute(insert(offers).values(skid=member.skid, **values))
-            return connection.execute(select(offers).where(offers.c.id == made)).one()
+            ask = insert(offers).prefix_with("OR IGNORE")  # it may have been asked for twice at once
+            connection.execute(ask.values(skid=member.skid, **values))
+            return known(connection, member)
 
         row = transact(call, keep)
-    return BlobReference(
-        blob=row.id, size=sealed_size(row.bytes), sha256=row.sha256, key=_file_key(coordinator, row.id)
-    )
+        assert row is not None
+    key = _file_key(coordinator, row.id)
+    return BlobReference(blob=row.id, size=sealed_size(row.bytes), sha256=row.sha256, key=key)
 
 
 def _file_key(coordinator: Coordinator, blob: str) -> bytes:
@@ -167,26 +165,20 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     promised = transact(call, lambda connection, member: uploads.promised_bytes(connection, but_of=member.skid))
     if store.free_bytes() < promised + 2 * put.size:
         refuse(call, RefusedError("storage_full", "the coordinator's disk is almost full; keep it, send it later"))
-    file, kept, gone = store.new_file(), list[str](), list[str]()
+    file = store.new_file()
+    spare = [file]  # files that no row names
 
-    def effect(connection: Connection, member: Member) -> Upload:
+    def effect(connection: Connection, member: Member) -> tuple[Upload, list[str]]:
         twin = uploads.find(connection, member.skid, put.blob)  # begun twice at once
         if twin is not None:
-            return uploads.same(twin, put)
-        upload, pushed_out = uploads.begin(connection, call.now_ms, member, put, file, limits.open_blobs)
-        kept.append(file)
-        gone.extend(pushed_out)
-        return upload
+            return uploads.same(twin, put), spare
+        return uploads.begin(connection, call.now_ms, member, put, file, limits.open_blobs)
 
-    committed = False
     try:
-        upload = transact(call, effect)
-        committed = bool(kept)
+        upload, spare = transact(call, effect)
+        return upload
     finally:
-        if not committed:
-            store.drop_blobs([file])
-    store.drop_blobs(gone)
-    return upload
+        store.drop_blobs(spare)
 
 
 def _piece_bytes(call: Call) -> int:

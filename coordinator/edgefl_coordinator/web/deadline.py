@@ -10,20 +10,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import h11
-from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 _FAREWELL_S = 0.5
 
 
 def deadline_protocol(header_deadline_s: float, body_deadline_s: float) -> type[H11Protocol]:
-    """Return a protocol class for `uvicorn.Config(http=…)`.
-
-    Args:
-        header_deadline_s: seconds for the whole header.
-        body_deadline_s: seconds for the whole body.
-    """
+    """Return a protocol class for `uvicorn.Config(http=…)`."""
     deadlines = {h11.IDLE: header_deadline_s, h11.SEND_BODY: body_deadline_s}
     return type("DeadlineProtocol", (_DeadlineProtocol,), {"deadlines_s": deadlines})
 
@@ -33,14 +26,8 @@ class _DeadlineProtocol(H11Protocol):
 
     deadlines_s: ClassVar[Mapping[object, float]]  # what we wait for (h11's name of the sender's state) → seconds
 
-    def __init__(
-        self,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, *args: Any, **extra: Any) -> None:
+        super().__init__(*args, **extra)
         self._clock: asyncio.TimerHandle | None = None
         self._clock_state: object = None
 

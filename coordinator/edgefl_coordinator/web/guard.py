@@ -34,7 +34,7 @@ _MAX_ADDRESSES = 10_000  # remembered: a few megabytes
 _MINUTE_S = 60.0
 
 
-class Refused(Exception):
+class NotPassed(Exception):
     """The request does not pass; `status` and `reason` are the answer."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -76,7 +76,6 @@ class Guard:
         """Wrap an application.
 
         Args:
-            app: what sees the requests that pass, each with its whole body.
             body_bytes: largest body on any path.
             waiting_bytes: bytes of bodies that have arrived and are held at once, over all requests.
             per_minute: requests of one address to each path that needs no membership.
@@ -101,15 +100,15 @@ class Guard:
             held += arrived
             self._waiting += arrived
             if self._waiting > self.waiting_bytes:
-                raise Refused(503, "busy")
+                raise NotPassed(503, "busy")
             return event
 
         try:
             body = await _read(counted, self._check(scope))
             if body is not None:
                 await self.app(scope, _replay(body, receive), send)
-        except Refused as refused:
-            await _answer(send, refused)
+        except NotPassed as answer:
+            await _answer(send, answer)
         finally:
             self._waiting -= held
 
@@ -117,28 +116,28 @@ class Guard:
         """Return the length of the body that may be read.
 
         Raises:
-            Refused: the request does not pass.
+            NotPassed: the request does not pass.
         """
         method, path = scope["method"], scope["path"]
         allowed = PLAIN_PATHS if method == "GET" else SEALED_PATHS if method == "POST" else frozenset[str]()
         if path not in allowed or (scope["query_string"] and path != "/v1/time"):
-            raise Refused(404, "not found")
+            raise NotPassed(404, "not found")
         headers: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.lower(), []).append(value)
         if headers.get(b"transfer-encoding") or (method == "POST" and not headers.get(b"content-length")):
-            raise Refused(411, "length required")
+            raise NotPassed(411, "length required")
         if any(value.strip().lower() != b"identity" for value in headers.get(b"content-encoding", [])):
-            raise Refused(415, "no content coding is supported")
+            raise NotPassed(415, "no content coding is supported")
         lengths = headers.get(b"content-length", [b"0"])
         if len(lengths) != 1 or not lengths[0].isdigit() or len(lengths[0]) > 12:
-            raise Refused(400, "bad content length")
+            raise NotPassed(400, "bad content length")
         length = int(lengths[0])
         if length > (min(self.body_bytes, _PATH_BYTES.get(path, _OTHER_BYTES)) if method == "POST" else 0):
-            raise Refused(413, "too large")
+            raise NotPassed(413, "too large")
         client = scope.get("client")
         if path in LIMITED_PATHS and not self.rate.allows(client[0] if client else "", path):
-            raise Refused(503, "busy")
+            raise NotPassed(503, "busy")
         return length
 
 
@@ -151,11 +150,11 @@ async def _read(receive: Receive, length: int) -> bytes | None:
             return None
         body += event.get("body", b"")
         if len(body) > length:
-            raise Refused(400, "bad content length")
+            raise NotPassed(400, "bad content length")
         if not event.get("more_body", False):
             break
     if len(body) != length:
-        raise Refused(400, "bad content length")
+        raise NotPassed(400, "bad content length")
     return bytes(body)
 
 
@@ -169,7 +168,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _answer(send: Send, refused: Refused) -> None:
+async def _answer(send: Send, refused: NotPassed) -> None:
     body = refused.reason.encode() + b"\n"
     headers = [
         (b"content-type", b"text/plain; charset=utf-8"),

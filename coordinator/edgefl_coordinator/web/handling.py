@@ -4,7 +4,7 @@ Guarantees: until the signature is verified every failure gives the same 401, by
 the store; after it, every answer is sealed to the sender and bound to its request. The order is that of
 docs/security.md 2.3:
     (1) envelope: size to signature (edgefl_protocol.envelopes.envelope)
-    (2) one transaction: replay window and message id, the member's state (calls.admit)
+    (2) one transaction: replay window and message id, the member's state (admission.admit)
     (3) the payload is read; one transaction: idempotency, round, effect, audit row (routes)
     (4) the sealed answer, or a sealed `Refusal`
 What (2) kept stays, whatever (3) does: a message cannot be sent a second time.
@@ -14,8 +14,8 @@ import logging
 from dataclasses import dataclass
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
 from edgefl_coordinator.web.routes import HANDLERS
@@ -51,13 +51,7 @@ class Answer:
 
 
 def handle(coordinator: Coordinator, route: Route, body: bytes) -> Answer:
-    """Answer one sealed request.
-
-    Args:
-        coordinator: settings, store, keys, clock.
-        route: what the server routed.
-        body: the envelope as received.
-    """
+    """Answer one sealed request."""
     now_ms = coordinator.clock()
     try:
         call = _open(coordinator, route, body, now_ms)
@@ -100,7 +94,7 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
     def sender(skid: str) -> PublicSigningKey | None:
         with coordinator.store.transaction() as connection:
             at_ms = unverified_header(body).iat  # its form and time were checked before the sender is asked for
-            known = members.sender(connection, skid, at_ms)
+            known = membership.sender(connection, skid, at_ms)
         if known is None:
             return None
         member, signing = known
@@ -109,16 +103,8 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
         found[skid] = member
         return signing
 
-    opened = open_envelope(
-        body,
-        key,
-        sender,
-        expected,
-        now_ms,
-        JudgedByCaller(),
-        max_bytes=settings.limits.body_bytes,
-        tolerance=tolerance,
-    )
+    most = settings.limits.body_bytes
+    opened = open_envelope(body, key, sender, expected, now_ms, JudgedByCaller(), max_bytes=most, tolerance=tolerance)
     return Call(coordinator, route, opened, found[opened.header.skid].sealing, now_ms)
 
 

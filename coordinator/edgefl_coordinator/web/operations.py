@@ -12,15 +12,15 @@ from typing import Any
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.members import key_care, members, uploads
-from edgefl_coordinator.public_keys import read_public_key
-from edgefl_coordinator.rounds import progress, task_status
+from edgefl_coordinator.members import coordinator_keys, membership, uploads
+from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.tls import certificate_sha256
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
 from edgefl_protocol.records.invite import TOKEN_BYTES, Invite, encode_invite
@@ -59,21 +59,9 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     except InviteError as error:
         raise OperatorError(str(error)) from error
     with coordinator.store.transaction() as connection:
-        members.add_invite(
-            connection,
-            now_ms,
-            name=record.name,
-            role=record.role,
-            token_sha256=record.token_sha256,
-            expires_ms=record.expires_ms,
-        )
-    return {
-        "invite": text,
-        "name": record.name,
-        "role": record.role,
-        "expires_ms": record.expires_ms,
-        "ca": str(ca) if ca else None,
-    }
+        membership.add_invite(connection, now_ms, record)
+    facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms}
+    return {"invite": text, **facts, "ca": str(ca) if ca else None}
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -87,7 +75,7 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
     mismatch: PolicyError | None = None
     with coordinator.store.transaction() as connection:
         try:
-            member = members.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
+            member = membership.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
         except PolicyError as error:  # its audit row is kept
             mismatch = error
     if mismatch is not None:
@@ -102,8 +90,8 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
         OperatorError: no such member.
     """
     with coordinator.store.transaction() as connection:
-        member = members.revoke(connection, coordinator.clock(), str(arguments["name"]))
-        dropped = progress.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
+        member = membership.revoke(connection, coordinator.clock(), str(arguments["name"]))
+        dropped = stored_rounds.drop_open_reply(connection, member.skid) + uploads.remove_of(connection, member.skid)
     coordinator.store.drop_blobs(dropped)
     return {"name": member.name, "state": "revoked"}
 
@@ -122,15 +110,15 @@ def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `key_care` tells.
+    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `coordinator_keys` tells.
 
     Raises:
         OperatorError: no root set lists the next signing key yet.
         StorageError: the disk is full.
     """
     if arguments["signing"]:
-        return dict(key_care.change_signing(coordinator))
-    return dict(key_care.renew_sealing(coordinator))
+        return dict(coordinator_keys.change_signing(coordinator))
+    return dict(coordinator_keys.renew_sealing(coordinator))
 
 
 def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
@@ -153,10 +141,9 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
         known.append(read_public_key(home.next_public).key_id)
     if not any(root.coordinator(key_id) for key_id in known):
         raise PolicyError(f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it")
+    federation, pinned = settings.federation, settings.root_key_id
     with coordinator.store.transaction() as connection:
-        root = revocations.publish_root(
-            connection, coordinator.clock(), settings.federation, settings.root_key_id, record
-        )
+        root = revocations.publish_root(connection, coordinator.clock(), federation, pinned, record)
     counted = {"signers": len(root.signers), "coordinators": len(root.coordinators)}
     return {"version": root.version, "expires_ms": root.expires_ms, **counted}
 
@@ -168,12 +155,12 @@ def start(coordinator: Coordinator, _: Arguments) -> Facts:
         OperatorError: nobody is approved, or the rounds have begun.
     """
     with coordinator.store.transaction() as connection:
-        approved = members.approved(connection)
+        approved = membership.approved(connection)
         if not approved:
             raise OperatorError("no member is approved yet; invite and approve members first")
-        if progress.latest_state(connection) is not None:
+        if stored_rounds.latest_state(connection) is not None:
             raise OperatorError("the rounds have begun already; see `edgefl-coordinator status`")
-        progress.set_fact(connection, "start_wanted", True)
+        stored_rounds.set_fact(connection, "start_wanted", True)
         audit.append(connection, coordinator.clock(), "start", coordinator.settings.federation)
     return {"approved": len(approved)}
 
@@ -182,13 +169,13 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
     """Tell how the federation stands; a stable JSON object."""
     settings = coordinator.settings
     with coordinator.store.transaction() as connection:
-        current = progress.current_round(connection)
-        everybody = members.listed(connection)
+        current = stored_rounds.current_round(connection)
+        everybody = membership.listed(connection)
         number = current.number if current else 0
         phases = task_status.phases(connection)
         bundles = publishing.entries(connection)
         last = audit.last(connection)
-        replied = {member.skid: progress.has_replied(connection, member.skid, number) for member in everybody}
+        replied = {member.skid: stored_rounds.has_replied(connection, member.skid, number) for member in everybody}
         facts: Facts = {
             "federation": settings.federation,
             "url": settings.public_url,
@@ -198,14 +185,14 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "state": task_status.round_state(connection),
             "round": number,
             "rounds": len(phases) or settings.rounds.count,
-            "phase": progress.phase_of(connection, number),
+            "phase": stored_rounds.phase_of(connection, number),
             "replies": current.replies if current else 0,
-            "contributions": progress.counted(connection, number, beside=True),
+            "contributions": stored_rounds.counted(connection, number, beside=True),
             "quorum_min": settings.rounds.quorum_min,
             "quorum_target": settings.rounds.quorum_target,
             "deadline_ms": current.deadline_ms if current and current.state == "open" else None,
-            "problem": progress.problem_of(connection, number),
-            "refused": progress.refused_since(connection, number - 1),
+            "problem": stored_rounds.problem_of(connection, number),
+            "refused": stored_rounds.refused_since(connection, number - 1),
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
@@ -213,14 +200,9 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
         "members": [
-            {
-                "name": member.name,
-                "role": member.role,
-                "state": member.state,
-                "fingerprint": member.fingerprint(settings.federation),
-                "replied": replied[member.skid],
-            }
-            for member in everybody
+            {"name": one.name, "role": one.role, "state": one.state}
+            | {"fingerprint": one.fingerprint(settings.federation), "replied": replied[one.skid]}
+            for one in everybody
         ],
         "bundles": [{"line": entry.line, "task": entry.task, "version": entry.version} for entry in bundles],
         "journal_mode": coordinator.store.journal_mode,
@@ -264,31 +246,19 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
             f"the bundle is made for {found}, this is {federation}: export it with --federation {federation}"
         )
     bundle_id = "/".join((manifest.federation or "-", manifest.line, manifest.task))
+    named: Facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
     blob = coordinator.store.put_blob(data)
     try:
-        entry = IndexEntry(
-            line=manifest.line, task=manifest.task, version=manifest.version, sha256=blob.sha256, size=blob.size
-        )
+        entry = IndexEntry(**named, sha256=blob.sha256, size=blob.size)
         make_index(coordinator.keys.signing, federation, [entry], now_ms, now_ms + 1)  # the index can name it
         with coordinator.store.transaction() as connection:
-            publishing.publish(
-                connection,
-                now_ms,
-                line=manifest.line,
-                task=manifest.task,
-                version=manifest.version,
-                bundle_id=bundle_id,
-                blob=blob,
-                signers=claimed,
-            )
-    except RecordError as error:
+            publishing.publish(connection, now_ms, **named, bundle_id=bundle_id, blob=blob, signers=claimed)
+    except (RecordError, OperatorError) as error:
         coordinator.store.drop_blobs([blob.name])
-        raise OperatorError(f"the index cannot name this bundle: {error}") from error
-    except OperatorError:
-        coordinator.store.drop_blobs([blob.name])
+        if isinstance(error, RecordError):
+            raise OperatorError(f"the index cannot name this bundle: {error}") from error
         raise
-    facts = {"line": manifest.line, "task": manifest.task, "version": manifest.version}
-    return facts | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}
+    return named | {"sha256": blob.sha256, "bytes": blob.size, "verified": bool(trust)}
 
 
 def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:

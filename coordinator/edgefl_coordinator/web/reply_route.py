@@ -13,8 +13,8 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.members import Member
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
 from edgefl_coordinator.web.admission import Call, read, refuse, transact
@@ -44,43 +44,34 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     if answered is not None:
         return answered
     reply = _store(call, request)
-    kept: list[bool] = []
-    used: list[str] = []  # the file of its blob
+    spare = [reply.blob.name]  # files that no row names
 
-    def effect(connection: Connection, member: Member) -> Payload:
+    def effect(connection: Connection, member: Member) -> tuple[Payload, list[str]]:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
-            return twin
-        policy, task = settings.rounds.policy, settings.task
-        progress.accept_reply(connection, policy, call.now_ms, member, header.rnd, reply, task.travels)
-        _check_handed_on(connection, task.most_arrays)
+            return twin, spare
+        stored_rounds.accept_reply(connection, settings, call.now_ms, member, header.rnd, reply)
+        _check_handed_on(connection, settings.task.most_arrays)
         answer = ReplyReply(accepted=True, first_answer_ms=call.now_ms).to_payload()
         inbox.keep_answer(connection, call.now_ms, member.skid, request.idem, sha256, answer.to_bytes())
-        if isinstance(request.reply, BlobReference):
-            used.extend(uploads.remove(connection, member.skid, request.reply.blob))
-        kept.append(True)
-        return answer
+        if not isinstance(request.reply, BlobReference):
+            return answer, []
+        return answer, uploads.remove(connection, member.skid, request.reply.blob)
 
-    committed = False
     try:
-        answer = transact(call, effect)
-        committed = bool(kept)
+        answer, spare = transact(call, effect)
         return answer
     finally:
-        store.drop_blobs(used if committed else [reply.blob.name])
+        store.drop_blobs(spare)
 
 
 def _check_handed_on(connection: Connection, most: int | None) -> None:
     """Refuse a reply, which was just stored, where all maps together would be too many to be handed on.
 
-    Args:
-        connection: the transaction.
-        most: arrays that travel together; None for any number.
-
     Raises:
         RefusedError: `too_large`.
     """
-    if most is not None and (held := progress.held_arrays(connection)) > most:
+    if most is not None and (held := stored_rounds.held_arrays(connection)) > most:
         raise RefusedError(
             "too_large",
             f"with this reply the members' maps take {held} arrays, and {most} travel together: the federation is "
@@ -88,7 +79,7 @@ def _check_handed_on(connection: Connection, most: int | None) -> None:
         )
 
 
-def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
+def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
     """Check a reply and write its file, before the transaction that will name it.
 
     Raises:
@@ -109,4 +100,4 @@ def _store(call: Call, request: ReplyRequest) -> progress.Accepted:
         refused = error if isinstance(error, RefusedError) else RefusedError("bad_contribution", str(error)[:500])
         refuse(call, refused)
     blob = call.coordinator.store.put_blob(data)
-    return progress.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)
+    return stored_rounds.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
-from edgefl_coordinator.rounds import progress, task_status
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
 from edgefl_coordinator.web.admission import Call, check_round, keep_window, read, refuse, transact
@@ -46,7 +46,7 @@ def _enrol(call: Call) -> Payload:
         try:
             with connection.begin_nested():
                 check_round(call)
-                member = members.enrol(connection, call.now_ms, request, call.sealing)
+                member = membership.enrol(connection, call.now_ms, request, call.sealing)
                 # The window is kept for members only: a newcomer with a wrong token leaves nothing but an audit row.
                 keep_window(connection, call)
         except RefusedError as error:
@@ -63,7 +63,7 @@ def _enrol_proof(call: Call) -> Payload:
     def effect(connection: Connection, member: Member) -> Payload:
         if not hmac.compare_digest(request.nonce, _nonce(call.coordinator, member.skid)):
             raise RefusedError("bad_proof", "this is not the nonce that was sealed to the new key; enrol again")
-        state = members.prove(connection, call.now_ms, member)
+        state = membership.prove(connection, call.now_ms, member)
         print_ = member.fingerprint(call.coordinator.settings.federation)
         return EnrolProofReply(state=state, fingerprint=print_).to_payload()
 
@@ -89,7 +89,7 @@ def _broadcast(call: Call) -> Payload:
     def effect(connection: Connection, member: Member) -> str:
         if request.round != call.opened.header.rnd:
             raise RefusedError("bad_message", "the header's rnd and the payload's round differ")
-        name = progress.release_broadcast(connection, rounds, member, request.round)
+        name = stored_rounds.release_broadcast(connection, rounds, member, request.round)
         audit.append(connection, call.now_ms, "broadcast_released", member.name, {"round": request.round})
         return name
 
@@ -146,8 +146,8 @@ def _rotate(call: Call) -> Payload:
         refuse(call, RefusedError("bad_proof", "the change of keys is of another member"))
 
     def effect(connection: Connection, member: Member) -> Payload:
-        until_ms = members.rotate(connection, call.now_ms, member, rotation, request.record)
-        changed = members.by_skid(connection, rotation.new.key_id) or member
+        until_ms = membership.rotate(connection, call.now_ms, member, rotation, request.record)
+        changed = membership.by_skid(connection, rotation.new.key_id) or member
         return RotateReply(old_until_ms=until_ms, fingerprint=changed.fingerprint(federation)).to_payload()
 
     return transact(call, effect)

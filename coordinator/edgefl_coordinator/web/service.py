@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.members import key_care
-from edgefl_coordinator.rounds import progress
+from edgefl_coordinator.members import coordinator_keys
+from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.aggregation import RunWorker, step
 from edgefl_coordinator.rounds.worker_process import WorkerProcess
 from edgefl_coordinator.store import audit
@@ -41,7 +41,6 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     """Serve until a signal comes.
 
     Args:
-        coordinator: opened; the caller closes its store.
         ready: called with the TCP port once connections are taken.
         run_worker: runs aggregation jobs; None for a process of its own.
 
@@ -51,13 +50,13 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     settings = coordinator.settings
     listening = _listen(settings.host, settings.port)
     server = _Server(_config(coordinator), ready, listening.getsockname()[1])
+    rounds = settings.rounds
     with coordinator.store.transaction() as connection:
-        rounds = settings.rounds
         detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
         audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
-        progress.try_again(connection)  # whoever starts it anew may have mended what failed
-    key_care.tend_keys(coordinator)
-    key_care.note_keys(coordinator)
+        stored_rounds.try_again(connection)  # whoever starts it anew may have mended what failed
+    coordinator_keys.tend_keys(coordinator)
+    coordinator_keys.note_keys(coordinator)
     with contextlib.closing(listening):
         asyncio.run(_run(coordinator, server, listening, run_worker))
 
@@ -129,7 +128,7 @@ async def _tend_keys(coordinator: Coordinator) -> None:
     while True:
         await asyncio.sleep(_KEYS_S)
         try:
-            await asyncio.to_thread(key_care.tend_keys, coordinator)
+            await asyncio.to_thread(coordinator_keys.tend_keys, coordinator)
         except EdgeflError as error:
             log.error("the sealing key was not renewed, next try in %g s: %s", _KEYS_S, error)
 

@@ -1,4 +1,4 @@
-"""Keys as bytes at rest, with or without a passphrase.
+"""Keys as bytes at rest: private ones with or without a passphrase, public ones as text.
 
 Signing keys: PKCS#8 PEM (RFC 5958, RFC 8410), readable by other tools. Sealing keys: a record of our own, because no
 standard file holds a hybrid key: base64 between PEM-like lines of
@@ -16,16 +16,19 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import secrets
+from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from edgefl_protocol.envelopes.keys import SECRET_BYTES, SealingKey, SigningKey
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.keys import SECRET_BYTES, PublicSigningKey, SealingKey, SigningKey
 from edgefl_protocol.errors import KeyMaterialError
 
 MAX_KEY_FILE_BYTES: Final = 16 << 10
@@ -65,6 +68,30 @@ def signing_key_from_pem(data: bytes, passphrase: bytes | None = None) -> Signin
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyMaterialError("this private key is not an Ed25519 key; make one with `edgefl-export keygen`")
     return SigningKey(key.private_bytes_raw())
+
+
+def read_public_key(file: Path) -> PublicSigningKey:
+    """Read the public key of a file such as `signing.pub`: 64 hexadecimal digits, or PEM.
+
+    Raises:
+        KeyMaterialError: it holds no Ed25519 public key, or one of low order.
+        StorageError: it cannot be read.
+    """
+    data = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
+    if re.fullmatch(rb"[0-9a-fA-F]{64}", data):
+        return PublicSigningKey(bytes.fromhex(data.decode("ascii")))
+    try:
+        key = serialization.load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyMaterialError(f"{file} holds no Ed25519 public key; give the file signing.pub")
+    return PublicSigningKey(key.public_bytes_raw())
+
+
+def public_key_line(key: PublicSigningKey) -> bytes:
+    """Return the content of a file that `read_public_key` reads."""
+    return key.public.hex().encode("ascii") + b"\n"
 
 
 def sealing_key_to_pem(key: SealingKey, passphrase: bytes | None = None) -> bytes:

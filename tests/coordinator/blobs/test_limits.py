@@ -306,7 +306,7 @@ KILLS = [
     (Store,   "write_at",       "put",   0),
     (uploads, "count",          "put",   0),
     (reply_route, "check_reply",   "reply", None),
-    (reply_route.progress, "accept_reply", "reply", None),
+    (reply_route.stored_rounds, "accept_reply", "reply", None),
     (Store,   "drop_blobs",     "reply", "done"),
     (blob_route,   "insert",         "fetch", 0),
 ]

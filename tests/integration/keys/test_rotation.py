@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl_coordinator.members import key_care
+from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_exchange.errors import Refused, Unavailable
@@ -39,7 +39,7 @@ def test_500_messages_across_rotations(world) -> None:
     with world.member() as member:
         for number in range(500):
             world.now_ms += 45 * 60_000  # 500 messages in 16 days: each of both changes twice
-            key_care.tend_keys(world.coordinator)
+            coordinator_keys.tend_keys(world.coordinator)
             if number in (125, 375):
                 member.rotate()
             assert member.task().state == "waiting"
@@ -56,7 +56,7 @@ def test_a_device_that_slept_through_renewals(world) -> None:
     for sleep_ms in (RENEW_AFTER_MS, RENEW_AFTER_MS + KEPT_MS, 90 * DAY_MS):
         for _ in range(max(1, sleep_ms // RENEW_AFTER_MS)):
             world.now_ms += RENEW_AFTER_MS + KEPT_MS
-            key_care.tend_keys(world.coordinator)
+            coordinator_keys.tend_keys(world.coordinator)
         with world.member() as member:
             assert member.task().state == "waiting"
     assert load_membership(world.device).key_number == world.coordinator.keys.ring.number > 3

@@ -8,12 +8,16 @@ of the one their invite pinned. Source: docs/security.md 2.6.4 and 2.6.6, check 
 import logging
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.public_keys import written_key
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.store.key_ring import save_ring
 from edgefl_protocol.durable import read_private, sync_folder, write_atomic
-from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
+from edgefl_protocol.envelopes.key_files import (
+    MAX_KEY_FILE_BYTES,
+    public_key_line,
+    signing_key_from_pem,
+    signing_key_to_pem,
+)
 from edgefl_protocol.envelopes.keys import SigningKey, generate_sealing_key, generate_signing_key
 from edgefl_protocol.errors import StorageError
 
@@ -87,7 +91,7 @@ def change_signing(coordinator: Coordinator) -> Facts:
     with keys.changing:
         if not home.next_signing.exists():
             fresh = generate_signing_key()
-            write_atomic(home.next_public, written_key(fresh.public_key))
+            write_atomic(home.next_public, public_key_line(fresh.public_key))
             write_atomic(home.next_signing, signing_key_to_pem(fresh, keys.passphrase), mode=0o600)
             return _told("prepared", fresh, str(home.next_public))
         fresh = signing_key_from_pem(read_private(home.next_signing, MAX_KEY_FILE_BYTES), keys.passphrase)
@@ -99,7 +103,7 @@ def change_signing(coordinator: Coordinator) -> Facts:
                 "and publish it, then run this again"
             )
         _renew(coordinator, keep_old=False)
-        write_atomic(home.signing_public, written_key(fresh.public_key))
+        write_atomic(home.signing_public, public_key_line(fresh.public_key))
         try:
             home.next_signing.replace(home.signing)  # the step that counts; killed before it, run the command again
             sync_folder(home.keys)

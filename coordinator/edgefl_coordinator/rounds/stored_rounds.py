@@ -8,17 +8,17 @@ sender does not reply again in that round. Source: docs/security.md, reliability
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members import members
-from edgefl_coordinator.members.members import Member
+from edgefl_coordinator.members import membership
+from edgefl_coordinator.members.membership import Member
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
-from edgefl_coordinator.rounds.states import Close, Extend, Round, RoundPolicy, accepts, cohort_allows, decide
-from edgefl_coordinator.settings import RoundSettings
+from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
+from edgefl_coordinator.settings import RoundSettings, Settings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
@@ -37,15 +37,10 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """A broadcast to be stored: its blob is already durable.
-
-    Attributes:
-        blob: its bytes.
-        others: sites other than the receiver whose contributions lie in it one by one; None where it holds an average.
-    """
+    """A broadcast to be stored: its blob is already durable."""
 
     blob: Blob
-    others: int | None
+    others: int | None  # sites but the receiver whose contributions lie in it one by one; None: it holds an average
 
 
 def current_round(connection: Connection) -> Round | None:
@@ -63,12 +58,12 @@ def counted(connection: Connection, number: int, *, beside: bool = False) -> int
     return connection.scalar(select(func.count()).select_from(replies).where(which)) or 0
 
 
-def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round | None:
+def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round | None:
     """Close or extend the current round if it is time, and return it as it then stands."""
     found = current_round(connection)
     if found is None:
         return None
-    action = decide(found, policy, now_ms)
+    action = decide(found, rules, now_ms)
     here = rounds.update().where(rounds.c.number == found.number, rounds.c.state == "open")
     if isinstance(action, Close):
         connection.execute(here.values(state="aggregating", closed_ms=now_ms, close_reason=action.reason))
@@ -84,57 +79,31 @@ def advance(connection: Connection, policy: RoundPolicy, now_ms: int) -> Round |
 
 
 def accept_reply(
-    connection: Connection,
-    policy: RoundPolicy,
-    now_ms: int,
-    member: Member,
-    number: int,
-    reply: Accepted,
-    travels: Sequence[str] = (),
+    connection: Connection, settings: Settings, now_ms: int, member: Member, number: int, reply: Accepted
 ) -> None:
     """Store a reply in the open round; the round closes at once when that completes its target.
-
-    Args:
-        connection: the transaction.
-        policy: of the federation's rounds.
-        now_ms: Unix milliseconds.
-        member: who sent it.
-        number: the round.
-        reply: what was sent.
-        travels: what replies of the method hold.
 
     Raises:
         RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
             earlier reply of this member in this round.
     """
-    check_reply_due(connection, policy, now_ms, member, number)
-    beside = is_beside(reply.names, beside_the_average(travels, phase_of(connection, number)))
-    connection.execute(
-        insert(replies).values(
-            number=number,
-            skid=member.skid,
-            idem=reply.idem,
-            blob=reply.blob.name,
-            sha256=reply.blob.sha256,
-            bytes=reply.blob.size,
-            arrays=len(reply.names),
-            site_sha256=reply.site_sha256,
-            accepted_ms=now_ms,
-            beside=int(beside),
-        )
-    )
+    check_reply_due(connection, settings.rounds, now_ms, member, number)
+    beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
+    row = {"number": number, "skid": member.skid, "idem": reply.idem, "arrays": len(reply.names), "beside": int(beside)}
+    stored = {"blob": reply.blob.name, "sha256": reply.blob.sha256, "bytes": reply.blob.size}
+    connection.execute(insert(replies).values(**row, **stored, site_sha256=reply.site_sha256, accepted_ms=now_ms))
     detail = {"round": number, "bytes": reply.blob.size, "sha256": reply.blob.sha256}
     audit.append(connection, now_ms, "reply_accepted", member.name, detail)
-    advance(connection, policy, now_ms)
+    advance(connection, settings.rounds, now_ms)
 
 
-def check_reply_due(connection: Connection, policy: RoundPolicy, now_ms: int, member: Member, number: int) -> None:
+def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: Member, number: int) -> None:
     """Refuse a reply that the round does not take of this member.
 
     Raises:
         RefusedError: as `accept_reply`.
     """
-    verdict = accepts(advance(connection, policy, now_ms), number, now_ms)
+    verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
     if verdict == "no_round":
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if verdict == "round_closed":
@@ -162,11 +131,7 @@ def drop_open_reply(connection: Connection, skid: str) -> list[str]:
 
 
 def refuse_replies(connection: Connection, now_ms: int, number: int, refused: Mapping[str, str]) -> list[str]:
-    """Drop the replies that aggregation refused, name → reason, and remember why.
-
-    Returns:
-        Names of the blobs to delete after the commit.
-    """
+    """Drop the replies that aggregation refused, name → reason; return the blobs to delete after the commit."""
     dropped: list[str] = []
     found = (
         select(member_table.c.name, replies.c.skid)
@@ -198,18 +163,8 @@ def reopen_round(
 ) -> list[str]:
     """Open a round again whose replies could not be aggregated; nothing changes where it is not being aggregated.
 
-    It keeps the replies that were not refused, of members who still belong.
-
-    Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        number: the round.
-        refused: name → why its reply does not count.
-        problem: why there is no result.
-        deadline_s: seconds until the new deadline.
-
-    Returns:
-        Names of the blobs to delete after the commit.
+    It keeps the replies that were not refused, of members who still belong. Returns the blobs to delete after the
+    commit.
     """
     gone = select(member_table.c.skid).where(member_table.c.state == "revoked")
     here = update(rounds).where(rounds.c.number == number, rounds.c.state == "aggregating")
@@ -314,11 +269,7 @@ def contributors(connection: Connection, *, before: int) -> set[str]:
 
 
 def commit_state(connection: Connection, now_ms: int, number: int, state: Blob) -> bool:
-    """Commit the server's state after round `number` (0: the start) exactly once.
-
-    Returns:
-        False where it was committed before; then nothing changed.
-    """
+    """Commit the server's state after round `number` (0: the start); False where it was, and then nothing changed."""
     if connection.scalar(select(states.c.number).where(states.c.number == number)) is not None:
         return False
     if number > 0:
@@ -342,7 +293,7 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
     """Add broadcasts of an open round, key id → broadcast."""
     averaged = contributors(connection, before=number)
     for skid, broadcast in sorted(made.items()):
-        member = members.by_skid(connection, skid)
+        member = membership.by_skid(connection, skid)
         others = len(averaged - {member.name if member else ""}) if broadcast.others is None else broadcast.others
         row = {"number": number, "skid": skid, "blob": broadcast.blob.name, "sha256": broadcast.blob.sha256}
         connection.execute(insert(broadcasts).values(**row, others=others))
@@ -351,7 +302,7 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
 def without_broadcast(connection: Connection, number: int) -> list[Member]:
     """Return the approved members for whom round `number` has no broadcast yet."""
     served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
-    return [member for member in members.approved(connection) if member.skid not in served]
+    return [member for member in membership.approved(connection) if member.skid not in served]
 
 
 def latest_state(connection: Connection) -> tuple[int, str] | None:
@@ -363,10 +314,8 @@ def latest_state(connection: Connection) -> tuple[int, str] | None:
 def forget_past(connection: Connection, current: int) -> list[str]:
     """Strike out the blobs that nothing needs once round `current` is open (or the final broadcast is out).
 
-    Needed are the newest state and the broadcasts of `current`. First answers lie in rows of their own.
-
-    Returns:
-        Names of the blobs to delete once the transaction is committed; a crash before leaves orphans for the sweep.
+    Needed are the newest state and the broadcasts of `current`. First answers lie in rows of their own. Returns the
+    blobs to delete after the commit; a crash before leaves orphans for the sweep.
     """
     struck: list[str] = []
     for table, bound in ((replies, current), (broadcasts, current), (states, current - 1)):

@@ -19,6 +19,7 @@ from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.tables import invites, member_keys, members
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
 from edgefl_protocol.messages.requests import EnrolRequest
+from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 
@@ -40,17 +41,14 @@ class Member:
         return fingerprint(federation, self.signing.public, self.sealing.public)
 
 
-def add_invite(
-    connection: Connection, now_ms: int, *, name: str, role: str, token_sha256: str, expires_ms: int
-) -> None:
+def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
     """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
 
     Raises:
         OperatorError: an approved member has this name.
     """
-    holder = connection.execute(
-        select(members.c.skid, members.c.state).where(members.c.name == name, members.c.state != "revoked")
-    ).first()
+    name, expires_ms = invite.name, invite.expires_ms
+    holder = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
     if holder and holder.state == "approved":
         raise OperatorError(f"{name} is an approved member; choose another name, or revoke it first")
     if holder:
@@ -58,12 +56,9 @@ def add_invite(
         audit.append(connection, now_ms, "enrolment_superseded", name)
     older = update(invites).where(invites.c.name == name, invites.c.used_by.is_(None), invites.c.expires_ms > now_ms)
     connection.execute(older.values(expires_ms=now_ms))
-    connection.execute(
-        insert(invites).values(
-            token_sha256=token_sha256, name=name, role=role, created_ms=now_ms, expires_ms=expires_ms
-        )
-    )
-    audit.append(connection, now_ms, "invite", name, {"role": role, "expires_ms": expires_ms})
+    row = {"token_sha256": invite.token_sha256, "name": name, "role": invite.role, "expires_ms": expires_ms}
+    connection.execute(insert(invites).values(**row, created_ms=now_ms))
+    audit.append(connection, now_ms, "invite", name, {"role": invite.role, "expires_ms": expires_ms})
 
 
 def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> Member:
@@ -89,18 +84,9 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
     if known is not None or taken is not None:
         raise RefusedError("known_key", "this key is already enrolled; make new keys")
-    connection.execute(
-        insert(members).values(
-            skid=signing.key_id,
-            name=request.name,
-            role=request.role,
-            state="unproved",
-            signing_public=signing.public,
-            sealing_suite=sealing.suite,
-            sealing_public=sealing.public,
-            enrolled_ms=now_ms,
-        )
-    )
+    row = {"skid": signing.key_id, "name": request.name, "role": request.role, "state": "unproved"}
+    keys = {"signing_public": signing.public, **_columns(sealing)}
+    connection.execute(insert(members).values(**row, **keys, enrolled_ms=now_ms))
     connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
     audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
     return Member(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
@@ -173,10 +159,6 @@ def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotati
     """Take a member's new keys; asking again with the same ones changes nothing.
 
     Args:
-        connection: the transaction.
-        now_ms: Unix milliseconds.
-        member: who asks.
-        rotation: the verified change.
         record: as received, kept as proof.
 
     Returns:
@@ -202,9 +184,8 @@ def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotati
     connection.execute(ended.values(until_ms=until_ms))
     new_row = {"skid": rotation.new.key_id, "member": member.skid, "signing_public": rotation.new.public}
     connection.execute(insert(member_keys).values(**new_row, added_ms=now_ms, record=record))
-    sealing = {"sealing_suite": rotation.sealing.suite, "sealing_public": rotation.sealing.public}
     here = update(members).where(members.c.skid == member.skid)
-    connection.execute(here.values(signing_public=rotation.new.public, **sealing))
+    connection.execute(here.values(signing_public=rotation.new.public, **_columns(rotation.sealing)))
     detail = {"old": rotation.old.key_id, "new": rotation.new.key_id, "old_until_ms": until_ms}
     audit.append(connection, now_ms, "keys_rotated", member.name, detail)
     return until_ms
@@ -232,14 +213,10 @@ def _set_state(connection: Connection, skid: str, state: str, **times: int) -> N
     connection.execute(update(members).where(members.c.skid == skid).values(state=state, **times))
 
 
+def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
+    return {"sealing_suite": sealing.suite, "sealing_public": sealing.public}
+
+
 def _member(row: Row[Any]) -> Member:
-    return Member(
-        skid=row.skid,
-        name=row.name,
-        role=row.role,
-        state=row.state,
-        signing=PublicSigningKey(row.signing_public),
-        sealing=PublicSealingKey(row.sealing_suite, row.sealing_public),
-        enrolled_ms=row.enrolled_ms,
-        approved_ms=row.approved_ms,
-    )
+    keys = PublicSigningKey(row.signing_public), PublicSealingKey(row.sealing_suite, row.sealing_public)
+    return Member(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)
