@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.learning.draws import generator
 from edgefl_client.learning.views import draw, views
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_client.scoring.pictures import PictureReader
@@ -30,6 +29,7 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
+from edgefl_protocol.rules.draws import generator
 
 NORM_TOLERANCE = 0.01  # of a row's length, as the federation takes it; float16 is off by 0.0005 at most
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.feature_queue import BANK, SENT
-from edgefl_client.learning.label_table import read_images
 from edgefl_client.learning.own_pictures import remembered_table
+from edgefl_client.learning.picture_rows import read_images
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.session import plan_of
 from edgefl_client.runtime import processors

@@ -20,7 +20,6 @@ from typing import Any
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import RECEIVED
-from edgefl_client.learning.label_table import MAX_MAPS
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live, refused_reply
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import remembered_table
@@ -37,6 +36,7 @@ from edgefl_protocol.durable import file_bytes, read_bounded, write_atomic
 from edgefl_protocol.errors import BundleError, EdgeflError, PayloadError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 
 KEPT_BROADCASTS = 3
 _MAX_BROADCAST_BYTES = 2**30
@@ -274,7 +274,7 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
         write_atomic(path, found.to_bytes(), mode=0o600)
         for old in sorted(path.parent.glob("*.payload"), key=_round_of)[:-KEPT_BROADCASTS]:
             old.unlink(missing_ok=True)
-    maps = sum(len(array) for name, array in found.arrays.items() if name.startswith("maps."))
+    maps = sum(len(array) for name, array in found.arrays.items() if is_maps(name))
     features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
     return {"file": str(path), "maps": maps, "features": features, "bytes": file_bytes(path), "error": None}
 
