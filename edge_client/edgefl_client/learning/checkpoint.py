@@ -218,6 +218,9 @@ def only_one(home: Home) -> Iterator[None]:
 def forget(home: Home, *, everything: bool) -> list[str]:
     """Remove the personal values, or everything that learning left here.
 
+    What left the device before cannot be called back, and what others learned from it stays learned
+    (docs/reference/sharing.md). The files are unlinked; what a disk keeps of them is the disk's matter.
+
     Args:
         home: the device's home.
         everything: also where learning stands, in federations too, which table was named and who was held back: the

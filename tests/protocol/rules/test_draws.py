@@ -11,7 +11,7 @@ from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmet
 
 
 def test_a_generator_is_pcg64_of_the_hash():
-    """docs/device.md: orders and turns depend on seed, name, round and epoch alone; here written out by hand."""
+    """docs/reference/device-learning.md: of seed, name, round and epoch alone; here written out by hand."""
     digest = hashlib.sha256(b"11\x1fnorth\x1forder\x1f3\x1f1").digest()
     plain = np.random.Generator(np.random.PCG64(np.random.SeedSequence(list(digest))))
     assert generator(11, "north", "order", 3, 1).random(5).tolist() == plain.random(5).tolist()

@@ -45,7 +45,7 @@ def test_a_class_is_read_back_from_its_name(label):
 
 @pytest.mark.parametrize("name", ["maps", "maps.", "maps.01", "maps.-1", "maps.x", "maps.1.2", "maps.1\n", "map.1"])
 def test_no_other_name_is_that_of_a_class(name):
-    """docs/security.md, check 37: one spelling for each class."""
+    """docs/security.md, payloads: a class has one spelling."""
     assert class_in_reply(name) is None
 
 
