@@ -73,8 +73,9 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
     import torch
 
     from edgefl_protocol import Payload
+    from edgefl_protocol.rules.maps import others_maps
     from edgefl_trainer.engine.checkpoint import Checkpoints
-    from edgefl_trainer.learning.attention_buffer import distillation, others_maps
+    from edgefl_trainer.learning.attention_buffer import distillation
     from edgefl_trainer.learning.evidential import site_prior
     from edgefl_trainer.learning.loss_terms import Step
     from edgefl_trainer.losses import evidential_loss
@@ -84,7 +85,7 @@ def gradient_norms(run: "FinishedRun", method: "FedEvPrompt", site: "Site", batc
 
     checkpoints = Checkpoints(run.folder / "checkpoints")
     progress = checkpoints.progress()
-    maps = others_maps(checkpoints.load_state(progress.server).arrays, 0, 1, [site.name])[site.name]
+    maps = others_maps(checkpoints.load_state(progress.server).arrays, [site.name])[site.name]
     terms = distillation(method.maps, site, maps)
     if not terms:
         raise EdgeflError(f"no site but {site.name} sent a map, or lambda is 0: there is nothing to measure.", "run")

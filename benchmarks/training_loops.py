@@ -211,9 +211,11 @@ def plain_buffer(case: Case) -> "dict[int, list[Tensor]]":
     """For each class the upsampled maps of each peer, (m, 224, 224)."""
     import torch
 
+    from edgefl_protocol.rules.maps import maps_in_broadcast
+
     buffer: dict[int, list[Tensor]] = {k: [] for k in range(len(case.site.task.classes))}
-    for name, maps in case.maps.items():
-        buffer[int(name.split(".")[2])].append(upsampled(torch.from_numpy(maps).float().to(case.site.device)))
+    for (_, label), maps in maps_in_broadcast(case.maps).items():
+        buffer[label].append(upsampled(torch.from_numpy(maps).float().to(case.site.device)))
     return buffer
 
 

@@ -60,7 +60,7 @@ def attention_in_lesion(bundle: Path, trust: Path, images: list[TestImage]) -> t
     scorer = Scorer(load_bundle(bundle.read_bytes(), [key.public], int(time.time() * 1000)))
     shares, areas = [], []
     for image in images:
-        attention = scorer.score(image.path.read_bytes()).attention
+        attention = scorer.score(image.path.read_bytes()).map
         assert attention is not None
         grid = int(len(attention) ** 0.5)
         size = image.mask.shape[::-1]

@@ -5,6 +5,7 @@ compare. Anything else that escapes from a public function is a defect.
 
     EdgeflError
     ├── PayloadError            a payload or tensor file breaks its format or bounds
+    │   └── MapsError           rollout maps of another class, grid or name than the reader's
     ├── KeyMaterialError        a key, key file or passphrase is unusable
     ├── BlobError               a blob was cut, changed, or is not the one its reference names
     ├── EnvelopeError           an envelope was refused; the subclass is the step that refused it (docs/security.md 2.3)
@@ -45,6 +46,12 @@ class PayloadError(EdgeflError):
     """A payload or tensor file breaks its format or bounds."""
 
     code = "bad_payload"
+
+
+class MapsError(PayloadError):
+    """Rollout maps of a reply or a broadcast cannot be used; `code` says why."""
+
+    code = "other_maps"
 
 
 class KeyMaterialError(EdgeflError):

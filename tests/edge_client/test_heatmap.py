@@ -30,7 +30,7 @@ def score_with(attention, reasons=(), predicted="MEL"):
     return Score(
         image="x", predicted=predicted, probabilities={"MEL": 0.75, "NV": 0.25}, evidence=None, vacuity=0.4,
         dissonance=0.1, entropy_nats=0.5, refer=bool(reasons), refer_reasons=tuple(reasons), heatmap=None, model=MODEL,
-        milliseconds=1.0, attention=attention,
+        milliseconds=1.0, map=attention,
     )  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def test_score_and_drawing_agree_on_a_turned_photo(lab, plain_bundle, orientatio
     upright = decode(data)
     bright = upright.mean(-1) > 200
     score = Scorer(plain_bundle, threads=1).score(data)
-    placed = place_map(score.attention, *upright.shape[:2], "squash")
+    placed = place_map(score.map, *upright.shape[:2], "squash")
     assert bright.ravel()[int(placed.values.argmax())]
     assert placed.values[bright].mean() > 0.75
     assert placed.values[bright[::-1, ::-1]].mean() < 0.25  # the opposite corner
@@ -134,7 +134,7 @@ def test_the_mass_of_the_map_lies_in_the_lesion_however_the_photo_is_turned(lab,
     data = lab.encoded(stored_as(upright, orientation), "PNG", exif=exif)
     np.testing.assert_array_equal(decode(data), upright)
     score = Scorer(make_bundle(fit=fit), threads=1).score(data)
-    placed = place_map(score.attention, height, width, fit)
+    placed = place_map(score.map, height, width, fit)
     assert mask.ravel()[int(placed.values.argmax())]
     left, top, right, bottom = placed.box
     patch = max(right - left, bottom - top) / lab.GRID
@@ -273,7 +273,7 @@ def drawn(photo):
     model = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
     score = Score(image=None, predicted="A", probabilities={"A": 1.0}, evidence=None, vacuity=None, dissonance=None,
         entropy_nats=0.0, refer=False, refer_reasons=(), heatmap=None, model=model, milliseconds=1.0,
-        attention=np.linspace(0, 1, 196, dtype=np.float32))
+        map=np.linspace(0, 1, 196, dtype=np.float32))
     png_bytes(draw_heatmap(photo, score, "squash"))
 
 drawn(np.zeros((50, 50, 3), np.uint8))

@@ -156,7 +156,7 @@ def test_softmax_model_has_no_evidence(lab, make_bundle):
 
 
 def test_a_network_without_attention_has_no_map(lab, make_bundle):
-    assert Scorer(make_bundle(with_map=False), threads=1).score(lab.photo()).attention is None
+    assert Scorer(make_bundle(with_map=False), threads=1).score(lab.photo()).map is None
 
 
 def test_numbers_that_are_not_finite_are_no_score(lab, make_bundle):
@@ -185,8 +185,8 @@ def test_a_4_to_3_photo_is_squashed_not_cropped(lab, make_bundle):
     """docs/design.md, section 7: fit squash uses the whole photo, crop its centred square."""
     pixels = np.zeros((60, 80, 3), np.uint8)
     pixels[:, :8] = 255  # only at the left edge, outside the centred square
-    squash = Scorer(make_bundle(), threads=1).score(pixels).attention.reshape(6, 6)
-    crop = Scorer(make_bundle(fit="crop"), threads=1).score(pixels).attention.reshape(6, 6)
+    squash = Scorer(make_bundle(), threads=1).score(pixels).map.reshape(6, 6)
+    crop = Scorer(make_bundle(fit="crop"), threads=1).score(pixels).map.reshape(6, 6)
     assert squash[:, 0].min() > 0.9
     assert crop.max() < 0.01
 

@@ -13,10 +13,10 @@ import torch
 from tests.export.learning_bundles import HYPER, SIDE, LearningBundle, cnn_run, contrast_bundle
 from tests.shared import Shared
 
-from edgefl_client.learning.dealt_rows import Dealt, Rows
-from edgefl_client.learning.draws import generator
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.own_pictures import Dealt
+from edgefl_client.learning.picture_rows import Rows
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
 from edgefl_export.contrast_gates import check_contrast
@@ -26,6 +26,7 @@ from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.training_plan import GRAPH
+from edgefl_protocol.rules.draws import generator
 from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task
 from edgefl_trainer.engine.models import open_run

@@ -15,10 +15,7 @@ from tests.export.learning_bundles import prompt_bundle
 from tests.shared import Shared
 
 from edgefl_client.home import Home
-from edgefl_client.learning.dealt_rows import skewed_prior
-from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.peers import peer_targets
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.scoring.personal import load_personal
@@ -35,7 +32,18 @@ from edgefl_export.training_members import (
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.onnx_wire import read_graph
-from edgefl_protocol.bundle.training_plan import GRAPH, PromptForm, TrainingPlan, constants, fresh_state
+from edgefl_protocol.bundle.training_plan import (
+    COUNTS,
+    GRAPH,
+    MEANS,
+    PromptForm,
+    TrainingPlan,
+    constants,
+    fresh_state,
+)
+from edgefl_protocol.rules.class_prior import class_prior
+from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_protocol.rules.maps import peer_targets
 from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.engine.models import open_run
@@ -103,10 +111,10 @@ def ten_steps_apart(
     losses.clear()
     reference = round_of_trainer(first, 2)
 
-    prior = skewed_prior(site.train.labels, 3, recipe.prior_floor, balanced=False)
+    prior = class_prior(np.bincount(site.train.labels, minlength=3), recipe.prior_floor).astype(np.float32)
     fake = SimpleNamespace(weights=weights, extras={GRAPH: graph}, manifest=SimpleNamespace(min_runtime="1.23"))
     session = TrainingSession(fake, plan, prior, 1)
-    peers = peer_targets(Payload(maps, {}), plan, 3, session.tokens)
+    peers = dict(zip((MEANS, COUNTS), peer_targets(maps, 3, session.tokens, plan.kd_peers), strict=True))
     state = {name: first.arrays[name] for name in plan.state if name in first.arrays}
     state["optimizer.step"] = np.asarray(first.values["optimizer.step"], np.int64)
     order = epoch_order(generator(plan.seed, "north", "order", 2, 0), site.train.labels, "none")
@@ -240,19 +248,3 @@ def test_the_record_says_what_stands_in_the_graph(make):
         prefix="after", evidence="relu", readout="mean", head_norm="none", rollout="sink",
         kd_metric="nearest",
     )  # fmt: skip
-
-
-def test_draws_are_the_trainers(predictor):
-    """The device visits the same rows turned alike, with and without class balance (live and local engine agree)."""
-    from edgefl_trainer.augment import dihedral as turned
-
-    site = a_site(predictor.module.backbone, 3, 11, [])
-    for balance in ("none", "class"):
-        theirs = replace(site, balance=balance).epoch_order(site.train, 3, 1)
-        ours = epoch_order(generator(11, "north", "order", 3, 1), site.train.labels, balance)
-        assert np.array_equal(theirs, ours)
-    images = site.train.images[:40]
-    rng = generator(11, "north", "augment", 3, 1)
-    views = turned(torch.from_numpy(images), site.rng("augment", 3, 1)).numpy()
-    assert np.array_equal(dihedral(images, symmetries(rng, 40)), views)
-    assert not np.array_equal(views, images)

@@ -25,7 +25,6 @@ from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
-from edgefl_client.learning.peers import numbered_as, renumbered
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.settings import Home
@@ -33,6 +32,7 @@ from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.training_plan import Plan
+from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task
 
 DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")
 ROUNDS, EPOCHS, SEED = 2, 2, 7
@@ -150,9 +150,10 @@ class DeviceSite:
         from edgefl_trainer.contract import State
         from edgefl_trainer.engine.checkpoint import SiteResult
 
-        given = renumbered(broadcast, self.theirs, self.ours)
+        given = Payload(numbered_as_model(broadcast.arrays, self.theirs, self.ours), broadcast.scalars)
         new, reply = self.learner.local_round(state.arrays or self.learner.start(), given, report)
-        return SiteResult(State(new), numbered_as(reply, self.ours, self.theirs), {})
+        sent = numbered_as_task(reply.arrays, self.theirs, self.ours)
+        return SiteResult(State(new), Payload(sent, reply.scalars), {})
 
 
 def local_digest(folder: Path, bundle: Bundle, plan: Plan, federation: Federation) -> str:

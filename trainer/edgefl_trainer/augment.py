@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl_protocol.rules.crops import RATIO, crop_boxes
+from edgefl_protocol.rules.draws import symmetries, turned_alike
 from edgefl_protocol.rules.view_recipes import (
     BLURRED,
     COLOURS,
@@ -41,11 +42,10 @@ def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt
         The turned images, one for each input, in order.
     """
     views = images.clone()
-    draws = rng.integers(8, size=len(images))
-    for symmetry in np.unique(draws):
-        chosen = torch.from_numpy(np.flatnonzero(draws == symmetry))
-        turned = torch.rot90(images[chosen], int(symmetry) % 4, dims=(1, 2))
-        views[chosen] = turned.flip(2) if symmetry >= 4 else turned
+    for positions, turns, mirrored in turned_alike(symmetries(rng, len(images))):
+        chosen = torch.from_numpy(positions)
+        turned = torch.rot90(images[chosen], turns, dims=(1, 2))
+        views[chosen] = turned.flip(2) if mirrored else turned
     return views
 
 

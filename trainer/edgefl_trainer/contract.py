@@ -6,7 +6,6 @@ between the halves is a `Payload`; whatever a half remembers is a `State`. Both 
 the engine can count bytes, save, resume and compare digests without knowing the method.
 """
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
@@ -16,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload, digest
+from edgefl_protocol.rules.draws import Balance, epoch_order, generator
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import BackboneSpec
@@ -104,7 +104,7 @@ class Site:
     train: Examples
     tune: Examples
     unlabelled: Examples
-    balance: Literal["none", "class"] = "none"
+    balance: Balance = "none"
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     autocast: torch.dtype | None = None
     noise: Literal["seeded", "secret"] = "seeded"  # of privacy noise; whatever sends replies asks for secret
@@ -118,8 +118,7 @@ class Site:
 
     def rng(self, *purpose: str | int) -> np.random.Generator:
         """A generator that depends on seed, site and purpose only, so a resumed run draws the same numbers."""
-        text = "\x1f".join(map(str, (self.task.seed, self.name, *purpose)))
-        return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+        return generator(self.task.seed, self.name, *purpose)
 
     def noise_rng(self, *purpose: str | int) -> np.random.Generator:
         """Randomness for privacy noise: the operating system's, or in a simulation the seed's, so that runs repeat.
@@ -130,12 +129,7 @@ class Site:
 
     def epoch_order(self, examples: Examples, round_: int, epoch: int) -> NDArray[np.int64]:
         """The positions one epoch visits: a permutation, or as many draws with every class equally likely."""
-        rng = self.rng("order", round_, epoch)
-        if self.balance == "none":
-            return rng.permutation(len(examples))
-        targets = examples.targets
-        weights = 1.0 / np.bincount(targets)[targets]
-        return rng.choice(len(examples), size=len(examples), p=weights / weights.sum())
+        return epoch_order(self.rng("order", round_, epoch), examples.targets, self.balance)
 
     def batches(self, examples: Examples, batch: int, round_: int, epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
         """Shuffled (images uint8 (B, px, px, 3), targets (B,)) of one epoch, on the site's device."""

@@ -15,6 +15,9 @@ from jaxtyping import Float, Int, Shaped
 from numpy.typing import NDArray
 from torch import Tensor
 
+from edgefl_protocol.rules import class_prior as prior_rule
+from edgefl_protocol.rules import maps as map_rules
+
 Counts = Shaped[Tensor, " K"] | NDArray[np.generic] | Sequence[int] | Sequence[float]
 MapStack = Float[Tensor, "M N"] | NDArray[np.floating]
 
@@ -35,19 +38,7 @@ def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
     Raises:
         ValueError: fewer than two classes, a negative or not finite count, or no rows at all.
     """
-    values = torch.as_tensor(counts).detach().to(dtype=torch.float64)
-    if values.ndim != 1 or values.shape[0] < 2:
-        raise ValueError(
-            f"class counts have shape {tuple(values.shape)}; a prior needs one count for each of two classes or more"
-        )
-    if not bool(torch.isfinite(values).all()) or bool((values < 0).any()):
-        raise ValueError(f"class counts are {values.tolist()}; they must be finite and not negative")
-    total = values.sum()
-    if float(total) == 0:
-        raise ValueError("all class counts are zero; a prior needs at least one labelled training row")
-    classes = values.shape[0]
-    prior = (classes / (classes - 1) * (1 - values / total)).clamp(min=floor)
-    return prior * (classes / prior.sum())
+    return torch.from_numpy(prior_rule.class_prior(torch.as_tensor(counts).detach().cpu().numpy(), floor))
 
 
 def dirichlet_kl(alpha: Float[Tensor, "B K"], prior: Float[Tensor, " K"]) -> Float[Tensor, " B"]:
@@ -122,31 +113,15 @@ def distillation_targets(
     Raises:
         ValueError: maps of different lengths, or a class index outside `classes`.
     """
-    by_class: dict[int, list[Tensor]] = {}
-    wide = False
-    for stacks in maps_by_peer.values():
-        for index, stack in stacks.items():
-            maps = torch.as_tensor(stack)
-            if maps.shape[0] == 0:
-                continue
-            wide = wide or maps.dtype == torch.float64
-            by_class.setdefault(int(index), []).append(maps.detach().to(torch.float64).mean(dim=0))
-    total = max(by_class, default=-1) + 1 if classes is None else classes
-    lengths = {mean.shape[0] for means in by_class.values() for mean in means} | (
-        {tokens} if tokens is not None else set()
-    )
-    if len(lengths) > 1:
-        raise ValueError(f"rollout maps of {sorted(lengths)} tokens were mixed; all peers must share one grid")
-    if any(not 0 <= index < total for index in by_class):
-        raise ValueError(f"rollout maps name the classes {sorted(by_class)}; allowed are 0 to {total - 1}")
+    stacks = [
+        (int(index), torch.as_tensor(stack).detach().cpu().numpy())
+        for by_class in maps_by_peer.values()
+        for index, stack in by_class.items()
+    ]
+    wide = any(maps.dtype == np.float64 for _, maps in stacks if len(maps))
     dtype = torch.float64 if wide else torch.float32
-    peer_means = torch.zeros((total, lengths.pop() if lengths else 0), dtype=dtype)
-    peer_counts = torch.zeros(total, dtype=dtype)
-    for index, means in by_class.items():
-        ordered = sorted(means, key=lambda mean: mean.cpu().numpy().tobytes())
-        peer_means[index] = torch.stack(ordered).mean(dim=0).to(dtype)
-        peer_counts[index] = len(means)
-    return peer_means, peer_counts
+    means, counts = map_rules.peer_means(stacks, classes, tokens)
+    return torch.from_numpy(means).to(dtype), torch.from_numpy(counts).to(dtype)
 
 
 def rollout_distillation(

@@ -20,7 +20,6 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.members import membership, uploads
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Job, JobFiles, JobKind, make_job, read_result, write_job
-from edgefl_coordinator.rounds.reply_forms import peers_in
 from edgefl_coordinator.rounds.states import starts_by_itself
 from edgefl_coordinator.rounds.task_status import SERVER_SHA256
 from edgefl_coordinator.store import audit
@@ -29,6 +28,7 @@ from edgefl_coordinator.store.store import Blob
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, StorageError
+from edgefl_protocol.rules.maps import maps_in_broadcast
 
 RunWorker = Callable[[Path, float], None]  # a `worker_process.WorkerProcess` in production
 
@@ -184,7 +184,8 @@ def _others_in(coordinator: Coordinator, file: Path) -> int | None:
     """Count the sites in a broadcast of rollout maps; None for other methods, whose broadcasts are not read."""
     if not coordinator.settings.task.shares_maps:
         return None
-    return peers_in(Payload.from_bytes(read_bounded(file, MAX_RESULT_BYTES), MAX_RESULT_BYTES).arrays)
+    broadcast = Payload.from_bytes(read_bounded(file, MAX_RESULT_BYTES), MAX_RESULT_BYTES)
+    return len({peer for peer, _ in maps_in_broadcast(broadcast.arrays)})
 
 
 def _due(

@@ -5,16 +5,14 @@ refused NaN and infinities. Source: docs/security.md, payloads (check 37) and do
 """
 
 import re
-from collections.abc import Iterable
 
 import numpy as np
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.settings import TaskSettings
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.maps import class_in_reply
 
-_MAP = re.compile(r"maps\.(0|[1-9][0-9]{0,4})")
-_PEER_MAP = re.compile(r"maps\.([0-9]+)\.[0-9]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _HALF_STEP = 2**-11  # half the spacing of float16 just below 1
 
@@ -39,15 +37,10 @@ def check_reply(payload: Payload, task: TaskSettings) -> str:
     return site_sha256
 
 
-def peers_in(names: Iterable[str]) -> int:
-    """Count the holders among a broadcast's arrays `maps.<peer>.<k>`."""
-    return len({found.group(1) for name in names if (found := _PEER_MAP.fullmatch(name))})
-
-
 def _check_map(name: str, array: np.ndarray, task: TaskSettings) -> None:
     """Check one class's rollout maps: float16 (m, N), m from 1 to M, each map within [0, 1] with maximum 1."""
-    found = _MAP.fullmatch(name)
-    if found is None or int(found.group(1)) >= len(task.classes):
+    label = class_in_reply(name)
+    if label is None or label >= len(task.classes):
         raise _bad(f"the array {name[:40]} is not maps.<k> with k below {len(task.classes)}")
     if array.dtype != np.float16 or array.ndim != 2:
         raise _bad(f"{name} is not float16 with two axes (maps, tokens)")

@@ -4,15 +4,14 @@ The only module of the coordinator that imports the trainer; it runs in a proces
 neither the store nor a socket. It imports once and forks for each job (`job_loop`).
 
 Guarantees: the same job gives the same bytes, in whatever order the replies arrived: methods aggregate in site-name
-order with sums in float64. Peer indices of rollout maps are dealt anew for every round and receiver, from a key that
-members do not know, so that an index names nobody over time. Source: docs/methods.md, aggregation; docs/security.md,
-exchange policy.
+order with sums in float64. The peers whose rollout maps a broadcast holds are dealt new numbers for every round and
+receiver, from a key that members do not know, so that a number names nobody over time. Source:
+docs/methods.md, aggregation; docs/security.md, exchange policy.
 """
 
 import dataclasses
 import hashlib
 import importlib
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,12 +26,11 @@ from edgefl_protocol import EdgeflError, Payload
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.pae import pae
 from edgefl_trainer.contract import Method, Phase, State, Task
+from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.handout import final_phase, handed_out
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.spec import spec_from_facts
-
-_PEER_MAP = re.compile(r"maps\.(\d+)\.(\d+)")
 
 
 def run_job(job: Job) -> JobResult:
@@ -91,23 +89,9 @@ def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job)
 
 
 def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:
-    """Add the scalars that every site reads, and deal the peer indices anew."""
-    scalars = {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": task.rounds}
+    """Add the scalars that every site reads, and deal the peers' numbers from the coordinator's key."""
     seed = hashlib.sha256(pae(bytes.fromhex(job.order_key), receiver.encode(), str(number).encode())).digest()
-    return Payload(deal_peers(payload.arrays, np.random.default_rng(list(seed))), scalars)
-
-
-def deal_peers(arrays: Mapping[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Rename `maps.<peer>.<k>` under a random permutation of the peer indices that occur.
-
-    Args:
-        arrays: a broadcast's arrays; others keep their names.
-    """
-    found = {name: match for name in arrays if (match := _PEER_MAP.fullmatch(name))}
-    peers = sorted({int(match.group(1)) for match in found.values()})
-    dealt = dict(zip(peers, rng.permutation(len(peers)).tolist(), strict=True))
-    renamed = {name: f"maps.{dealt[int(match.group(1))]}.{match.group(2)}" for name, match in found.items()}
-    return {renamed.get(name, name): array for name, array in arrays.items()}
+    return stamped(payload, phase, task.rounds, np.random.default_rng(list(seed)))
 
 
 def _state_bytes(state: State) -> bytes:

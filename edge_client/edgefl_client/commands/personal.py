@@ -34,7 +34,7 @@ def personal_remove(context: click.Context, everything: bool, as_json: bool, hom
 
     Learning goes on from where it stands the next time, unless --all forgets that too.
     """
-    from edgefl_client.learning.forgetting import forget
+    from edgefl_client.learning.checkpoint import forget
 
     removed = forget(home_of(context, home_dir), everything=everything)
     text = f"removed: {', '.join(removed)}" if removed else "nothing learned here was there to remove"

@@ -26,7 +26,7 @@ from edgefl_client.commands.options import (
     threads_option,
     trust_option,
 )
-from edgefl_client.learning.stopping import pausing, stop_on_signal
+from edgefl_client.commands.stopping import pausing, stop_on_signal
 
 
 @click.command()

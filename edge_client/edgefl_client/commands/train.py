@@ -27,7 +27,7 @@ from edgefl_client.commands.options import (
     trust_option,
 )
 from edgefl_client.commands.score import formats_option
-from edgefl_client.learning.stopping import pausing, stop_on_signal
+from edgefl_client.commands.stopping import pausing, stop_on_signal
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -117,13 +117,13 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
     Maps of another form would teach what they do not mean: they are left out, and it is said.
     """
     from edgefl_client.learning.errors import LearningError
-    from edgefl_client.learning.peers import renumbered
     from edgefl_client.learning.round_plan import agreed
     from edgefl_client.sharing.broadcasts import newest_file
     from edgefl_exchange.errors import NotEnrolled
     from edgefl_exchange.membership import load_membership, load_task
     from edgefl_protocol.durable import read_bounded
     from edgefl_protocol.payload import MAX_PAYLOAD_BYTES, Payload
+    from edgefl_protocol.rules.maps import numbered_as_model
 
     try:
         membership = load_membership(home.member)
@@ -141,5 +141,6 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
         except LearningError as error:
             click.echo(f"The others' maps are left out: {error}.", err=True)
             return membership.name, None
-    maps = Payload.from_bytes(read_bounded(newest, MAX_PAYLOAD_BYTES))
-    return membership.name, renumbered(maps, task.classes, bundle.labels.classes)
+    broadcast = Payload.from_bytes(read_bounded(newest, MAX_PAYLOAD_BYTES))
+    maps = numbered_as_model(broadcast.arrays, task.classes, bundle.labels.classes)
+    return membership.name, Payload(maps, broadcast.scalars)

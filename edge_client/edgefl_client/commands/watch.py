@@ -18,7 +18,7 @@ from edgefl_client.commands.options import (
     weights_option,
 )
 from edgefl_client.commands.score import formats_option, heatmap_option, log_option, open_log, prepare, refer_option
-from edgefl_client.learning.stopping import stop_on_signal
+from edgefl_client.commands.stopping import stop_on_signal
 from edgefl_client.scoring.open_scorer import open_scorer
 
 if TYPE_CHECKING:

@@ -1,20 +1,18 @@
 """Learning on the device: local epochs of a bundle's training graph on the owner's pictures.
 
-    rows        the pictures, prepared, and which of them are held back for the gate
-    draws       orders and turns, the trainer's own draws
-    peers       the others' rollout maps as the step takes them
-    session     the training graph: one step; contrast_session: that of FedCLF
-    views       random views of pictures; feature_queue: banks of features, first in first out
-    checkpoint  where learning stands, written so that a kill at any moment loses nothing but time
-    limits      minutes, memory, battery; step_memory: what a step would take
-    gate        bundle against personal values on the pictures held back; verdict: what it found
-    files       learned values in a file with a checksum
-    personal    the values that passed
-    options     what the owner may change; owned: which pictures are learned from, and who is held back
-    rounds      the contract of a round, whatever the method; fedevprompt and fedclf: who meets it; learners: which one
-    agreed      the federation's settings in the bundle's step
-    running     rounds alone: what `edgefl train` does
-    live        rounds of a federation: what `edgefl sync` learns
+    picture_rows      the pictures that a table or folder names, prepared
+    own_pictures      which of them the owner named, and who is held back for the gate
+    options, limits   what the owner may change; when learning has to stop, and what a step would take
+    round_plan        the federation's settings in the bundle's step
+    round_learner     the contract of a round, whatever the method; `learner_table` says which one meets it
+    fedevprompt       its learner; `session` takes a step of its training graph
+    fedclf            its learner; `contrast_session`, `views` and `feature_queue` serve it
+    gate              bundle against personal values on the pictures held back
+    checkpoint        where learning stands, written so that a kill at any moment loses nothing but time
+    round_alone       a round alone: what `edgefl train` does
+    live_round        rounds of a federation: what `edgefl sync` learns
+    round_report      what a round tells on its way
 
+Orders, turns, the prior, balanced accuracy and all about maps are `edgefl_protocol.rules`, which the trainer calls too.
 No framework: numpy, Pillow and onnxruntime. Source: docs/design.md, sections 7 and 9.
 """

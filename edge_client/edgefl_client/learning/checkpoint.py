@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.scoring.checked_file import read_checked, write_checked
+from edgefl_client.scoring.personal import PERSONAL
+from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
+
+LOCK = "lock"
 
 Stage = Literal["learning", "learned"]
 _STAGES: Mapping[object, Stage] = {"learning": "learning", "learned": "learned"}
@@ -195,7 +199,7 @@ def only_one(home: Home) -> Iterator[None]:
     Raises:
         LearningError: another process learns here (`busy`).
     """
-    descriptor = os.open(home.prepare(home.learning) / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(home.prepare(home.learning) / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -209,6 +213,38 @@ def only_one(home: Home) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def forget(home: Home, *, everything: bool) -> list[str]:
+    """Remove the personal values, or everything that learning left here.
+
+    What left the device before cannot be called back, and what others learned from it stays learned
+    (docs/reference/sharing.md). The files are unlinked; what a disk keeps of them is the disk's matter.
+
+    Args:
+        home: the device's home.
+        everything: also where learning stands, in federations too, which table was named and who was held back: the
+            next round begins with the bundle's values.
+
+    Returns:
+        Names of the files removed, in order; damaged ones too.
+
+    Raises:
+        LearningError: another process learns here (`busy`).
+        StorageError: a file cannot be removed.
+    """
+    if not home.learning.exists():
+        return []
+    with only_one(home):
+        names = sorted(path.name for path in home.learning.iterdir() if path.is_file() and path.name != LOCK)
+        removed = [name for name in names if everything or name == PERSONAL]
+        try:
+            for name in removed:
+                (home.learning / name).unlink()
+            sync_folder(home.learning)
+        except OSError as error:
+            raise StorageError(f"cannot remove {error.filename}: {error.strerror}; try again", "storage") from error
+    return removed
 
 
 def damaged(file: Path) -> StorageError:

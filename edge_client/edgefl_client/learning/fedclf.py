@@ -22,19 +22,19 @@ from numpy.typing import NDArray
 
 from edgefl_client.learning.checkpoint import Point, digest_of, same_form
 from edgefl_client.learning.contrast_session import ContrastSession
-from edgefl_client.learning.dealt_rows import Dealt
-from edgefl_client.learning.draws import epoch_order, generator
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import FeatureQueue, Features, received
+from edgefl_client.learning.limits import check_step_memory
 from edgefl_client.learning.options import Report
+from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, phase_and_round, rounds_of
-from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import FedCLFPlan, begun
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.batches import LEAST_BATCH, cut
+from edgefl_protocol.rules.draws import epoch_order, generator
 from edgefl_protocol.rules.feature_rows import BANK, FEATURES, SENT, are_features, have_unit_length
 from edgefl_protocol.rules.negatives import (
     draw_others,

@@ -20,22 +20,22 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgefl_client.learning.checkpoint import Point, digest_of, same_form
-from edgefl_client.learning.dealt_rows import Dealt, skewed_prior
-from edgefl_client.learning.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import BATCH, judge
-from edgefl_client.learning.label_table import Candidate, reply_payload, select_maps
+from edgefl_client.learning.limits import check_step_memory
 from edgefl_client.learning.options import Report
-from edgefl_client.learning.peers import peer_targets
+from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, phase_and_round
 from edgefl_client.learning.session import TrainingSession
-from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import TrainingPlan, fresh_state
+from edgefl_protocol.bundle.training_plan import COUNTS, MEANS, TrainingPlan, fresh_state
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.class_prior import class_prior, counts_shown
+from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
+from edgefl_protocol.rules.maps import most_certain, peer_targets, reply_maps
 
 NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
 
@@ -63,8 +63,9 @@ class FedEvPromptLearner:
         if not isinstance(plan, TrainingPlan):
             raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
         self._plan = plan
-        balanced = plan.balance == "class"
-        self._prior = skewed_prior(rows.learn.labels, self._classes, plan.prior_floor, balanced=balanced)
+        counts = np.bincount(rows.learn.labels, minlength=self._classes)
+        self._seen = tuple(bool(count) for count in counts)
+        self._prior = class_prior(counts_shown(counts, plan.balance), plan.prior_floor).astype(np.float32)
         self._threads = around.options.threads or processors()
         self._session = TrainingSession(bundle, plan, self._prior, self._threads)
 
@@ -81,7 +82,8 @@ class FedEvPromptLearner:
         phase, round_ = phase_and_round(broadcast)
         if phase != "train":
             raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
-        peers = peer_targets(broadcast, self._plan, self._classes, self._session.tokens)
+        targets = peer_targets(broadcast.arrays, self._classes, self._session.tokens, self._plan.kd_peers)
+        peers = dict(zip((MEANS, COUNTS), targets, strict=True))
         point = self._resumed(state, round_, peers, report)
         if point.stage == "learning":
             self._check_memory(point.state, peers)
@@ -164,15 +166,18 @@ class FedEvPromptLearner:
         self, graph: onnxruntime.InferenceSession, weights: Mapping[str, NDArray[Any]], round_: int, report: Report
     ) -> bool:
         """The gate: whether the learned values may be used and shared."""
-        counts = np.bincount(self._learn_rows.labels, minlength=self._classes)
-        seen = tuple(bool(count) for count in counts)
         total = 2 * len(self._held)
         verdict = judge(
-            graph, self._bundle, weights, seen, self._held, lambda done: report({"judging": done, "pictures": total})
+            graph,
+            self._bundle,
+            weights,
+            self._seen,
+            self._held,
+            lambda done: report({"judging": done, "pictures": total}),
         )
         self._around.judged(
             PersonalState(
-                bundle_sha256=self._bundle.sha256, weights=weights, seen=seen, verdict=verdict,
+                bundle_sha256=self._bundle.sha256, weights=weights, seen=self._seen, verdict=verdict,
                 images=len(self._learn_rows), round=round_,
             )
         )  # fmt: skip
@@ -184,20 +189,18 @@ class FedEvPromptLearner:
         """The most certain maps of the pictures it learned from."""
         if not self._around.maps_per_class:
             return Payload({}, {"site_sha256": site_sha256})
-        rows, candidates = self._learn_rows, list[Candidate]()
+        rows, scored = self._learn_rows, list[tuple[NDArray[np.float32], NDArray[np.float32]]]()
         for start in range(0, len(rows), BATCH):
             given = {"image": rows.images[start : start + BATCH], **weights}
             try:
-                vacuity, maps = graph.run(["vacuity", "map"], given)
+                scored.append(graph.run(["vacuity", "map"], given))
             except RUNTIME_ERRORS as error:
                 raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
-            candidates += [
-                Candidate(label=int(rows.labels[start + row]), vacuity=float(known), attention=maps[row])
-                for row, known in enumerate(vacuity)
-                if start + row not in rows.unfit
-            ]
             report({"choosing": min(start + BATCH, len(rows)), "pictures": len(rows)})
-        return reply_payload(candidates, select_maps(candidates, self._around.maps_per_class), site_sha256)
+        vacuity, maps = (np.concatenate(parts) for parts in zip(*scored, strict=True))
+        fit = np.array([index for index in range(len(rows)) if index not in rows.unfit], np.int64)
+        chosen = most_certain(vacuity[fit], rows.labels[fit], self._around.maps_per_class)
+        return Payload(reply_maps(maps[fit], chosen), {"site_sha256": site_sha256})
 
 
 def personal_weights(

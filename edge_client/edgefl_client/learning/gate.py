@@ -15,12 +15,13 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.learning.dealt_rows import Rows
+from edgefl_client.learning.picture_rows import Rows
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line
 from edgefl_client.scoring.verdict import Verdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
+from edgefl_protocol.rules.accuracy import balanced_accuracy
 
 BATCH = 8
 
@@ -52,23 +53,13 @@ def judge(
     learned, said = _predict(graph, personal, seen, rules, held, lambda done: report(len(held) + done))
     counts = np.bincount(held.labels)
     return Verdict(
-        bundle=balanced_accuracy(own, held.labels),
-        personal=balanced_accuracy(learned, held.labels),
+        bundle=balanced_accuracy(own, held.labels) or 0.0,
+        personal=balanced_accuracy(learned, held.labels) or 0.0,
         held=len(held),
         least_of_a_class=int(counts[counts > 0].min()),
         bundle_unnoticed=int(np.count_nonzero(told & (own != held.labels))),
         personal_unnoticed=int(np.count_nonzero(said & (learned != held.labels))),
     )
-
-
-def balanced_accuracy(predicted: NDArray[np.int64], labels: NDArray[np.int64]) -> float:
-    """Mean over the classes that occur of the share of their pictures that was recognised.
-
-    Args:
-        predicted: class indices, −1 for none, (n,).
-        labels: class indices, (n,).
-    """
-    return float(np.mean([np.mean(predicted[labels == label] == label) for label in np.unique(labels)]))
 
 
 def _predict(

@@ -1,7 +1,7 @@
 """Which learner a bundle's training step asks for."""
 
-from edgefl_client.learning.dealt_rows import Dealt
 from edgefl_client.learning.errors import LearningError
+from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.round_learner import Circumstances, RoundLearner
 from edgefl_client.learning.session import plan_of
 from edgefl_protocol.bundle import Bundle

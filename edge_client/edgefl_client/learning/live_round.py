@@ -23,7 +23,6 @@ from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
-from edgefl_client.learning.peers import numbered_as, renumbered
 from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.round_plan import Settings, agreed
 from edgefl_client.learning.round_report import Told, keep_judged, round_facts
@@ -32,6 +31,7 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task
 
 _STANDING, _POINT, _NEXT, _OVER = "live.payload", "live-round.payload", "live-next.payload", "live-over.json"
 
@@ -91,6 +91,7 @@ def learn_live(
     Raises:
         Paused: the battery, or a word from outside, forbids to begin.
         LearningError: it cannot be learned, or another process learns here (`busy`).
+        MapsError: the others' maps are of other classes.
         EdgeflError: a picture or a file cannot be used, or the owner does not allow what would leave.
     """
     bundle, options = _as_agreed(bundle, table, options, live)  # before the work of reading pictures
@@ -110,7 +111,9 @@ def learn_live(
         before = begun_with(home.learning / _STANDING, bundle.sha256, live.federation, learner.start())
         theirs, ours = live.classes, bundle.labels.classes
         by_class = "maps" in learner.travels  # other methods send nothing that classes number
-        broadcast = renumbered(live.broadcast, theirs, ours) if by_class else live.broadcast
+        broadcast = live.broadcast
+        if by_class:
+            broadcast = Payload(numbered_as_model(broadcast.arrays, theirs, ours), broadcast.scalars)
         try:
             after, reply = learner.local_round(before.state, broadcast, told.report)
         except Paused as stop:
@@ -120,7 +123,9 @@ def learn_live(
         next_ = Standing(bundle_sha256=bundle.sha256, federation=live.federation, round=live.number, state=after)
         save_standing(home.learning / _NEXT, next_)
         facts = round_facts(home, bundle, dealt, broadcast, told, after, None)
-        return {"round": live.number, **facts}, numbered_as(reply, ours, theirs) if by_class else reply
+        if by_class:
+            reply = Payload(numbered_as_task(reply.arrays, theirs, ours), reply.scalars)
+        return {"round": live.number, **facts}, reply
 
 
 def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound) -> tuple[Bundle, TrainOptions]:

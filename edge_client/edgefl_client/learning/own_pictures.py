@@ -1,32 +1,51 @@
-"""The owner's pictures: which table or folder was named last, and who is held back.
+"""The owner's pictures: which table or folder was named last, and which pictures judge instead of teaching.
 
     table.json   what `--labels` or `--pictures` named, and how it is read: every later `edgefl sync` learns from it
-    held.json    of each class, the highest group held back (`rows.hold_back`), for the bundle that is learned with
+    held.json    of each class, the highest group held back (`hold_back`), for the bundle that is learned with
+
+Of each class 15 %, at least 20, are held back for the gate. Who is held back is decided by the hash of the lesion: all
+pictures of a lesion, and all copies of a picture, stand on one side. A picture keeps its side when others are added
+later, because the limit of each class is kept. Pictures without labels all teach, except those that the gate before the
+model refers: nobody has said what they show.
 
 Pictures stay where they are: nothing of them is copied. One record of who is held back serves all learning of this
-home, so that no picture ever judges values that learned from it.
+home, so that no picture ever judges values that learned from it. Source: docs/design.md, section 7 (gate) and section 5
+(rows).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl_client.home import Home, read_json, write_json
-from edgefl_client.learning.dealt_rows import Dealt, Rows, fit_rows, hold_back, read_rows
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.label_table import MAX_ROWS, UNLABELLED, LabelledImage, read_images, read_labels
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.options import Report
+from edgefl_client.learning.picture_rows import (
+    MAX_ROWS,
+    UNLABELLED,
+    LabelledImage,
+    Rows,
+    fit_rows,
+    read_images,
+    read_labels,
+    read_rows,
+)
 from edgefl_client.learning.session import plan_of
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring.score_files import pictures_below
+from edgefl_client.scoring.verdict import LEAST_HELD
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.training_plan import TrainingPlan
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.rules.batches import LEAST_BATCH
+from edgefl_protocol.rules.maps import MAX_MAPS
 
+HELD_SHARE = 0.15
+LEAST_LEARNED = MAX_MAPS  # of each class: as many pictures as a class shares maps
 _TABLE, _HELD = "table.json", "held.json"
 
 
@@ -44,6 +63,26 @@ class Table:
     file: Path
     formats: tuple[str, ...] = tuple(DEFAULT_FORMATS)
     batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The owner's pictures in two parts; no lesion stands in both.
+
+    Attributes:
+        learn: those that teach.
+        held: those that judge; none for a method that learns without labels.
+        refused: how many more there are, which take no part at all.
+    """
+
+    learn: Rows
+    held: Rows
+    refused: int = 0
+
+    @property
+    def left_out(self) -> int:
+        """Pictures of which nothing is shared."""
+        return self.refused + len(self.learn.unfit)
 
 
 def remember_table(home: Home, table: Table) -> None:
@@ -174,6 +213,46 @@ def _read(
         lambda done: report({"reading": done, "pictures": len(listed)}),
         refused,
     )
+
+
+def hold_back(
+    rows: Rows, classes: Sequence[str], limits: Mapping[str, str]
+) -> tuple[NDArray[np.bool_], dict[str, str]]:
+    """Deal the rows.
+
+    Args:
+        rows: all labelled pictures.
+        classes: names, in index order.
+        limits: class name to the highest group held back, from an earlier deal; empty at first.
+
+    Returns:
+        Which rows are held back, (n,), and the limits to keep.
+
+    Raises:
+        LearningError: fewer than two classes, or a class with too few pictures for both sides (`few_images`).
+    """
+    found = np.unique(rows.labels)
+    if len(found) < 2:
+        raise LearningError(
+            f"the table shows one class, {classes[found[0]]}; learning to tell classes apart needs two", "few_images"
+        )
+    held, kept = np.zeros(len(rows), dtype=np.bool_), dict(limits)
+    for label in found:
+        members = np.flatnonzero(rows.labels == label)
+        groups = sorted(rows.groups[index] for index in members)
+        name = classes[label]
+        wanted = max(LEAST_HELD, round(HELD_SHARE * len(members)))
+        limit = kept.setdefault(name, groups[min(wanted, len(groups)) - 1])
+        held[members] = [rows.groups[index] <= limit for index in members]
+        judging = int(held[members].sum())
+        if judging < LEAST_HELD or len(members) - judging < LEAST_LEARNED:
+            raise LearningError(
+                f"the class {name} has {judging} pictures to judge with and {len(members) - judging} to learn from; "
+                f"needed are {LEAST_HELD} and {LEAST_LEARNED} of different lesions: label more of it, or leave "
+                "the class out",
+                "few_images",
+            )
+    return held, kept
 
 
 def _held_before(home: Home, bundle: Bundle) -> dict[str, str]:

@@ -7,11 +7,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from edgefl_client.home import Home
-from edgefl_client.learning.dealt_rows import Dealt
 from edgefl_client.learning.options import TrainOptions
+from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.scoring.personal import PersonalState, load_personal, save_personal
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.maps import maps_in_broadcast
 
 
 @dataclass
@@ -72,9 +73,7 @@ def round_facts(
     epochs, judged, kept = told.options.plan(bundle).epochs, told.judged, load_personal(home, bundle)
     labels = bundle.labels
     unnamed = [] if kept is None else zip(labels.classes, labels.seen, kept.seen, strict=True)
-    shared = {
-        name.rpartition(".")[2] for name, maps in broadcast.arrays.items() if name.startswith("maps.") and len(maps)
-    }
+    shared = {label for (_, label), maps in maps_in_broadcast(broadcast.arrays).items() if len(maps)}
     return {
         "state": "paused" if reason else "done",
         "reason": reason,

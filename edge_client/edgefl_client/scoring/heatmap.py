@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from edgefl_protocol.pictures.referral import REASON_WORDS
-from edgefl_protocol.pictures.score import Attention, Score
+from edgefl_protocol.pictures.score import RolloutMap, Score
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
@@ -63,11 +63,11 @@ class Placed:
     high: float
 
 
-def place_map(attention: Attention, height_px: int, width_px: int, fit: str) -> Placed:
+def place_map(rollout_map: RolloutMap, height_px: int, width_px: int, fit: str) -> Placed:
     """Stretch a patch map back over the photo it was computed from.
 
     Args:
-        attention: (N,) with N a square number, row-major.
+        rollout_map: (N,) with N a square number, row-major.
         height_px: height of the photo.
         width_px: width of the photo.
         fit: `squash` or `crop`, as the bundle prepared the photo.
@@ -75,9 +75,9 @@ def place_map(attention: Attention, height_px: int, width_px: int, fit: str) -> 
     Raises:
         ValueError: N is not a square number, or the fit is unknown.
     """
-    side = round(attention.size**0.5)
-    if side * side != attention.size:
-        raise ValueError(f"a map of {attention.size} tokens is no square grid")
+    side = round(rollout_map.size**0.5)
+    if side * side != rollout_map.size:
+        raise ValueError(f"a map of {rollout_map.size} tokens is no square grid")
     if fit == "squash":
         box = (0, 0, width_px, height_px)
     elif fit == "crop":
@@ -86,14 +86,14 @@ def place_map(attention: Attention, height_px: int, width_px: int, fit: str) -> 
         box = (left, top, left + short, top + short)
     else:
         raise ValueError(f"fit is {fit!r}; known are 'squash' and 'crop'")
-    grid = Image.fromarray(np.ascontiguousarray(attention.reshape(side, side), dtype=np.float32))
+    grid = Image.fromarray(np.ascontiguousarray(rollout_map.reshape(side, side), dtype=np.float32))
     # Pillow's bilinear filter takes pixel centres at half steps, which is `align_corners` off, as long as it enlarges.
     inner = grid.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BILINEAR)
     values = np.zeros((height_px, width_px), dtype=np.float32)
     values[box[1] : box[3], box[0] : box[2]] = np.asarray(inner)
-    high = float(attention.max())
+    high = float(rollout_map.max())
     # At least LEAST_SPREAD apart, so that the noise of a level map is not blown up to full colour.
-    return Placed(values, box, low=min(float(attention.min()), high - LEAST_SPREAD), high=high)
+    return Placed(values, box, low=min(float(rollout_map.min()), high - LEAST_SPREAD), high=high)
 
 
 def strongest_region(placed: Placed) -> NDArray[np.bool_] | None:
@@ -187,18 +187,18 @@ def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True)
 
     Args:
         photo: (H, W, 3), upright.
-        score: the photo's score; its `attention` must be there.
+        score: the photo's score; its `map` must be there.
         fit: `squash` or `crop`, as the bundle prepared the photo.
         rule_set: whether a threshold for referring uncertain pictures is in force; without one, silence is no comfort.
 
     Raises:
         ValueError: the score has no attention map (a network without attention).
     """
-    if score.attention is None:
+    if score.map is None:
         raise ValueError("this model has no attention map")
     shown, size_words = shown_photo(photo)
     height_px, width_px = shown.shape[:2]
-    placed = place_map(score.attention, height_px, width_px, fit)
+    placed = place_map(score.map, height_px, width_px, fit)
     line_px = max(2, round(max(height_px, width_px) / 400))
     drawn = Image.fromarray(overlay(shown, placed, line_px))
     unit = max(14, min(max(width_px, CAPTION_WIDTH_PX) // 34, 96))  # px, body text

@@ -229,7 +229,7 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: Task, taken: set[st
     Raises:
         StorageError: the heat map cannot be written.
     """
-    if score.attention is None or photo.pixels is None or "not_skin" in score.refer_reasons:
+    if score.map is None or photo.pixels is None or "not_skin" in score.refer_reasons:
         return score
     stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
     name, number = f"{stem}{_DRAWN}", 2

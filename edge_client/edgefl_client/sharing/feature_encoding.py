@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.learning.draws import generator
 from edgefl_client.learning.views import draw, views
 from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
 from edgefl_client.scoring.pictures import PictureReader
@@ -30,6 +29,7 @@ from edgefl_protocol.errors import BundleError, EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
+from edgefl_protocol.rules.draws import generator
 from edgefl_protocol.rules.feature_rows import FEATURES, have_unit_length, order_by_content
 
 Rows = NDArray[np.float16]  # (n, 128), rows of length 1

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.home import Home
-from edgefl_client.learning.label_table import read_images
 from edgefl_client.learning.live_round import counted_state
 from edgefl_client.learning.own_pictures import remembered_table
+from edgefl_client.learning.picture_rows import read_images
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.session import plan_of
 from edgefl_client.runtime import processors

@@ -10,14 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgefl_client.learning.label_table import (
-    MAX_MAPS,
-    Candidate,
-    LabelsError,
-    read_labels,
-    reply_payload,
-    select_maps,
-)
+import numpy as np
+
+from edgefl_client.learning.picture_rows import LabelsError, read_labels
 from edgefl_client.learning.round_plan import agreed
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.scoring.scorer import Scorer
@@ -32,7 +27,8 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
 from edgefl_protocol.pictures.referral import REASON_WORDS
-from edgefl_protocol.pictures.score import Score
+from edgefl_protocol.pictures.score import RolloutMap, Score
+from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply_name
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,19 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Found:
-    """Pictures whose maps may travel, and those chosen: class index to positions."""
+    """Scored pictures whose maps may travel.
 
-    candidates: Sequence[Candidate]
+    Attributes:
+        paths: their files.
+        vacuity: of each.
+        maps: rollout map of each.
+        chosen: positions of those whose maps do travel, by class index.
+        left_out: how many pictures the gate left out, and its reasons.
+    """
+
     paths: Sequence[Path]
+    vacuity: Sequence[float]
+    maps: Sequence[RolloutMap]
     chosen: Mapping[int, Sequence[int]]
     left_out: Mapping[str, Any]
 
@@ -91,14 +96,14 @@ def run_contribute(
         agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)  # a bundle that tells its form
     work = _Work(scorer, reader, _classes(bundle, task), labels)
     found = _choose(work, MAX_MAPS if task is None else min(MAX_MAPS, task.maps_per_class))
-    payload = reply_payload(found.candidates, found.chosen, scorer.model.state_sha256)
+    payload = Payload(reply_maps(found.maps, found.chosen), {"site_sha256": scorer.model.state_sha256})
     _check_fits(payload, task)
     content = payload.to_bytes()
     described = describe(content)
     return {
         "dry_run": dry_run,
         "policy": release.judge(described),
-        "images": len(found.candidates),
+        "images": len(found.paths),
         "left_out": found.left_out,
         "maps": {work.classes[label]: len(positions) for label, positions in found.chosen.items()},
         **described,
@@ -136,9 +141,8 @@ def _task(device: Device, *, required: bool) -> TaskReply | None:
 
 
 def _choose(work: _Work, most: int) -> _Found:
-    """The pictures whose maps may travel, and how many the gate left out, with its reasons."""
-    candidates: list[Candidate] = []
-    paths: list[Path] = []
+    """Score the pictures and choose of each class those whose maps travel, at most so many."""
+    scored, labels, paths = list[tuple[float, RolloutMap]](), list[int](), list[Path]()
     reasons: Counter[str] = Counter()
     rows = read_labels(work.labels, work.classes)
     for row in rows:
@@ -146,24 +150,26 @@ def _choose(work: _Work, most: int) -> _Found:
             prepared = work.scorer.prepare(work.reader.read(read_bounded(row.path, MAX_FILE_BYTES)))
             reasons.update(prepared.gate)
             if not prepared.gate:
-                candidates.append(_candidate(work.scorer.score_batch([prepared])[0], row.label))
+                scored.append(_vacuity_and_map(work.scorer.score_batch([prepared])[0]))
+                labels.append(row.label)
                 paths.append(row.path)
         except LabelsError:
             raise
         except EdgeflError as error:
             raise type(error)(f"{row.path}: {error}", error.code) from error
     told = {name: reasons[name] for name in sorted(reasons)}
-    if not candidates:
+    if not scored:
         said = "; ".join(f"{REASON_WORDS[name]}: {number}" for name, number in told.items())
         raise LabelsError(f"none of the {len(rows)} pictures passes the gate ({said}), so no map can travel", "gate")
-    left_out = {"images": len(rows) - len(candidates), "reasons": told}
-    return _Found(candidates, paths, select_maps(candidates, most), left_out)
+    left_out = {"images": len(rows) - len(scored), "reasons": told}
+    vacuity, maps = zip(*scored, strict=True)
+    return _Found(paths, vacuity, maps, most_certain(np.array(vacuity), np.array(labels), most), left_out)
 
 
-def _candidate(score: Score, label: int) -> Candidate:
-    if score.attention is None or score.vacuity is None:
+def _vacuity_and_map(score: Score) -> tuple[float, RolloutMap]:
+    if score.map is None or score.vacuity is None:
         raise LabelsError("this model gives no rollout map or no vacuity, so it has nothing to contribute", "no_maps")
-    return Candidate(label=label, vacuity=score.vacuity, attention=score.attention)
+    return score.vacuity, score.map
 
 
 def _check_fits(payload: Payload, task: TaskReply | None) -> None:
@@ -184,11 +190,11 @@ def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
     """For the owner's eyes: which picture each map comes from. None of it leaves."""
     return [
         {
-            "array": f"maps.{label}",
+            "array": reply_name(label),
             "row": row,
             "label": classes[label],
             "image": str(found.paths[position]),
-            "vacuity": found.candidates[position].vacuity,
+            "vacuity": found.vacuity[position],
         }
         for label, positions in found.chosen.items()
         for row, position in enumerate(positions)
@@ -204,7 +210,7 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
         for row, position in enumerate(positions):
             path = found.paths[position]
             prepared = work.scorer.prepare(work.reader.read(read_bounded(path, MAX_FILE_BYTES)))
-            name = f"maps.{label}"
+            name = reply_name(label)
             shared.append(
                 SharedMap(
                     array=name,
@@ -212,7 +218,7 @@ def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, 
                     label=work.classes[label],
                     values=payload.arrays[name][row],
                     name=path.name,
-                    vacuity=found.candidates[position].vacuity,
+                    vacuity=found.vacuity[position],
                     pixels=prepared.pixels,
                 )
             )

@@ -87,9 +87,10 @@ def note_spent(
 
 
 def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
-    """The question to ask right before a work item is sent: None where it may leave, which is then noted.
+    """Make the check that is called right before a work item is sent.
 
-    To be asked by the holder of the member's keys alone.
+    The check returns why the item may not leave. Where it may, the check notes what leaves and returns None. Only the
+    holder of the member's keys calls it.
 
     Args:
         home: the device's home.

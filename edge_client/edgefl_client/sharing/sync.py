@@ -19,7 +19,6 @@ from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.label_table import MAX_MAPS
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live, refused_reply
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import remembered_table
@@ -44,6 +43,7 @@ from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.rules.feature_rows import RECEIVED
+from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 
 HELD_BACK = "held_back"
 # Reasons to leave the round alone that are no failure.
@@ -276,6 +276,6 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
             return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
         keep_broadcast(home, federation, number, found)
     file = broadcast_file(home, federation, number)
-    maps = sum(len(array) for name, array in found.arrays.items() if name.startswith("maps."))
+    maps = sum(len(array) for name, array in found.arrays.items() if is_maps(name))
     features = len(found.arrays[RECEIVED]) if RECEIVED in found.arrays else 0
     return {"file": str(file), "maps": maps, "features": features, "bytes": file_bytes(file), "error": None}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
 
-Attention = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
+RolloutMap = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Score:
         heatmap: path of the drawn heat map, or None.
         model: which model spoke.
         milliseconds: wall time of decoding, preparing and running, per picture.
-        attention: the rollout map behind the heat map; None for networks without one. Not part of the JSON.
+        map: the rollout map behind the heat map; None for networks without one. Not part of the JSON.
     """
 
     image: str | None
@@ -77,7 +77,7 @@ class Score:
     heatmap: str | None
     model: ModelInfo
     milliseconds: float
-    attention: Attention | None = field(default=None, repr=False, compare=False)
+    map: RolloutMap | None = field(default=None, repr=False, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The object `edgefl score --json` prints."""
@@ -146,7 +146,7 @@ def make_score(
         heatmap=None,
         model=model,
         milliseconds=milliseconds,
-        attention=outputs["map"].copy() if "map" in outputs else None,
+        map=outputs["map"].copy() if "map" in outputs else None,
     )
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from edgefl_client.commands.train import _membership
 from edgefl_client.home import Home
-from edgefl_client.learning.errors import LearningError
 from edgefl_client.sharing.policy import Policy, save_policy
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
+from edgefl_protocol.errors import MapsError
 from edgefl_protocol.messages.requests import TaskReply
 
 
@@ -114,7 +114,7 @@ def test_the_others_maps_are_learned_under_their_own_class(run, device, live, la
     assert _membership(home, elsewhere) == ("device-1", None)
     live.classes = ("BCC", "NV")
     run("sync")
-    with pytest.raises(LearningError, match="the federation BCC, NV: pull its bundle"):
+    with pytest.raises(MapsError, match="the federation BCC, NV: pull its bundle"):
         _membership(home, bundle)
     assert _membership(Home(device / "nobody"), bundle) == (None, None)
 

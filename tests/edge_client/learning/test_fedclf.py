@@ -18,15 +18,14 @@ from tests.edge_client.learning.contrast_lab import VIEW_PX, contrast_bundle, co
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
-from edgefl_client.learning.dealt_rows import Dealt, Rows
-from edgefl_client.learning.draws import generator
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.fedclf import FedCLFLearner
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live
 from edgefl_client.learning.options import TrainOptions
-from edgefl_client.learning.own_pictures import Table, read_dealt
+from edgefl_client.learning.own_pictures import Dealt, Table, read_dealt
+from edgefl_client.learning.picture_rows import Rows
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.views import draw, views
@@ -34,6 +33,7 @@ from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.draws import generator
 
 SITE, ROWS, ROUNDS = "ward-3", 9, 4  # batches of four and five: a single picture joins the last
 LIMITS = Limits(battery=lambda: None)

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_client.cli import cli
+from edgefl_client.commands.stopping import pausing
 from edgefl_client.learning.checkpoint import only_one
 from edgefl_client.learning.errors import Paused
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import TOLD_TO_STOP, Limits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
-from edgefl_client.learning.stopping import TOLD_TO_STOP, pausing
 from edgefl_client.scoring.personal import load_personal
 
 

@@ -12,10 +12,9 @@ from tests.edge_client.learning.contrast_lab import contrast_bundle, contrast_by
 
 from edgefl_client.cli import cli
 from edgefl_client.home import Home
-from edgefl_client.learning.dealt_rows import Dealt
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.limits import Limits
-from edgefl_client.learning.own_pictures import Table, read_dealt, remembered_table
+from edgefl_client.learning.own_pictures import Dealt, Table, read_dealt, remembered_table
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import ImageError
 

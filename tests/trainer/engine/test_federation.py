@@ -3,6 +3,7 @@
 docs/design.md 4: a run killed at any moment resumes to the same final digest; broadcasts and sums go in name order.
 """
 
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -352,3 +353,24 @@ def test_damaged_lines_of_metrics_are_a_sentence(text, tmp_path):
     with pytest.raises(RunError, match=r"metrics\.jsonl is damaged"):
         read_metrics(tmp_path)
     assert json.dumps(read_metrics(tmp_path / "nowhere")) == "[]"
+
+
+def test_peers_are_dealt_anew_in_every_phase(tmp_path):
+    """docs/methods.md 1: in a broadcast a peer is a number that names no site over rounds; the same run deals alike."""
+
+    class Buffer(Adding):
+        def broadcast(self, state, phase, sites):
+            maps = {f"maps.{peer}.0": np.full((1, 4), peer, np.float16) for peer in range(4)}
+            return {name: Payload({**state.arrays, **maps}, {"to": name}) for name in sites}
+
+    class Watching(Runner):
+        def local_round(self, state, broadcast, report):
+            found.append(int(broadcast.arrays["maps.0.0"][0, 0]))
+            return super().local_round(state, broadcast, report)
+
+    found: list[int] = []
+    task = dataclasses.replace(TASK, rounds=12)
+    for folder in ("one", "two"):
+        engine(tmp_path / folder, method=Buffer(), task=task, sites={"east": Watching("east")}).run()
+    first, second = found[:14], found[14:]
+    assert set(first) == {0, 1, 2, 3} and first == second

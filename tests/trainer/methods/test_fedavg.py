@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tests.trainer.methods.conftest import play, told
 
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import MapsError
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -222,7 +223,7 @@ def test_maps_are_taken_only_where_they_are_asked_for(make_task):
         maps = np.zeros((1, task.backbone.tokens), np.float16)
         reply = Payload({**state.arrays, f"maps.{k}": maps}, {"n_train": 3})
         if refused:
-            with pytest.raises(TrainingError, match=r"maps\.2 names no class"):
+            with pytest.raises(MapsError, match=r"maps\.2 names no class"):
                 method.aggregate(state, Phase("train", 1), {"a": reply})
             continue
         after = method.aggregate(state, Phase("train", 1), {"a": reply})

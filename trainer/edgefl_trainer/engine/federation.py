@@ -19,6 +19,7 @@ import numpy as np
 from edgefl_protocol import Payload, state_digest
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.errors import PayloadError
+from edgefl_protocol.rules.maps import dealt
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
 from edgefl_trainer.errors import RunError, TrainingError
@@ -231,7 +232,8 @@ class LocalEngine:
             self.observer.site_started(name)
             result = checkpoints.load_site(index, name)
             if result is None:
-                broadcast = stamped(broadcasts[name], phase, self.task.rounds)
+                dealing = np.random.default_rng([self.task.seed, phase.round])
+                broadcast = stamped(broadcasts[name], phase, self.task.rounds, dealing)
                 report = partial(self.observer.site_reported, name)
                 result = self.sites[name].local_round(states[name], broadcast, report)
                 sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
@@ -323,9 +325,17 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         raise RunError(f"{path} is damaged ({error}): put it back from a copy.", "damaged") from error
 
 
-def stamped(payload: Payload, phase: Phase, rounds: int) -> Payload:
-    """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`."""
-    return Payload(payload.arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
+def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Generator | None = None) -> Payload:
+    """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`.
+
+    Args:
+        payload: what the method made for one receiver.
+        phase: that it opens.
+        rounds: train rounds R.
+        dealing: deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
+    """
+    arrays = payload.arrays if dealing is None else dealt(payload.arrays, dealing)
+    return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})
 
 
 def participants(names: Sequence[str], share: float, seed: int, phase: Phase) -> list[str]:

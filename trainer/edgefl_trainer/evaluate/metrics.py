@@ -17,6 +17,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from edgefl_protocol.rules.accuracy import balanced_accuracy
+
 SiteMetrics = dict[str, float | int | None]
 """One site's figures under the names of ``summary.json``; ``None`` where undefined."""
 
@@ -84,7 +86,7 @@ def site_metrics(
             "brier": brier_score(probabilities, target),
             "aurc": area_under_risk_coverage(uncertainty, correct),
             "open_accuracy": float((likeliest == target).mean()),
-            "open_balanced_accuracy": _confusion_figures(target, likeliest, counted)["balanced_accuracy"],
+            "open_balanced_accuracy": balanced_accuracy(likeliest, target, counted),
         }
     )
 
@@ -143,7 +145,7 @@ def _confusion_figures(
     other_rows = target.shape[0] - true_rows
     false_alarms = predicted_rows - hits
     specificity = 1.0 - false_alarms / np.maximum(other_rows, 1)
-    recall = _mean_or_none(hits / np.maximum(true_rows, 1), counted)
+    recall = balanced_accuracy(predicted, target, counted)
     return {
         "balanced_accuracy": recall,
         "macro_precision": _mean_or_none(hits / np.maximum(predicted_rows, 1), counted),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.rules.class_prior import counts_shown
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -159,8 +160,8 @@ def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
     counts = site.train.counts(len(site.task.classes))
     if not counts.any():
         return torch.ones(len(counts), device=site.device)
-    shown = (counts > 0).astype(np.int64) if site.balance == "class" else counts
-    prior = class_prior(torch.from_numpy(shown), recipe.prior_floor).float().to(site.device)
+    shown = counts_shown(counts, site.balance)
+    prior = class_prior(shown, recipe.prior_floor).float().to(site.device)
     if not bool((prior > 0).all()):
         raise TrainingError(
             f"site {site.name} has images of one class only, whose prior W is 0 with prior_floor=0: raise prior_floor."

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from edgefl_trainer.evaluate.metrics import site_metrics
+from edgefl_protocol.rules.accuracy import balanced_accuracy
 from edgefl_trainer.learning.linear import fit_predict
 
 
@@ -46,8 +46,7 @@ def linear_probe(
         return None
     classes = max(2, int(max(target_train.max(), target_tune.max())) + 1)
     probabilities = fit_predict(features_train, target_train, features_tune, classes)
-    figure = site_metrics(probabilities, target_tune, predicted=probabilities.argmax(axis=1))["balanced_accuracy"]
-    return None if figure is None else float(figure)
+    return balanced_accuracy(probabilities.argmax(axis=1), target_tune)
 
 
 def probe_sites(rows: Mapping[str, ProbeRows]) -> ProbeReport:

@@ -19,16 +19,11 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.maps import is_maps, others_maps, replaced
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, private_prompts, steps
-from edgefl_trainer.learning.attention_buffer import (
-    MapSharing,
-    distillation,
-    most_certain_maps,
-    others_maps,
-    replaced,
-)
+from edgefl_trainer.learning.attention_buffer import MapSharing, distillation, most_certain_maps
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
@@ -81,16 +76,14 @@ class FedAvg:
         shared = steps.as_arrays({name: initial[name] for name in self.shared})
         standardise = int(self.recipe.standardises(task.backbone))
         wanted = settled_readout(self.recipe.readout, task.backbone)
-        return State(
-            shared, {"wanted": wanted, "standardise": standardise, "seed": task.seed, "classes": len(task.classes)}
-        )
+        return State(shared, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """The averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
         if phase.kind == "warm":
             return dict.fromkeys(sites, Payload({}, {}))
-        averaged = {name: value for name, value in state.arrays.items() if not name.startswith("maps.")}
-        maps = others_maps(state.arrays, int(state.values["seed"]), phase.round, sites)
+        averaged = {name: value for name, value in state.arrays.items() if not is_maps(name)}
+        maps = others_maps(state.arrays, sites)
         readout = {name: state.values[name] for name in ("readout",) if name in state.values}
         return {name: Payload({**averaged, **maps[name]}, readout) for name in sites}
 
@@ -137,7 +130,9 @@ class FedAvg:
         if phase.kind == "final":
             return state
         weights = steps.weights(self.weighting, replies)
-        kept = replaced(state.arrays, replies, int(state.values["classes"])) if self.kd else state.arrays
+        kept = state.arrays
+        if self.kd:
+            kept = replaced(kept, {name: reply.arrays for name, reply in replies.items()}, int(state.values["classes"]))
         return State({**kept, **steps.weighted_mean(replies, weights, self.shared)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:

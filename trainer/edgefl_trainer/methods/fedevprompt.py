@@ -16,16 +16,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.maps import others_maps, replaced
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
-from edgefl_trainer.learning.attention_buffer import (
-    MapSharing,
-    distillation,
-    most_certain_maps,
-    others_maps,
-    replaced,
-)
+from edgefl_trainer.learning.attention_buffer import MapSharing, distillation, most_certain_maps
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
@@ -51,12 +46,11 @@ class FedEvPrompt:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """An empty buffer."""
         check_fits(self.recipe, task.backbone, len(task.classes))
-        return State({}, {"seed": task.seed, "classes": len(task.classes)})
+        return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
         """To each site the others' maps."""
-        maps = others_maps(state.arrays, int(state.values["seed"]), phase.round, sites)
-        return {name: Payload(found, {}) for name, found in maps.items()}
+        return {name: Payload(maps, {}) for name, maps in others_maps(state.arrays, sites).items()}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         """Learn with the others' maps as targets, then offer the own most certain ones."""
@@ -69,7 +63,8 @@ class FedEvPrompt:
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """A reply replaces all maps of its site."""
-        return State(replaced(state.arrays, replies, int(state.values["classes"])), state.values)
+        sent = {name: reply.arrays for name, reply in replies.items()}
+        return State(replaced(state.arrays, sent, int(state.values["classes"])), state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """The site's own model; the initial one where it took part in no round."""

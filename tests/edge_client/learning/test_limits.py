@@ -1,14 +1,13 @@
-"""A step that would take too much memory is refused before the work, whatever took memory before it."""
+"""Limits of the owner: minutes, battery, memory; a step that would take too much memory is refused before the work."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.limits import Limits
-from edgefl_client.learning.step_memory import check_step_memory
+from edgefl_client.learning.limits import Battery, Limits, check_step_memory, read_battery
 
 
 @dataclass
@@ -82,3 +81,38 @@ def test_what_is_let_through_fits_and_so_does_the_advice(
             assert 100 + each * int(advice) <= allowed + 1e-6
         else:
             assert before + 1 > allowed or 100 + each * least + 1 > allowed
+
+
+def supply(folder, **files) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+def test_battery_is_read_as_linux_tells_it(tmp_path):
+    """Documentation/ABI/testing/sysfs-class-power: type, scope, status, capacity."""
+    assert read_battery(tmp_path / "none") is None
+    supply(tmp_path / "AC", type="Mains", online=1)
+    supply(tmp_path / "mouse", type="Battery", scope="Device", status="Discharging", capacity=3)
+    assert read_battery(tmp_path) is None
+    supply(tmp_path / "BAT0", type="Battery", status="Discharging", capacity=42)
+    supply(tmp_path / "BAT1", type="Battery", status="Charging", capacity=90)
+    assert read_battery(tmp_path) == Battery(True, 42)
+    limits = Limits(battery=lambda: read_battery(tmp_path), battery_percent=43)
+    assert "42 %" in limits.reached(0) and replace(limits, battery_percent=42).reached(0) is None
+    supply(tmp_path / "BAT2", type="Battery", status="Not charging", capacity=5)  # rests while BAT0 drains
+    assert read_battery(tmp_path) == Battery(True, 42)
+    supply(tmp_path / "BAT0", type="Battery", status="Unknown", capacity="full")  # tells nothing that can be used
+    assert read_battery(tmp_path) == Battery(False, 5)
+    charging = replace(limits, battery=lambda: Battery(False, 1))
+    assert charging.reached(0) is None
+
+
+def test_minutes_and_memory():
+    """Each limit speaks for itself; none given, none applies."""
+    limits = Limits(battery=lambda: None, clock=lambda: 130.0, memory=lambda: 300.0)
+    assert limits.reached(0) is None
+    assert "2 minutes" in replace(limits, minutes=2).reached(0)
+    assert replace(limits, minutes=2).reached(11) is None
+    assert "300 MiB" in replace(limits, memory_mib=299).reached(0)
+    assert replace(limits, memory_mib=300).reached(0) is None

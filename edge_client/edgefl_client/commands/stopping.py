@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-TOLD_TO_STOP = "it was told to stop"
 _BETWEEN = frozenset({"reading", "judging", "choosing"})  # what learning tells where no step is under way
 
 
@@ -46,6 +45,7 @@ def pausing(
         report(facts)
         if stop.is_set() and not _BETWEEN.isdisjoint(facts):
             from edgefl_client.learning.errors import Paused
+            from edgefl_client.learning.limits import TOLD_TO_STOP
 
             raise Paused(TOLD_TO_STOP)
 

@@ -1,30 +1,114 @@
-"""The owner's pictures: prepared for the network, and dealt into those that teach and those that judge.
+"""The owner's pictures as learning sees them: the table or folder that names them, and what was read.
 
-Of each class 15 %, at least 20, are held back for the gate. Who is held back is decided by the SHA-256 of the lesion's
-name, or of the prepared pixels where the table names no lesion: all pictures of a lesion, and all copies of a picture,
-stand on one side, and a picture keeps its side when others are added later, because the limit of each class is kept.
-Pictures without labels all teach, but for those that the gate before the model refers: nobody has said what they show.
-Source: docs/design.md, section 7 (gate: at least 20 a class) and section 5 (rows).
+    read_labels, read_images    a CSV → one `LabelledImage` a row
+    read_rows                   their files → `Rows`: small squares in memory, a class and a lesion for each
+
+Of a lesion only a hash of its name is kept, or of the prepared pixels where the table names no lesion: so copies of one
+picture count as one.
 """
 
+import csv
 import hashlib
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.label_table import LabelledImage
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
-from edgefl_client.scoring.verdict import LEAST_HELD
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 
-HELD_SHARE = 0.15
-LEAST_LEARNED = 5  # of each class: as many maps as a class shares
+MAX_LABELS_BYTES = 16 * 2**20
+MAX_ROWS = 100_000
+UNLABELLED = -1
+
+
+class LabelsError(EdgeflError):
+    """The table of labels cannot be used."""
+
+    code = "bad_labels"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledImage:
+    """A row of the table.
+
+    Attributes:
+        path: the picture's file.
+        label: index of its class, or `UNLABELLED`.
+        lesion: what the column `lesion_id` calls the lesion, or None.
+    """
+
+    path: Path
+    label: int
+    lesion: str | None = None
+
+
+def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
+    """Read a CSV with the columns `image` and `label`, and `lesion_id` where it is there; others are ignored.
+
+    Args:
+        path: the table; relative pictures are looked up beside it.
+        classes: names of the classes, in index order.
+
+    Raises:
+        LabelsError: a column is missing, a label is no class of the model, or the table is empty or no text.
+        StorageError: the table cannot be read.
+    """
+    rows = _rows(path, {"image", "label"})
+    index = {name: position for position, name in enumerate(classes)}
+    found = []
+    for number, row in enumerate(rows, start=2):
+        image, label = _image(path, number, row), row["label"]
+        if label not in index:
+            raise LabelsError(
+                f"{path}, line {number}: the label {str(label)[:60]!r} is no class of this model; "
+                f"its classes are {', '.join(classes)}",
+                code="unknown_class",
+            )
+        lesion = row.get("lesion_id") or None
+        found.append(LabelledImage(path=image, label=index[label], lesion=lesion))
+    return found
+
+
+def read_images(path: Path) -> list[LabelledImage]:
+    """Read the column `image` of a CSV, for learning that looks at no label.
+
+    Args:
+        path: the table; relative pictures are looked up beside it.
+
+    Raises:
+        LabelsError: the column is missing, or the table is empty or no text.
+        StorageError: the table cannot be read.
+    """
+    rows = _rows(path, {"image"})
+    return [LabelledImage(path=_image(path, number, row), label=UNLABELLED) for number, row in enumerate(rows, start=2)]
+
+
+def _rows(path: Path, columns: set[str]) -> list[dict[str, str]]:
+    try:
+        text = read_bounded(path, MAX_LABELS_BYTES).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline=""), strict=True))
+    except (UnicodeDecodeError, csv.Error) as error:
+        named = f"columns {' and '.join(sorted(columns))}" if len(columns) > 1 else f"column {min(columns)}"
+        raise LabelsError(f"{path} is no CSV in UTF-8; save it as one with the {named}") from error
+    if not rows or len(rows) > MAX_ROWS:
+        raise LabelsError(f"{path} has {len(rows)} rows of data; allowed are 1 to {MAX_ROWS}")
+    missing = columns - set(rows[0])
+    if missing:
+        raise LabelsError(f"{path} has no column {' and no column '.join(sorted(missing))}; add it to the first line")
+    return rows
+
+
+def _image(path: Path, number: int, row: Mapping[str, str]) -> Path:
+    if not row["image"]:
+        raise LabelsError(f"{path}, line {number}: no image is named; fill it in or remove the line")
+    return path.parent / row["image"]
 
 
 @dataclass(frozen=True)
@@ -64,26 +148,6 @@ class Rows:
         for image in self.images:
             whole.update(np.ascontiguousarray(image).data)
         return whole.hexdigest()
-
-
-@dataclass(frozen=True)
-class Dealt:
-    """The owner's pictures in two parts; no lesion stands in both.
-
-    Attributes:
-        learn: those that teach.
-        held: those that judge; none for a method that learns without labels.
-        refused: how many more there are, which take no part at all.
-    """
-
-    learn: Rows
-    held: Rows
-    refused: int = 0
-
-    @property
-    def left_out(self) -> int:
-        """Pictures of which nothing is shared."""
-        return self.refused + len(self.learn.unfit)
 
 
 def read_rows(
@@ -134,61 +198,3 @@ def read_rows(
 def fit_rows(rows: Rows) -> Rows:
     """The rows that the gate before the model does not refer, in order."""
     return rows.take(np.array([index not in rows.unfit for index in range(len(rows))], np.bool_))
-
-
-def hold_back(
-    rows: Rows, classes: Sequence[str], limits: Mapping[str, str]
-) -> tuple[NDArray[np.bool_], dict[str, str]]:
-    """Deal the rows.
-
-    Args:
-        rows: all labelled pictures.
-        classes: names, in index order.
-        limits: class name to the highest group held back, from an earlier deal; empty at first.
-
-    Returns:
-        Which rows are held back, (n,), and the limits to keep.
-
-    Raises:
-        LearningError: fewer than two classes, or a class with too few pictures for both sides (`few_images`).
-    """
-    found = np.unique(rows.labels)
-    if len(found) < 2:
-        raise LearningError(
-            f"the table shows one class, {classes[found[0]]}; learning to tell classes apart needs two", "few_images"
-        )
-    held, kept = np.zeros(len(rows), dtype=np.bool_), dict(limits)
-    for label in found:
-        members = np.flatnonzero(rows.labels == label)
-        groups = sorted(rows.groups[index] for index in members)
-        name = classes[label]
-        wanted = max(LEAST_HELD, round(HELD_SHARE * len(members)))
-        limit = kept.setdefault(name, groups[min(wanted, len(groups)) - 1])
-        held[members] = [rows.groups[index] <= limit for index in members]
-        judging = int(held[members].sum())
-        if judging < LEAST_HELD or len(members) - judging < LEAST_LEARNED:
-            raise LearningError(
-                f"the class {name} has {judging} pictures to judge with and {len(members) - judging} to learn from; "
-                f"needed are {LEAST_HELD} and {LEAST_LEARNED} of different lesions: label more of it, or leave "
-                "the class out",
-                "few_images",
-            )
-    return held, kept
-
-
-def skewed_prior(labels: NDArray[np.int64], classes: int, floor: float, *, balanced: bool) -> NDArray[np.float32]:
-    """Dirichlet prior W of the class frequencies that learning shows (docs/methods.md, prior).
-
-    W_k = K/(K−1)·(1 − N_k/N), raised to `floor`, then rescaled to sum K.
-
-    Args:
-        labels: of the rows that teach, (n,).
-        classes: K.
-        floor: smallest value before rescaling.
-        balanced: the classes are drawn equally often, so each that has a row counts alike.
-    """
-    counts = np.bincount(labels, minlength=classes).astype(np.float64)
-    shown = (counts > 0).astype(np.float64) if balanced else counts
-    prior = np.maximum(classes / (classes - 1) * (1 - shown / shown.sum()), floor)
-    rescaled: NDArray[np.float32] = (prior * (classes / prior.sum())).astype(np.float32)
-    return rescaled

@@ -1,0 +1,83 @@
+"""Random draws of learning: the same seed, site and purpose give the same numbers on a server and on a device.
+
+    "order", round, epoch     a permutation of the rows, or as many draws with every class equally likely
+    "augment", round, epoch   for each batch in turn, one of the eight symmetries of the square for each picture
+
+A generator depends on nothing else (SHA-256 of seed, site and purpose, joined by 0x1F, seeds numpy's PCG64). Learning
+that was interrupted therefore draws the same numbers again. Source: docs/methods.md 1.6 and decisions/0028.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+SYMMETRIES: Final = 8  # of the square: number s is s mod 4 quarter turns, mirrored afterwards from 4 on
+
+Balance = Literal["none", "class"]
+
+
+def generator(seed: int, site: str, *purpose: str | int) -> np.random.Generator:
+    """Make the generator of one purpose.
+
+    Args:
+        seed: of the federation's task.
+        site: name of the member that draws.
+        purpose: what is drawn, and in which round and epoch.
+    """
+    text = "\x1f".join(map(str, (seed, site, *purpose)))
+    return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
+
+
+def epoch_order(rng: np.random.Generator, labels: NDArray[np.int64], balance: Balance) -> NDArray[np.int64]:
+    """Draw the rows that one epoch visits, in order.
+
+    Args:
+        rng: of the purpose "order".
+        labels: class index of each row, (n,).
+        balance: "none" visits every row once; "class" draws n rows, every class equally often in the mean.
+
+    Returns:
+        Positions, (n,).
+    """
+    if balance == "none":
+        return rng.permutation(len(labels))
+    weights = 1.0 / np.bincount(labels)[labels]
+    return rng.choice(len(labels), size=len(labels), p=weights / weights.sum())
+
+
+def symmetries(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """Draw a symmetry of the square for each picture of a batch, (count,), from 0 to 7; see `SYMMETRIES`."""
+    return rng.integers(SYMMETRIES, size=count)
+
+
+def turned_alike(drawn: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int, bool]]:
+    """Group the pictures of a batch by what is done to them.
+
+    Args:
+        drawn: symmetry of each picture, (B,).
+
+    Yields:
+        Positions in the batch, quarter turns (counter-clockwise), and whether left and right are swapped afterwards.
+    """
+    for symmetry in np.unique(drawn).tolist():
+        yield np.flatnonzero(drawn == symmetry), symmetry % 4, symmetry >= 4
+
+
+def dihedral(images: NDArray[np.uint8], drawn: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Turn and mirror each picture: a skin lesion has no upright position.
+
+    Args:
+        images: square pictures, (B, S, S, 3).
+        drawn: symmetry of each, (B,).
+
+    Returns:
+        The turned pictures, (B, S, S, 3).
+    """
+    views = images.copy()
+    for chosen, turns, mirrored in turned_alike(drawn):
+        turned = np.rot90(images[chosen], turns, axes=(1, 2))
+        views[chosen] = turned[:, :, ::-1] if mirrored else turned
+    return views

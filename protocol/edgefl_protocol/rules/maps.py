@@ -1,0 +1,299 @@
+"""Rollout maps on their way from a site to its peers: named, chosen, kept, dealt, numbered and averaged.
+
+A scoring graph gives one `map` (N,) a picture, or `maps` (n, N). On the way an array is called
+
+    maps.<class>           in a site's reply: (m, N) float16, m at most M                         reply_maps
+    maps.<class>.<site>    in the server's buffer: the newest of each site                        replaced
+    maps.<peer>.<class>    in a broadcast: a peer is a number, which is dealt anew every time     others_maps, dealt
+
+and no other module makes or takes apart these names. Every array keeps its values until `peer_targets` averages it.
+Source: FedEvPrompt (arXiv 2411.10071) section 3.2, eq. 6 and 7; docs/methods.md 1.5.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol.errors import MapsError
+
+MAX_MAPS: Final = 5  # M of the paper
+MEAN5: Final = 5.0
+
+Arrays = Mapping[str, NDArray[Any]]
+PeerWeight = Literal["sum", "mean5"]
+
+_NUMBER: Final = "(0|[1-9][0-9]{0,4})"
+_REPLY: Final = re.compile(rf"maps\.{_NUMBER}")
+_BUFFER: Final = re.compile(rf"maps\.{_NUMBER}\.(.+)", re.DOTALL)
+_BROADCAST: Final = re.compile(rf"maps\.{_NUMBER}\.{_NUMBER}")
+
+
+# Names
+
+
+def is_maps(name: str) -> bool:
+    """Tell whether an array of a reply, a buffer or a broadcast holds rollout maps."""
+    return name.startswith("maps.")
+
+
+def reply_name(label: int) -> str:
+    """Name the maps of a class in a reply."""
+    return f"maps.{label}"
+
+
+def class_in_reply(name: str) -> int | None:
+    """Return the class of an array of a reply; None where it holds no maps of a class."""
+    found = _REPLY.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def maps_in_buffer(buffer: Arrays) -> dict[tuple[int, str], NDArray[Any]]:
+    """Return the maps that a server keeps, by class and site; arrays of other kinds are passed over."""
+    named = {name: _BUFFER.fullmatch(name) for name in buffer}
+    return {(int(found[1]), found[2]): buffer[name] for name, found in named.items() if found}
+
+
+def maps_in_broadcast(broadcast: Arrays) -> dict[tuple[int, int], NDArray[Any]]:
+    """Return the others' maps by peer and class; arrays of other kinds are passed over.
+
+    Raises:
+        MapsError: an array of maps is not named after a peer and a class.
+    """
+    parts = {name: _BROADCAST.fullmatch(name) for name in broadcast if is_maps(name)}
+    found = {(int(one[1]), int(one[2])): broadcast[name] for name, one in parts.items() if one}
+    if len(found) < len(parts):
+        wrong = min(name for name, one in parts.items() if one is None)
+        raise MapsError(f"the others' array {wrong[:40]} is of no class of the federation")
+    return found
+
+
+# A site's choice
+
+
+def most_certain(uncertainty: NDArray[Any], labels: NDArray[np.int64], most: int) -> dict[int, list[int]]:
+    """Choose of each class the pictures of lowest uncertainty; equal ones in the order of the rows.
+
+    There is no filter for correct answers: the paper names none.
+
+    Args:
+        uncertainty: vacuity of each picture, (n,).
+        labels: class index of each, (n,).
+        most: M, pictures of a class.
+
+    Returns:
+        Positions by class, lowest uncertainty first.
+    """
+    return first_of_each_class(np.argsort(uncertainty, kind="stable"), labels, most)
+
+
+def first_of_each_class(order: NDArray[np.int64], labels: NDArray[np.int64], most: int) -> dict[int, list[int]]:
+    """Take of each class the first pictures of an order.
+
+    Args:
+        order: positions of all pictures, or of those that may be chosen.
+        labels: class index of each picture, (n,).
+        most: M, pictures of a class.
+    """
+    ranked = labels[order]
+    return {int(label): order[ranked == label][:most].tolist() for label in np.unique(ranked)}
+
+
+def reply_maps(maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int, Sequence[int]]) -> Arrays:
+    """Make the arrays of a reply: the chosen maps, float16, each divided by its largest value.
+
+    Args:
+        maps: of all pictures, (n, N).
+        chosen: positions by class.
+
+    Raises:
+        MapsError: a map is not finite (`not_finite`), or holds nothing to share (`bad_map`).
+    """
+    arrays = {}
+    for label, positions in chosen.items():
+        if not positions:
+            continue
+        taken = np.stack([maps[position] for position in positions]).astype(np.float64)  # (m, N)
+        largest = taken.max(axis=1, keepdims=True)
+        finite = np.isfinite(taken).all()
+        if not (finite and (taken >= 0).all() and (largest > 0).all()):
+            code = "bad_map" if finite else "not_finite"
+            raise MapsError("a rollout map is empty or not finite; report it to the signer of the model", code)
+        arrays[reply_name(label)] = (taken / largest).astype(np.float16)
+    return arrays
+
+
+# The server's buffer
+
+
+def replaced(buffer: Arrays, replies: Mapping[str, Arrays], classes: int) -> dict[str, NDArray[Any]]:
+    """Put the maps of replies into the buffer: a reply replaces all maps of its site.
+
+    Args:
+        buffer: arrays of the server; those of other kinds stay.
+        replies: arrays by site; those of other kinds are passed over.
+        classes: K.
+
+    Raises:
+        MapsError: maps of a class that the task does not have.
+    """
+    gone = {f"maps.{label}.{site}" for label, site in maps_in_buffer(buffer) if site in replies}
+    kept = {name: value for name, value in buffer.items() if name not in gone}
+    for site in sorted(replies):
+        for name in sorted(filter(is_maps, replies[site])):
+            label = class_in_reply(name)
+            if label is None or label >= classes:
+                raise MapsError(
+                    f"the array {name[:40]} names no class of this task: {reply_name(0)} to {reply_name(classes - 1)}."
+                )
+            kept[f"maps.{label}.{site}"] = replies[site][name]
+    return kept
+
+
+def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
+    """Give each receiver the maps of all others, which are numbered in the order of their names.
+
+    Whoever sends a broadcast deals these numbers anew (`dealt`), so that a number names no site over time.
+
+    Args:
+        buffer: arrays of the server.
+        sites: the receivers.
+    """
+    held = maps_in_buffer(buffer)
+    holders = sorted({site for _, site in held})
+    found: dict[str, Arrays] = {}
+    for receiver in sites:
+        number = {peer: index for index, peer in enumerate(peer for peer in holders if peer != receiver)}
+        found[receiver] = {
+            f"maps.{number[site]}.{label}": maps for (label, site), maps in held.items() if site in number
+        }
+    return found
+
+
+def dealt(broadcast: Arrays, rng: np.random.Generator) -> Arrays:
+    """Deal the peers of a broadcast new numbers from 0, under a random permutation.
+
+    Args:
+        broadcast: arrays; those of other kinds keep their names.
+        rng: draws the permutation.
+    """
+    held = maps_in_broadcast(broadcast)
+    peers = sorted({peer for peer, _ in held})
+    number = {peers[drawn]: index for index, drawn in enumerate(rng.permutation(len(peers)).tolist())}
+    others = {name: value for name, value in broadcast.items() if not is_maps(name)}
+    return {**others, **{f"maps.{number[peer]}.{label}": maps for (peer, label), maps in held.items()}}
+
+
+# Class numbers: a model may list the federation's classes in another order
+
+
+def numbered_as_model(broadcast: Arrays, task: Sequence[str], model: Sequence[str]) -> Arrays:
+    """Name the maps of a broadcast by the class numbers of the receiver's model; other arrays keep their names.
+
+    Args:
+        broadcast: arrays, numbered as the federation's task does.
+        task: names of the task's classes, in index order.
+        model: names of the model's classes, in index order.
+
+    Raises:
+        MapsError: the two know other classes (`other_classes`), or a number is that of no class.
+    """
+    if set(task) != set(model):
+        raise MapsError(
+            f"the model knows {', '.join(model)}, the federation {', '.join(task)}: pull its bundle", "other_classes"
+        )
+    arrays = {name: value for name, value in broadcast.items() if not is_maps(name)}
+    for (peer, label), maps in maps_in_broadcast(broadcast).items():
+        if label >= len(task):
+            raise MapsError(f"the others' array maps.{peer}.{label} is of no class of the federation")
+        arrays[f"maps.{peer}.{list(model).index(task[label])}"] = maps
+    return arrays
+
+
+def numbered_as_task(reply: Arrays, task: Sequence[str], model: Sequence[str]) -> Arrays:
+    """Name the maps of a reply by the class numbers of the federation's task: `numbered_as_model` the other way.
+
+    Args:
+        reply: arrays, numbered as the model does; those of other kinds keep their names.
+        task: names of the task's classes, in index order.
+        model: names of the model's classes, in index order.
+    """
+    labels = {name: class_in_reply(name) for name in reply}
+    return {
+        name if label is None else reply_name(list(task).index(model[label])): reply[name]
+        for name, label in labels.items()
+    }
+
+
+# What a training step compares with
+
+
+def peer_targets(
+    broadcast: Arrays, classes: int, tokens: int, weight: PeerWeight
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Fold a broadcast's maps into what the distillation term of a step takes.
+
+    Args:
+        broadcast: arrays, with class numbers of the model that learns.
+        classes: K.
+        tokens: N.
+        weight: "sum" counts the peers of a class; "mean5" gives every class that has a peer the weight of five.
+
+    Returns:
+        See `peer_means`: mean maps (K, N) and their weights (K,).
+
+    Raises:
+        MapsError: maps of another grid or class.
+    """
+    found = maps_in_broadcast(broadcast)
+    for (peer, label), maps in found.items():
+        if label >= classes or maps.ndim != 2 or maps.shape[1] != tokens:
+            raise MapsError(
+                f"the others' array maps.{peer}.{label} does not fit this model of {classes} classes and {tokens} "
+                "patches; pull the federation's bundle"
+            )
+    means, counts = peer_means(((label, maps) for (_, label), maps in found.items()), classes, tokens)
+    weights = MEAN5 * (counts > 0) if weight == "mean5" else counts
+    return means.astype(np.float32), weights.astype(np.float32)
+
+
+def peer_means(
+    stacks: Iterable[tuple[int, NDArray[Any]]], classes: int | None = None, tokens: int | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Average the maps of a class, first each peer's, then over the peers that have any (eq. 7).
+
+    A peer therefore weighs 1/m of its own number m of maps. The cost of a step does not grow with the buffer. Peers are
+    summed in the order of their means' bytes, so the result is the same bit for bit whatever they are called.
+
+    Args:
+        stacks: class index and one peer's maps of that class, (m, N).
+        classes: K; by default one more than the highest class index found.
+        tokens: N; by default that of the maps, and 0 when there are none.
+
+    Returns:
+        Mean over the peers of their mean maps, (K, N), zero where no peer has the class; number of such peers, (K,).
+
+    Raises:
+        ValueError: maps of different lengths, or a class index outside `classes`.
+    """
+    by_class: dict[int, list[NDArray[np.float64]]] = defaultdict(list)
+    for label, maps in stacks:
+        if len(maps):
+            by_class[label].append(maps.astype(np.float64).mean(axis=0))
+    total = max(by_class, default=-1) + 1 if classes is None else classes
+    lengths = {len(mean) for found in by_class.values() for mean in found}
+    if tokens is not None:
+        lengths.add(tokens)
+    if len(lengths) > 1:
+        raise ValueError(f"rollout maps of {sorted(lengths)} tokens were mixed; all peers must share one grid")
+    if any(not 0 <= label < total for label in by_class):
+        raise ValueError(f"rollout maps name the classes {sorted(by_class)}; allowed are 0 to {total - 1}")
+    means, counts = np.zeros((total, lengths.pop() if lengths else 0)), np.zeros(total)
+    for label, found in by_class.items():
+        ordered = sorted(found, key=lambda mean: mean.tobytes())
+        means[label] = np.stack(ordered).mean(axis=0)
+        counts[label] = len(found)
+    return means, counts
