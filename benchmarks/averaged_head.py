@@ -26,7 +26,7 @@ from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.evaluate.metrics import site_metrics
 from edgefl_trainer.learning.features import frozen_features
-from edgefl_trainer.learning.linear import fit_predict
+from edgefl_trainer.learning.linear_probe import fit_predict
 from edgefl_trainer.models.backbones import load_backbone
 
 BATCH = 32

@@ -1,6 +1,6 @@
 """What a frozen network's features hold, beside what colour alone and an untrained network of its shape hold.
 
-Class-balanced linear probes (`learning.probe`) from a site's ``train`` to its ``tune`` rows, of each site and of all
+Class-balanced linear probes (`learning.linear_probe`) from a site's ``train`` to its ``tune`` rows, of each site and of all
 sites pooled: for networks, and for 24 colour statistics of the image. A backbone that is worth shipping stands above
 the colours and above the same architecture with random weights. Reported rows (``val``, ``test``) play no part.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgefl_trainer.contract import Examples
 from edgefl_trainer.data import Federation
 from edgefl_trainer.learning.features import frozen_features
-from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, probe_sites
+from edgefl_trainer.learning.linear_probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.models.cnn import Backbone
 
 Features = NDArray[np.floating[Any]]

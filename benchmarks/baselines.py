@@ -13,7 +13,7 @@ from jaxtyping import Float, Int, UInt8
 from scipy.stats import skew
 
 from edgefl_trainer.evaluate.metrics import SiteMetrics, site_metrics
-from edgefl_trainer.learning.linear import fit_predict
+from edgefl_trainer.learning.linear_probe import fit_predict
 
 PERCENTILES = (5, 25, 50, 75, 95)
 COLOUR_STATISTICS = tuple(

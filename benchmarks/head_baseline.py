@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from edgefl_trainer.data import Federation
     from edgefl_trainer.evaluate.metrics import SiteMetrics
-    from edgefl_trainer.learning.probe import ProbeReport
+    from edgefl_trainer.learning.linear_probe import ProbeReport
 
 
 def probe(federation: "Federation", features: "np.ndarray") -> "ProbeReport":
     """Return the probe of one readout, from the `train` to the `tune` rows of every site."""
-    from edgefl_trainer.learning.probe import ProbeRows, probe_sites
+    from edgefl_trainer.learning.linear_probe import ProbeRows, probe_sites
 
     labels = federation.labels
     return probe_sites(
@@ -49,7 +49,7 @@ def measure(federation: "Federation", backbone_name: str, seed: int, device: str
     from edgefl_trainer.engine.sites import choose_device
     from edgefl_trainer.evaluate.metrics import federation_summary
     from edgefl_trainer.learning.features import frozen_features
-    from edgefl_trainer.learning.probe import choose_readout
+    from edgefl_trainer.learning.linear_probe import choose_readout
     from edgefl_trainer.models.backbones import load_backbone
 
     start = time.monotonic()

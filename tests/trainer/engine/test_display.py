@@ -10,7 +10,7 @@ from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine import display
 from edgefl_trainer.engine.display import Display, Pace, duration
 from edgefl_trainer.engine.federation import Probed
-from edgefl_trainer.learning.probe import ProbeReport
+from edgefl_trainer.learning.linear_probe import ProbeReport
 
 ROUNDS = [Phase("train", 1), Phase("train", 2)]
 IMAGES = {"large": 300, "small": 100}

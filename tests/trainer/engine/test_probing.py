@@ -22,7 +22,7 @@ from edgefl_trainer.engine.federation import Probed, stamped
 from edgefl_trainer.engine.probing import as_if_finished, even_draw, make_prober
 from edgefl_trainer.engine.results import probe_backbone
 from edgefl_trainer.engine.settings import build
-from edgefl_trainer.learning.probe import ProbeReport
+from edgefl_trainer.learning.linear_probe import ProbeReport
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 

@@ -9,8 +9,14 @@ from baselines import (
     site_baselines,
 )
 
-from edgefl_trainer.learning.linear import fit_predict
-from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, choose_readout, linear_probe, probe_sites
+from edgefl_trainer.learning.linear_probe import (
+    ProbeReport,
+    ProbeRows,
+    choose_readout,
+    fit_predict,
+    linear_probe,
+    probe_sites,
+)
 
 
 def two_clouds(seed, rows=200, distance=3.0, width=8, share=0.5):

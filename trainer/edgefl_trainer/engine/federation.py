@@ -23,7 +23,7 @@ from edgefl_protocol.rules.maps import dealt
 from edgefl_trainer.contract import Arrays, Method, Phase, Scalar, Site, State, Task
 from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Checkpoints, SiteResult
 from edgefl_trainer.errors import RunError, TrainingError
-from edgefl_trainer.learning.probe import ProbeReport, choose_readout
+from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
 
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one

@@ -1,6 +1,6 @@
 """Does representation learning work? Linear probes of the encoder every few rounds, and which round's encoder is kept.
 
-A probe (see `learning.probe`) reads at most `TRAIN_ROWS` and `TUNE_ROWS` labelled images of a site, drawn once for the
+A probe (see `learning.linear_probe`) reads at most `TRAIN_ROWS` and `TUNE_ROWS` labelled images of a site, drawn once for the
 whole run with the classes as equal as they come, so figures of different rounds are of the same images and a probe
 costs one pass over at most 500 images a site. It never reads a reported row and never moves what the run learns.
 docs/guides/learn-without-labels.md; docs/decisions/0020.
@@ -16,7 +16,7 @@ from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task, 
 from edgefl_trainer.engine.federation import Probed, stamped
 from edgefl_trainer.engine.own_networks import learned_network
 from edgefl_trainer.learning.features import frozen_features
-from edgefl_trainer.learning.probe import ProbeReport, ProbeRows, probe_sites
+from edgefl_trainer.learning.linear_probe import ProbeReport, ProbeRows, probe_sites
 from edgefl_trainer.models.backbones import frozen_network
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import readouts_of

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Site, State
-from edgefl_trainer.learning.probe import linear_probe
+from edgefl_trainer.learning.linear_probe import linear_probe
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import Readout, readouts_of, settled_readout
 

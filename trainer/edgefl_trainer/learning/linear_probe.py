@@ -4,8 +4,12 @@ A probe is a class-balanced logistic regression fitted on a site's ``train`` row
 says how much of the answer the features already hold, before any prompt is trained. The readout (class token or mean of
 the patch tokens) with the higher mean over sites is taken and recorded (docs/methods.md, "readout"). Reported rows play
 no part.
+
+Guarantees of `fit_predict`: features are standardised with the mean and deviation of the fitted rows only; the same rows
+give the same answer (deterministic solver, no seed); a site with a single class gets the constant answer, not an error.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,7 +17,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from edgefl_protocol.rules.accuracy import balanced_accuracy
-from edgefl_trainer.learning.linear import fit_predict
+
+STRENGTH = 1.0  # inverse L2 weight C, scikit-learn's default
+MAX_ITERATIONS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +88,47 @@ def choose_readout(reports: Mapping[str, ProbeReport]) -> str:
     if not reports:
         raise ValueError("no readout was probed; give at least one")
     return max(reports, key=lambda readout: -1.0 if (mean := reports[readout].mean) is None else mean)
+
+
+def fit_predict(
+    features_fit: Float[np.ndarray, "B D"],
+    target_fit: Int[np.ndarray, " B"],
+    features: Float[np.ndarray, "B2 D"],
+    classes: int,
+    *,
+    balanced: bool = True,
+    strength: float = STRENGTH,
+) -> Float[np.ndarray, "B2 K"]:
+    """Fit on one set of rows and return the probabilities of another.
+
+    Args:
+        classes: K; a class without a fitted row gets probability 0.
+        strength: Inverse of the L2 penalty's weight.
+
+    Returns:
+        Probabilities; each row sums to 1.
+
+    Raises:
+        ValueError: There is no row to learn from.
+    """
+    # Loaded here: a coordinator's worker imports every method, starts once a round, and fits nothing.
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.preprocessing import StandardScaler
+
+    known = np.unique(target_fit)
+    if known.size == 0:
+        raise ValueError("there is no labelled row to fit a logistic regression on")
+    probabilities = np.zeros((features.shape[0], classes))
+    if known.size == 1:
+        probabilities[:, known[0]] = 1.0
+        return probabilities
+    scaler = StandardScaler().fit(features_fit)
+    model = LogisticRegression(C=strength, class_weight="balanced" if balanced else None, max_iter=MAX_ITERATIONS)
+    with warnings.catch_warnings():
+        # A probe is compared with other probes under the same budget; a not quite settled fit is still a fair one.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit(scaler.transform(features_fit), target_fit)
+    if features.shape[0] > 0:
+        probabilities[:, known] = model.predict_proba(scaler.transform(features))
+    return probabilities
