@@ -1,8 +1,8 @@
 """What a frozen network's features hold, beside what colour alone and an untrained network of its shape hold.
 
-Class-balanced linear probes (`learning.linear_probe`) from a site's ``train`` to its ``tune`` rows, of each site and of all
-sites pooled: for networks, and for 24 colour statistics of the image. A backbone that is worth shipping stands above
-the colours and above the same architecture with random weights. Reported rows (``val``, ``test``) play no part.
+Class-balanced linear probes (`learning.linear_probe`) from a site's ``train`` to its ``tune`` rows, of each site and of
+all sites pooled: for networks, and for 24 colour statistics of the image. A backbone that is worth shipping stands
+above the colours and above the same architecture with random weights. Reported rows (``val``, ``test``) play no part.
 """
 
 from collections.abc import Iterator, Mapping

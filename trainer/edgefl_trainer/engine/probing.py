@@ -1,8 +1,8 @@
 """Does representation learning work? Linear probes of the encoder every few rounds, and which round's encoder is kept.
 
-A probe (see `learning.linear_probe`) reads at most `TRAIN_ROWS` and `TUNE_ROWS` labelled images of a site, drawn once for the
-whole run with the classes as equal as they come, so figures of different rounds are of the same images and a probe
-costs one pass over at most 500 images a site. It never reads a reported row and never moves what the run learns.
+A probe (see `learning.linear_probe`) reads at most `TRAIN_ROWS` and `TUNE_ROWS` labelled images of a site, drawn once
+for the whole run with the classes as equal as they come, so figures of different rounds are of the same images and a
+probe costs one pass over at most 500 images a site. It never reads a reported row and never moves what the run learns.
 docs/guides/learn-without-labels.md; docs/decisions/0020.
 """
 

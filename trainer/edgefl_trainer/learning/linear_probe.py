@@ -5,8 +5,9 @@ says how much of the answer the features already hold, before any prompt is trai
 the patch tokens) with the higher mean over sites is taken and recorded (docs/methods.md, "readout"). Reported rows play
 no part.
 
-Guarantees of `fit_predict`: features are standardised with the mean and deviation of the fitted rows only; the same rows
-give the same answer (deterministic solver, no seed); a site with a single class gets the constant answer, not an error.
+Guarantees of `fit_predict`: features are standardised with the mean and deviation of the fitted rows only; the same
+rows give the same answer (deterministic solver, no seed); a site with a single class gets the constant answer, not an
+error.
 """
 
 import warnings
