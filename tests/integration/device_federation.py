@@ -32,7 +32,7 @@ from edgefl_coordinator.settings import Home
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import Plan
+from edgefl_protocol.bundle.learning_plan import Plan
 
 DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")
 ROUNDS, EPOCHS, SEED = 2, 2, 7

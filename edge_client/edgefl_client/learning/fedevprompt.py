@@ -33,7 +33,7 @@ from edgefl_client.learning.step_memory import check_step_memory
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import TrainingPlan, fresh_state
+from edgefl_protocol.bundle.training_plan import FIGURES, MEANS, RATE, TrainingPlan, constants, fresh_state
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
 
@@ -53,20 +53,19 @@ class FedEvPromptLearner:
         BundleError: the runtime cannot load its graph.
     """
 
-    kind: ClassVar[str] = "fedevprompt"
+    only_in_federations: ClassVar[str | None] = None
     travels: ClassVar[tuple[str, ...]] = ("maps",)
 
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
         self._bundle, self._learn_rows, self._held, self._around = bundle, rows.learn, rows.held, around
         self._classes = len(bundle.labels.classes)
         plan = around.options.plan(bundle)
-        if not isinstance(plan, TrainingPlan):
-            raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
+        assert isinstance(plan, TrainingPlan)  # the record of this kind
         self._plan = plan
         balanced = plan.balance == "class"
         self._prior = skewed_prior(rows.learn.labels, self._classes, plan.prior_floor, balanced=balanced)
         self._threads = around.options.threads or processors()
-        self._session = TrainingSession(bundle, plan, self._prior, self._threads)
+        self._session = TrainingSession(bundle, step_constants(bundle, plan, self._prior), self._threads)
 
     def start(self) -> Arrays:
         """The bundle's values, moments of zero."""
@@ -81,7 +80,7 @@ class FedEvPromptLearner:
         phase, round_ = phase_and_round(broadcast)
         if phase != "train":
             raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
-        peers = peer_targets(broadcast, self._plan, self._classes, self._session.tokens)
+        peers = peer_targets(broadcast, self._plan, self._classes, self._session.shape(MEANS)[1])
         point = self._resumed(state, round_, peers, report)
         if point.stage == "learning":
             self._check_memory(point.state, peers)
@@ -113,7 +112,7 @@ class FedEvPromptLearner:
 
         def take(size: int) -> None:
             some = np.arange(size) % len(rows)
-            self._session.step(state, rows.images[some], rows.labels[some], 0.0, peers)
+            self._session.step(state, {**peers, **step_batch(rows.images[some], rows.labels[some], 0.0)})
 
         def largest(batch: int) -> int:
             return min(batch, len(rows))
@@ -130,8 +129,9 @@ class FedEvPromptLearner:
         steps = -(-len(self._learn_rows) // plan.batch)
         for epoch in range(point.epoch, plan.epochs):
             for images, labels in self._batches(point):
-                kl_weight = plan.kl_weight(point.round, epoch)
-                state, figures = self._session.step(point.state, images, labels, kl_weight, peers)
+                given = step_batch(images, labels, plan.kl_weight(point.round, epoch))
+                state, found = self._session.step(point.state, {**peers, **given})
+                figures = {name: float(found[name]) for name in FIGURES}
                 point = point.stepped(state, figures, len(labels))
                 told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": point.step, "steps": steps}
                 report({**told, "loss": figures["loss"]})
@@ -198,6 +198,25 @@ class FedEvPromptLearner:
             ]
             report({"choosing": min(start + BATCH, len(rows)), "pictures": len(rows)})
         return reply_payload(candidates, select_maps(candidates, self._around.maps_per_class), site_sha256)
+
+
+def step_constants(bundle: Bundle, plan: TrainingPlan, prior: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """Return what every step of a round takes alike: the bundle's constants, the prior, rates and weights.
+
+    Args:
+        bundle: brings the tensors.
+        plan: how it learns.
+        prior: (K,) of this device's own pictures.
+    """
+    numbers = {**{RATE + name: rate for name, rate in plan.rates.items()}, "weight_decay": plan.weight_decay}
+    numbers["kd_weight"] = plan.kd_weight
+    settings = {name: np.asarray(value, np.float32) for name, value in numbers.items()}
+    return {**constants(plan, bundle.weights), **settings, "prior": prior}
+
+
+def step_batch(images: NDArray[np.uint8], labels: NDArray[np.int64], kl_weight: float) -> dict[str, NDArray[Any]]:
+    """Return a batch as a step takes it: images (B, S, S, 3), labels (B,), and the epoch's KL weight."""
+    return {"image": images, "target": labels, "kl_weight": np.asarray(kl_weight, np.float32)}
 
 
 def personal_weights(
