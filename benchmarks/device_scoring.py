@@ -133,9 +133,9 @@ def model() -> Any:
 
 def our_graphs() -> dict[str, bytes]:
     """Plain, fused and 8-bit form of one model."""
-    from edgefl_export.gates import gate_images
-    from edgefl_export.graph import export_score_graph
-    from edgefl_export.quantise import Quantiser
+    from edgefl_export.graphs.score import export_score_graph
+    from edgefl_export.int8.quantise import Quantiser
+    from edgefl_export.parity.scores import gate_images
 
     predictor = model().predictor
     module = predictor.module.eval()
@@ -151,7 +151,7 @@ def floors() -> dict[str, bytes]:
     """The linear layers alone, with biases: patches, then 12 times query-key-value, projection and the two of MLP."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    from edgefl_export.quantise import Quantiser
+    from edgefl_export.int8.quantise import Quantiser
 
     gemm = linear_graph("Gemm")
     static = Quantiser(gemm, {}, np.random.default_rng(0).standard_normal((8 * TOKENS, PIXELS), np.float32))

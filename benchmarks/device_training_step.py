@@ -25,13 +25,11 @@ import onnxruntime
 import torch
 
 from edgefl_client.runtime import load_graph
-from edgefl_export import contrast_gates
-from edgefl_export.contrast_members import contrast_graphs, contrast_plan, network
-from edgefl_export.training_gates import TrainerSteps, drawn_batches, rate_inputs
-from edgefl_export.training_members import prompt_form, trace_step, training_step
-from edgefl_export.training_step import FedEvPromptStep
-from edgefl_protocol.bundle.training_plan import NEXT, TrainingPlan, constants, fresh_state
-from edgefl_protocol.rules.feature_rows import FEATURES
+from edgefl_export.bundles.training import traced
+from edgefl_export.methods import fedclf as clf
+from edgefl_export.methods import fedevprompt as prompts
+from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
+from edgefl_protocol.bundle.training_plan import TrainingPlan, fresh_state
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.attention_buffer import MapSharing
@@ -78,24 +76,22 @@ def main() -> None:
 
 def fedevprompt(given: argparse.Namespace) -> Ways:
     """Ways to take a step of FedEvPrompt, and the one that ratios refer to."""
-    step, plan, weights = a_step(given.backbone, given.image_px, EvidentialRecipe())
-    graph = kept(given.graph, lambda: trace_step(step, plan, weights))
-    batches = drawn_batches(plan, given.image_px, CLASSES, step.module.vit.spec.tokens)
+    plan, predictor, weights = a_model(given.backbone, given.image_px, EvidentialRecipe())
+    step = prompts.step_of(plan, predictor)
+    graph = kept(given.graph, lambda: traced(prompts.prepared(plan, predictor, weights))[GRAPH])
     rng, side = np.random.default_rng(0), given.image_px
-    image = rng.integers(0, 256, (given.batch, side, side, 3), np.uint8)
-    target = rng.integers(0, CLASSES, given.batch)
-    session = load_graph(graph, given.threads)
-    numbers = {name: np.asarray(value, np.float32) for name, value in batches.settings[-1].items()}
-    fixed = {"image": image, "target": target, **numbers, **batches.peers, **rate_inputs(plan)}
-    state = fresh_state(plan, weights)
-    ways: dict[str, Step] = {
-        "graph, onnxruntime": stepping(session, plan.outputs, {**fixed, **constants(plan, weights)}, state)
+    drawn = {
+        **prompts.TrainerSteps(step, plan, weights).batch(0),
+        "image": rng.integers(0, 256, (given.batch, side, side, 3), np.uint8),
+        "target": rng.integers(0, CLASSES, given.batch),
     }
+    session, state = load_graph(graph, given.threads), fresh_state(plan, weights)
+    ways: dict[str, Step] = {"graph, onnxruntime": stepping(session, plan.outputs, drawn, state)}
     for name, need_maps in (("PyTorch, with maps", True), ("PyTorch, without maps", False)):
-        trainer = TrainerSteps(step, plan, weights)
+        trainer = prompts.TrainerSteps(step, plan, weights)
 
-        def run(trainer: TrainerSteps = trainer, need_maps: bool = need_maps) -> None:
-            trainer.step(image, target, batches.settings[-1], batches.peers, need_maps=need_maps)
+        def run(trainer: prompts.TrainerSteps = trainer, need_maps: bool = need_maps) -> None:
+            trainer.step(drawn, need_maps=need_maps)
 
         ways[name] = run
     return ways, "PyTorch, with maps"
@@ -108,20 +104,17 @@ def fedclf(given: argparse.Namespace) -> Ways:
         sys.exit(f"{given.backbone} is no convolutional network; name one such as cnn:resnet18")
     spec, method = backbone.spec, FedCLF()
     settings = RunSettings(method="fedclf", data=("lesions:",), backbone=given.backbone, image_px=given.image_px)
-    model = network(method.contrast, spec, 0, backbone)
-    plan = contrast_plan(method, settings, spec, model)
-    graph = kept(given.graph, lambda: contrast_graphs(model, plan, spec)[0])
+    model = clf.network(method.contrast, spec, 0, backbone)
+    plan = clf.contrast_plan(method, settings, spec, model)
+    graph = kept(given.graph, lambda: traced(clf.prepared(plan, model, spec))[GRAPH])
     rng = np.random.default_rng(0)
-    negatives = rng.normal(size=(HELD, FEATURES)).astype(np.float32)
-    negatives /= np.linalg.norm(negatives, axis=1, keepdims=True)
     first, second = (rng.random((given.batch, 3, plan.view_px, plan.view_px), np.float32) for _ in range(2))
-    batch = contrast_gates.ContrastBatch(first, second, plan.lr)
-    trainer = contrast_gates.TrainerSteps(model, plan, (spec.mean, spec.std), negatives)
-    trainer.step(batch)
-    fixed = contrast_gates.step_inputs(plan, batch, negatives)
+    trainer = clf.TrainerSteps(model, plan, spec, held=HELD)
+    drawn = trainer.inputs(first, second, plan.lr)
+    trainer.step(drawn)
     ways: dict[str, Step] = {
-        "graph, onnxruntime": stepping(load_graph(graph, given.threads), plan.outputs, fixed, trainer.state()),
-        "PyTorch": lambda: trainer.step(batch),
+        "graph, onnxruntime": stepping(load_graph(graph, given.threads), plan.outputs, drawn, trainer.state()),
+        "PyTorch": lambda: trainer.step(drawn),
     }
     return ways, "PyTorch"
 
@@ -138,9 +131,7 @@ def kept(place: Path | None, make: Callable[[], bytes]) -> bytes:
     return graph
 
 
-def a_step(
-    backbone: str, image_px: int, recipe: EvidentialRecipe
-) -> tuple[FedEvPromptStep, TrainingPlan, dict[str, Any]]:
+def a_model(backbone: str, image_px: int, recipe: EvidentialRecipe) -> tuple[TrainingPlan, Predictor, dict[str, Any]]:
     """A fresh model: times do not depend on the values."""
     frozen = load_backbone(backbone, image_px=image_px, seed=0)
     tensors = initial_tensors(recipe, frozen.spec, CLASSES, 0)
@@ -151,9 +142,9 @@ def a_step(
     plan = TrainingPlan(
         trained=recipe.trained, rates=rates, weight_decay=1e-2, batch=32, epochs=2, epochs_before=0, anneal_epochs=10,
         anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2, balance="none", augment="none", seed=0,
-        form=prompt_form(predictor, MapSharing()),
+        form=prompts.prompt_form(predictor, MapSharing()),
     )  # fmt: skip
-    return training_step(predictor, plan), plan, weights
+    return plan, predictor, weights
 
 
 def stepping(

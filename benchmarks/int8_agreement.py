@@ -20,7 +20,7 @@ import numpy as np
 from device_scoring import Target, replace_section
 
 if TYPE_CHECKING:
-    from edgefl_export.gates import Pictures
+    from edgefl_export.parity.scores import Pictures
     from edgefl_trainer.engine.models import FinishedRun
 
 MARKS = ("<!-- int8 agreement -->", "<!-- end of int8 agreement -->")
@@ -37,8 +37,8 @@ HEAD = (
 @click.option("--write", type=click.Path(path_type=Path), metavar="FILE", help="Put the table into this page as well.")
 def main(run: Path, sites: tuple[str, ...], images: int, write: Path | None) -> None:
     """Measure, print, and end with 1 where a target is missed."""
-    from edgefl_export.calibration import federation_of
     from edgefl_export.errors import GateError
+    from edgefl_export.int8.calibration import federation_of
     from edgefl_trainer.engine.models import open_run
 
     finished = open_run(run)
@@ -79,10 +79,10 @@ def write_rows(page: Path, run: str, sites: Sequence[str], lines: Mapping[str, s
 def one_site(finished: "FinishedRun", site: str, pictures: "Pictures") -> tuple[str, list[Target]]:
     """The row of a site, and what of it is judged."""
     from edgefl_client.runtime import load_graph, processors
-    from edgefl_export.assemble import build_members, site_model
-    from edgefl_export.calibration import calibration_of
-    from edgefl_export.gates import graph_scores
-    from edgefl_export.precision import agreement
+    from edgefl_export.bundles.assemble import build_members, site_model
+    from edgefl_export.int8.calibration import calibration_of
+    from edgefl_export.int8.precision import agreement
+    from edgefl_export.parity.scores import graph_scores
     from edgefl_protocol.tensors import read_tensors
     from edgefl_trainer.engine.models import predict
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from edgefl_export.assemble import SiteModel
+    from edgefl_export.bundles.assemble import SiteModel
     from edgefl_trainer.contract import Predictor
 
 TARGET = 1.6
@@ -43,11 +43,12 @@ def predictor() -> "Predictor":
     import torch
     from timm.models.vision_transformer import VisionTransformer
 
+    from edgefl_protocol.rules.defaults import usual_prompt_length
     from edgefl_trainer.contract import Predictor
     from edgefl_trainer.models.head import init_head
     from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
     from edgefl_trainer.models.spec import ViTSpec
-    from edgefl_trainer.models.vit import FrozenViT, init_prompts, prefix_length
+    from edgefl_trainer.models.vit import FrozenViT, init_prompts
 
     spec = ViTSpec(
         name="vit-s/16", image_px=224, patch=16, depth=12, heads=6, width=384, mean=HALF, std=HALF,
@@ -56,7 +57,7 @@ def predictor() -> "Predictor":
     torch.manual_seed(0)
     vit = FrozenViT(VisionTransformer(embed_dim=384, depth=12, num_heads=6, num_classes=0), spec)
     draw = torch.Generator().manual_seed(0)
-    length = prefix_length(spec.tokens)
+    length = usual_prompt_length(spec.tokens)
     weight, bias = init_head(len(CLASSES), spec.width, draw)
     tensors = {
         "prompts.b": init_prompts(spec, 3, length, "uniform", draw),
@@ -71,7 +72,7 @@ def predictor() -> "Predictor":
 
 
 def vit_small() -> "SiteModel":
-    from edgefl_export.assemble import SiteModel
+    from edgefl_export.bundles.assemble import SiteModel
     from edgefl_protocol.bundle import Card
     from edgefl_protocol.pictures.imaging import Preprocess
 
@@ -93,7 +94,7 @@ def prepare(folder: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    from edgefl_export.assemble import build_members
+    from edgefl_export.bundles.assemble import build_members
     from edgefl_protocol.bundle import BundleFields, build_bundle
     from edgefl_protocol.envelopes.keys import generate_signing_key
 

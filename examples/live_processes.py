@@ -29,7 +29,12 @@ ENTRIES = {
     "edgefl-export": "edgefl_export.cli",
     "edgefl-coordinator init": "edgefl_coordinator.cli",
 }
-IMPORTED = ["edgefl_trainer.engine.run", "edgefl_trainer.live", "edgefl_export.training_members", "torch._dynamo"]
+IMPORTED = [
+    "edgefl_trainer.engine.run",
+    "edgefl_trainer.live",
+    "edgefl_export.bundles.training",
+    "torch._dynamo",
+]
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(IMPORTED)
 

@@ -17,7 +17,8 @@ from tests.shared import Shared, shared_by
 
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
-from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, PromptForm, TrainingPlan
+from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
+from edgefl_protocol.bundle.training_plan import PromptForm, TrainingPlan
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json

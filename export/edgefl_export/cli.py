@@ -21,8 +21,8 @@ from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
 from edgefl_trainer.errors import USAGE_CODES
 
 if TYPE_CHECKING:
-    from edgefl_export.calibration import Calibration
-    from edgefl_export.training_gates import StepParity
+    from edgefl_export.int8.calibration import Calibration
+    from edgefl_export.parity.steps import StepParity
     from edgefl_trainer.engine.models import FinishedRun
 
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
@@ -162,7 +162,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     """Make a signed model for devices from one site of RUN. Its graph is checked against the trainer first."""
     _needs_export()
     from edgefl_export import key_store
-    from edgefl_export.assemble import build_members, site_model
+    from edgefl_export.bundles.assemble import build_members, site_model
     from edgefl_export.errors import ExportError
     from edgefl_protocol.bundle import BundleFields, build_bundle
     from edgefl_protocol.durable import read_passphrase, write_atomic
@@ -208,7 +208,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
 
 def _int8_pictures(finished: "FinishedRun", site: str) -> "Calibration":
     """The run's pictures, read before minutes of tracing."""
-    from edgefl_export.calibration import calibration_of
+    from edgefl_export.int8.calibration import calibration_of
 
     click.echo("reading the run's tune and validation images …", err=True)
     return calibration_of(finished, site)
@@ -218,7 +218,7 @@ def _with_training(
     finished: "FinishedRun", site: str, files: Mapping[str, bytes]
 ) -> "tuple[Mapping[str, bytes], tuple[StepParity, ...]]":
     """The members and those of the training step, and the figures of its gate."""
-    from edgefl_export.training_members import build_training
+    from edgefl_export.bundles.training import build_training
     from edgefl_protocol.tensors import read_tensors
 
     click.echo("tracing the training step and comparing ten steps with the trainer: takes minutes …", err=True)

@@ -27,9 +27,6 @@ def create_key(folder: Path, passphrase: bytes | None) -> SigningKey:
         folder: made if it is missing, mode 0700.
         passphrase: encrypts the private key; None leaves it readable by its owner.
 
-    Returns:
-        The new key.
-
     Raises:
         StorageError: a key is there already, or the folder cannot be written.
     """
@@ -55,9 +52,6 @@ def open_key(place: Path, passphrase: bytes | None) -> SigningKey:
         place: its file, or the folder that `create_key` wrote.
         passphrase: for an encrypted key; ignored for one that is not, since the environment may hold it for others.
 
-    Returns:
-        The key.
-
     Raises:
         KeyMaterialError: not a signing key, or the passphrase is missing or wrong.
         StorageError: missing, or readable by others.
@@ -74,12 +68,6 @@ def open_key(place: Path, passphrase: bytes | None) -> SigningKey:
 
 def read_public_key(file: Path) -> PublicSigningKey:
     """Read a public key: 64 hexadecimal digits or PEM.
-
-    Args:
-        file: such as `signing.pub`.
-
-    Returns:
-        The key.
 
     Raises:
         KeyMaterialError: no such key, or one under which anybody can sign.

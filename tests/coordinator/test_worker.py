@@ -138,15 +138,16 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     those of the day it was set up. A device knows every key that is named."""
     from click.testing import CliRunner
 
-    from edgefl_client.learning.round_plan import DEFAULTS
     from edgefl_coordinator.cli import main as command
+    from edgefl_protocol.rules import defaults
 
+    declared = {"fedclf": defaults.FedCLF, "fedevprompt": defaults.FedEvPrompt}[method]
     network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "tiny"}[method]
     told = ["--method", method, "--federation", "skin", "--classes", "nevus,other", "--backbone", network]
     result = CliRunner().invoke(command, ["init", str(tmp_path / "home"), *told, "--set", "weight_decay=0.125"])
     assert result.exit_code == 0, result.stderr
     kept = tomllib.loads((tmp_path / "home" / "config.toml").read_text())["task"]["settings"]
-    assert kept == {**DEFAULTS[method], "weight_decay": 0.125}
+    assert kept == {**defaults.by_name(declared), "weight_decay": 0.125}
 
 
 def test_a_process_of_its_own(files, tmp_path, tools) -> None:

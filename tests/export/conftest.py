@@ -10,7 +10,8 @@ import torch
 from tests.shared import Shared
 
 from edgefl_export import cli
-from edgefl_export.assemble import Members, build_members, site_model
+from edgefl_export.bundles.assemble import Members, build_members, site_model
+from edgefl_protocol.rules.defaults import usual_prompt_length
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, save_predictor
 from edgefl_trainer.engine.settings import RunSettings
@@ -19,7 +20,7 @@ from edgefl_trainer.models.backbones import BACKBONE_FILE, backbone_bytes, load_
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.head import init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
-from edgefl_trainer.models.vit import init_prompts, prefix_length
+from edgefl_trainer.models.vit import init_prompts
 
 CLASSES = ("mel", "nv", "bkl")
 
@@ -30,7 +31,7 @@ def make_predictor(backbone: str = "tiny", image_px: int = 36, **options) -> Pre
     spec, draw = vit.spec, torch.Generator().manual_seed(2)
     chosen = ScoreOptions(**({"head_norm": "standardise"} | options))
     weight, bias = init_head(len(CLASSES), spec.width, draw)
-    length = prefix_length(spec.tokens)
+    length = usual_prompt_length(spec.tokens)
     values = {
         "prompts.b": init_prompts(spec, 1, length, "uniform", draw),
         "prompts.t": init_prompts(spec, spec.depth - 1, length, "uniform", draw),

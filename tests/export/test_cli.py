@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgefl_client.scoring.scorer import Scorer
-from edgefl_export import assemble, gates
-from edgefl_export.assemble import site_model
+from edgefl_export.bundles import assemble
 from edgefl_export.cli import main
-from edgefl_export.graph import ScoreGraph
+from edgefl_export.graphs.score import ScoreGraph
 from edgefl_export.key_store import open_key
+from edgefl_export.parity import scores
 from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
 from edgefl_protocol.pictures.imaging import prepare
 from edgefl_trainer.engine.models import open_run, predict
@@ -113,7 +113,8 @@ def test_bundle_reports_the_worst_figure_of_every_gate(built):
 
 def test_two_builds_are_byte_identical(built, run_folder):
     """docs/security.md check 32: traced and packed again, run, fields and key give the file of the command line."""
-    key, members = open_key(built["keys"], None), assemble.build_members(site_model(open_run(run_folder), "north"))
+    members = assemble.build_members(assemble.site_model(open_run(run_folder), "north"))
+    key = open_key(built["keys"], None)
     builds = []
     for version in (1, 2):
         fields = BundleFields(federation=None, line="main", task="all", version=version, created_ms=1_790_000_000_000)
@@ -202,7 +203,7 @@ def test_unknown_site_and_unfinished_run_are_told(built, run_folder, tmp_path):
 def test_failed_gate_leaves_no_bundle(built, run_folder, graph, tmp_path, monkeypatch):
     """Export gates: else no bundle; exit 1."""
     monkeypatch.setattr(assemble, "export_score_graph", lambda module, tensors, form: ScoreGraph(graph, "1.23"))
-    monkeypatch.setattr(gates, "TOLERANCES", dict.fromkeys(gates.TOLERANCES, -1.0))
+    monkeypatch.setattr(scores, "TOLERANCES", dict.fromkeys(scores.TOLERANCES, -1.0))
     result = call("bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl")
     assert_refused(result, 1, "no bundle is made")
     assert not (tmp_path / "m.edgefl").exists()

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from edgefl_export import contrast_gates
-from edgefl_export.contrast_gates import check_contrast
-from edgefl_export.contrast_members import contrast_plan, network
-from edgefl_export.contrast_step import FedCLFStep
 from edgefl_export.errors import GateError
-from edgefl_protocol.bundle.contrast_plan import NEXT, SECOND, FedCLFPlan
+from edgefl_export.methods import fedclf
+from edgefl_export.methods.fedclf import FedCLFStep, TrainerSteps, check_contrast, contrast_plan, network
+from edgefl_export.parity import steps
+from edgefl_protocol.bundle.contrast_plan import SECOND, FedCLFPlan
+from edgefl_protocol.bundle.learning_plan import NEXT
 from edgefl_protocol.rules.slow_encoder import SLOW
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner
@@ -47,14 +47,16 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
         given = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
         return {name: value.detach().numpy() for name, value in graph(given).items()}
 
-    monkeypatch.setattr(contrast_gates, "onnxruntime", SimpleNamespace(InferenceSession=lambda graph, providers: graph))
-    monkeypatch.setattr(contrast_gates, "run_step", run)
+    for module in (steps, fedclf):
+        monkeypatch.setattr(module, "onnxruntime", SimpleNamespace(InferenceSession=lambda graph, providers: graph))
+        monkeypatch.setattr(module, "run_step", run)
 
 
 def judge(learner: tuple[Learner, FedCLFPlan], change: Change):
     model, plan = learner
     step = FedCLFStep.of(model, plan, *PIXELS)
-    return check_contrast(lambda given: change(step, model, given), step.encoded, model, plan, PIXELS)
+    trainer = TrainerSteps(deepcopy(model), plan, load_backbone("cnn:test_resnet", image_px=36, seed=1).spec)
+    return check_contrast(lambda given: change(step, model, given), step.encoded, trainer)
 
 
 class InferenceNorm(FedCLFStep):
@@ -139,5 +141,5 @@ def test_the_right_step_passes(learner):
 @pytest.mark.parametrize("way", WRONG)
 def test_a_wrong_step_is_refused(learner, way):
     """docs/design.md 9: eight draws of pictures find none with which a step that learns otherwise would pass."""
-    with pytest.raises(GateError, match="differ from the trainer by"):
+    with pytest.raises(GateError, match="differs from the trainer by"):
         judge(learner, WRONG[way])

@@ -19,13 +19,12 @@ from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.picture_rows import Rows
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
-from edgefl_export.contrast_gates import check_contrast
-from edgefl_export.contrast_members import contrast_method, network
 from edgefl_export.errors import ExportError, GateError
+from edgefl_export.methods.fedclf import TrainerSteps, check_contrast, contrast_method, network
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
-from edgefl_protocol.bundle.training_plan import GRAPH
+from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.rules.draws import generator
 from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Examples, Phase, Site, State, Task
@@ -189,8 +188,8 @@ def test_the_gate_refuses_another_step(bundle, run):
     spec = finished.backbone.spec
     model = network(method.contrast, spec, settings.seed, finished.backbone)
     other = replace(plan, temperature=0.3)
-    with pytest.raises(GateError, match=r"differ from the trainer by .* no bundle is made"):
-        check_contrast(bundle.extras[GRAPH], bundle.extras[ENCODER], model, other, (spec.mean, spec.std))
+    with pytest.raises(GateError, match=r"differs from the trainer by .* no bundle is made"):
+        check_contrast(bundle.extras[GRAPH], bundle.extras[ENCODER], TrainerSteps(model, other, spec))
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from edgefl_export import convolutions
 from edgefl_export.errors import ExportError
-from edgefl_export.training_graph import export_training_graph
+from edgefl_export.graphs import convolutions
+from edgefl_export.graphs.training import export_training_graph
 
 # channels in and out, side, kernel, stride, padding, groups
 CASES = {

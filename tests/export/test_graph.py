@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.fused import FusedScore, _rollout, can_fuse
-from edgefl_export.gates import check_parity, compare, gate_images, graph_scores
-from edgefl_export.graph import export_score_graph
+from edgefl_export.graphs.fused import FusedScore, _rollout, can_fuse
+from edgefl_export.graphs.score import export_score_graph
+from edgefl_export.parity.scores import check_parity, compare, gate_images, graph_scores
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.errors import BundleError
 from edgefl_trainer.engine.models import predict
@@ -92,7 +92,7 @@ def test_same_model_gives_the_same_bytes_in_another_process(graph):
     """Two builds are byte-identical: also across processes, where hash seeds differ."""
     code = (
         "import sys, hashlib; sys.path.insert(0, sys.argv[1]); import conftest;"
-        "from edgefl_export.graph import export_score_graph; p = conftest.make_predictor();"
+        "from edgefl_export.graphs.score import export_score_graph; p = conftest.make_predictor();"
         "print(hashlib.sha256(export_score_graph(p.module, p.tensors).onnx).hexdigest())"
     )
     command = [sys.executable, "-c", code, str(Path(__file__).parent)]

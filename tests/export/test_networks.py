@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.export.conftest import make_predictor, write_run
 
-from edgefl_export.assemble import backbone_name, site_model
+from edgefl_export.bundles.assemble import backbone_name, site_model
 from edgefl_protocol import Payload, digest
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import open_run, predict, save_predictor

@@ -18,13 +18,14 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.export.conftest import make_predictor
 from tests.shared import Shared
 
-from edgefl_export import cli, precision
-from edgefl_export.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
+from edgefl_export import cli
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.gates import gate_images, graph_scores, open_session
-from edgefl_export.graph import export_score_graph
-from edgefl_export.precision import agreement, check_agreement, choose_layers
-from edgefl_export.quantise import Quantiser, linear_layers
+from edgefl_export.graphs.score import export_score_graph
+from edgefl_export.int8 import precision
+from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
+from edgefl_export.int8.precision import agreement, check_agreement, choose_layers
+from edgefl_export.int8.quantise import Quantiser, linear_layers
+from edgefl_export.parity.scores import gate_images, graph_scores, open_session
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_trainer.data.federation import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition

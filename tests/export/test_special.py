@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import special as oracle
 
-from edgefl_export.special import DECOMPOSITIONS, digamma, lgamma, trigamma
+from edgefl_export.graphs.special import DECOMPOSITIONS, digamma, lgamma, trigamma
 
 WIDE = np.concatenate([np.geomspace(1e-3, 1e5, 20_001), np.linspace(0.5, 3, 5_001)])
 CASES = [(lgamma, oracle.gammaln), (digamma, oracle.digamma), (trigamma, lambda x: oracle.polygamma(1, x))]

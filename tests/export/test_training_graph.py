@@ -15,32 +15,28 @@ from tests.export.learning_bundles import prompt_bundle
 from tests.shared import Shared
 
 from edgefl_client.home import Home
+from edgefl_client.learning.fedevprompt import step_batch, step_constants
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.session import TrainingSession
 from edgefl_client.scoring.personal import load_personal
+from edgefl_export.bundles.training import learned_method, traced
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.training_gates import check_training, rate_inputs, run_step
-from edgefl_export.training_members import (
-    _rates,
-    learned_method,
+from edgefl_export.methods.fedevprompt import (
+    TrainerSteps,
+    prepared,
     prompt_form,
-    trace_step,
+    rate_inputs,
+    rates_of,
+    step_of,
     training_plan,
-    training_step,
 )
+from edgefl_export.parity.steps import check_steps, run_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.bundle.onnx_wire import read_graph
-from edgefl_protocol.bundle.training_plan import (
-    COUNTS,
-    GRAPH,
-    MEANS,
-    PromptForm,
-    TrainingPlan,
-    constants,
-    fresh_state,
-)
+from edgefl_protocol.bundle.training_plan import COUNTS, MEANS, PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_protocol.rules.class_prior import class_prior
 from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_protocol.rules.maps import peer_targets
@@ -113,8 +109,9 @@ def ten_steps_apart(
 
     prior = class_prior(np.bincount(site.train.labels, minlength=3), recipe.prior_floor).astype(np.float32)
     fake = SimpleNamespace(weights=weights, extras={GRAPH: graph}, manifest=SimpleNamespace(min_runtime="1.23"))
-    session = TrainingSession(fake, plan, prior, 1)
-    peers = dict(zip((MEANS, COUNTS), peer_targets(maps, 3, session.tokens, plan.kd_peers), strict=True))
+    session = TrainingSession(fake, step_constants(fake, plan, prior), 1)
+    targets = peer_targets(maps, 3, session.shape(MEANS)[1], plan.kd_peers)
+    peers = dict(zip((MEANS, COUNTS), targets, strict=True))
     state = {name: first.arrays[name] for name in plan.state if name in first.arrays}
     state["optimizer.step"] = np.asarray(first.values["optimizer.step"], np.int64)
     order = epoch_order(generator(plan.seed, "north", "order", 2, 0), site.train.labels, "none")
@@ -123,8 +120,8 @@ def ten_steps_apart(
         chosen = order[start : start + BATCH]
         views = dihedral(site.train.images[chosen], symmetries(turns, len(chosen)))
         weight = plan.kl_weight(2, 0)
-        state, figures = session.step(state, views, site.train.labels[chosen], weight, peers)
-        found.append(figures["loss"])
+        state, figures = session.step(state, {**peers, **step_batch(views, site.train.labels[chosen], weight)})
+        found.append(float(figures["loss"]))
         assert figures["kd"] > 0 and weight == 0.5  # KL and distillation are active
     assert int(state["optimizer.step"]) == int(reference.values["optimizer.step"]) == 20
     pairs = {name: (reference.arrays[name], state[name]) for name in plan.state if name != "optimizer.step"}
@@ -160,19 +157,20 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
     )
     predictor = make("vit:128x2/12", readout="mean", evidence="relu", head_norm="none", prefix_mode="sink")
     plan = TrainingPlan(
-        trained=recipe.trained, rates=_rates(recipe), weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
+        trained=recipe.trained, rates=rates_of(recipe), weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-4, kd_peers="mean5", prior_floor=1e-2,
         balance="none", augment="dihedral", seed=0, form=prompt_form(predictor, sharing),
     )  # fmt: skip
     assert (plan.form.evidence, plan.form.readout, plan.form.rollout) == ("relu", "mean", "sink")
-    step = training_step(predictor, plan)
-    graph = trace_step(step, plan, predictor.tensors)
+    ready, step = prepared(plan, predictor, predictor.tensors), step_of(plan, predictor)
+    graphs = traced(ready)
+    graph = graphs[GRAPH]
     assert_parity(ten_steps_apart(predictor, graph, plan, recipe, sharing))
     wrong = replace(plan, rates={**plan.rates, "prompts.b": 2e-3})
-    figures = check_training(graph, step, plan, predictor.tensors)
+    figures = ready.check(graphs)
     assert max(figure.worst for figure in figures) < 1e-4
-    with pytest.raises(GateError, match="after 10 steps"):  # the gate is able to fail
-        check_training(graph, replace(step, gram=step.gram * 50), wrong, predictor.tensors)
+    with pytest.raises(GateError, match="within 10 steps"):  # the gate is able to fail
+        check_steps(graph, TrainerSteps(replace(step, gram=step.gram * 50), wrong, predictor.tensors))
 
 
 @pytest.mark.slow
@@ -182,7 +180,7 @@ def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle, predic
     assert not any(text in graph for text in (b".py", b"/home", b"stack_trace", b"site-packages", b"edgefl_trainer"))
     assert bundle.training.batch == 32 and bundle.training.kd_weight == 1e-6
     plan, weights, rng = bundle.training, bundle.weights, np.random.default_rng(7)
-    step, session = training_step(predictor, plan), onnxruntime.InferenceSession(graph)
+    step, session = step_of(plan, predictor), onnxruntime.InferenceSession(graph)
     numbers = {name: np.asarray(0.5, np.float32) for name in ("kl_weight", "kd_weight", "weight_decay")}
     means = rng.random((3, bundle_tokens(bundle)), np.float32)
     fixed = {"peers.means": means, "peers.counts": np.array([2, 0, 1], np.float32), **numbers, **rate_inputs(plan)}
@@ -191,7 +189,7 @@ def test_bundle_tells_nothing_of_this_machine_and_takes_any_batch(bundle, predic
         given = {"image": image, "target": rng.integers(0, 3, size), **fresh_state(plan, weights), **fixed}
         given |= constants(plan, weights)
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in given.items()}
-        expected, found = step(tensors["image"], tensors["target"], tensors), run_step(session, given)
+        expected, found = step(tensors), run_step(session, given)
         for name in ("loss", "kd", "next.optimizer.exp_avg.prompts.t", "next.head.weight"):
             np.testing.assert_allclose(found[name], expected[name].numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
@@ -219,12 +217,20 @@ def bundle_tokens(bundle: Bundle) -> int:
     return read_graph(bundle.score_onnx).outputs["map"].dims[-1]
 
 
-def test_methods_without_a_step_are_refused(run_folder, tmp_path):
+def test_methods_without_a_step_are_refused(run_folder, predictor):
     """One sentence that says what a device can learn."""
     run = open_run(run_folder)
     other = replace(run, settings=replace(run.settings, method="fedavg"))
-    with pytest.raises(ExportError, match="fedevprompt"):
-        learned_method(other)
+    with pytest.raises(ExportError, match=r"is fedavg; a device can learn fedevprompt with .*, or fedclf on"):
+        learned_method(other, predictor)
+
+
+def test_a_run_with_another_optimiser_is_not_exported_for_learning(run_folder, predictor):
+    """The step in a bundle is AdamW's; docs/methods.md 1.6."""
+    run = open_run(run_folder)
+    other = replace(run, settings=replace(run.settings, hyper={"optimizer": "sgd"}))
+    with pytest.raises(ExportError, match="optimizer is sgd; a device learns with adamw"):
+        learned_method(other, predictor).prepare(other, predictor, predictor.tensors)
 
 
 @pytest.mark.parametrize(

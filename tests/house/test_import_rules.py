@@ -70,6 +70,9 @@ FLOORS = {
         "cli", "commands", "live", "experiments", "engine", "methods", "evaluate", "learning", "data", "contract",
         "models", "losses", "rollout", "augment", "seeded", "bounds", "typed_values", "errors",
     ),
+    "edgefl_export": (
+        "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
+    ),
     "edgefl_client": (
         "cli", "commands", "doctor", "sharing", "learning", "scoring", "trust", "runtime", "memory", "home",
     ),

@@ -31,7 +31,7 @@ from edgefl_coordinator.settings import Home
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import Plan
+from edgefl_protocol.bundle.learning_plan import Plan
 from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task
 
 DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")

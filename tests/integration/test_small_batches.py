@@ -6,8 +6,7 @@ import numpy as np
 
 from edgefl_client.learning.views import draw, views
 from edgefl_coordinator.rounds.judging import FARTHEST
-from edgefl_export.contrast_gates import ContrastBatch, TrainerSteps
-from edgefl_export.contrast_members import contrast_plan, network
+from edgefl_export.methods.fedclf import TrainerSteps, contrast_plan, network
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.methods.fedclf import FedCLF
@@ -26,13 +25,11 @@ def test_two_pictures_run_away_and_four_do_not() -> None:
 
     def step(count: int) -> float:
         rng = np.random.default_rng(3)
-        negatives = rng.normal(size=(256, 128)).astype(np.float32)
-        negatives /= np.linalg.norm(negatives, axis=1, keepdims=True)
         colours = np.array((90, 60, 50)) + rng.normal(0, 5, (count, 1, 1, 3))
         pictures = np.clip(colours + rng.normal(0, 10, (count, SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
         first, second = (views(pictures, draw(rng, count, SIDE), plan.view_px) for _ in range(2))
-        steps = TrainerSteps(deepcopy(model), plan, (backbone.spec.mean, backbone.spec.std), negatives)
-        steps.step(ContrastBatch(first, second, plan.lr))
+        steps = TrainerSteps(deepcopy(model), plan, backbone.spec, seed=3)
+        steps.step(steps.inputs(first, second, plan.lr))
         moved = zip(steps.model.parameters(), model.parameters(), strict=True)
         return sum(float((new - old).detach().square().sum()) for new, old in moved) ** 0.5
 

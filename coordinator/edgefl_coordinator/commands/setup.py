@@ -160,8 +160,12 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
 
 
 def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
-    """Return method, settings and what travels with them."""
-    from edgefl_trainer.engine.settings import assignment, build, method_class
+    """Return method, settings and what travels with them.
+
+    Every hyper-parameter is named: a later version may have other defaults, and a federation that has begun must not
+    change with it.
+    """
+    from edgefl_trainer.engine.settings import assignment, build, hyper_values, method_class
     from edgefl_trainer.errors import SettingError
 
     try:
@@ -170,18 +174,7 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
     except SettingError as error:
         raise OperatorError(str(error)) from error
     told = {"travels": list(made.travels), "shares_maps": made.travels == ("maps",)}
-    return {"method": method, "settings": _settings_of(made), **told}
-
-
-def _settings_of(method: Any) -> dict[str, Any]:
-    """Return every hyper-parameter of a method and its recipes: a later version may have other defaults, and a
-    federation that has begun must not change with it.
-    """
-    found: dict[str, Any] = {}
-    for entry in dataclasses.fields(method):
-        value = getattr(method, entry.name)
-        found |= _settings_of(value) if dataclasses.is_dataclass(value) else {entry.name: value}
-    return found
+    return {"method": method, "settings": hyper_values(made), **told}
 
 
 def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> dict[str, Any]:

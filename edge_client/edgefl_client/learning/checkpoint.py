@@ -83,11 +83,7 @@ class Point:
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self | None:
-        """The point that was kept; None for what is of another kind of learning.
-
-        Args:
-            payload: what `to_payload` made.
-        """
+        """The point that was kept; None for what is of another kind of learning."""
         facts = payload.scalars
         wanted = {"begun", "given", "stage", "round", "epoch", "step"}
         if not wanted <= facts.keys() or facts["stage"] not in _STAGES:

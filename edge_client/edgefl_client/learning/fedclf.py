@@ -60,16 +60,18 @@ class FedCLFLearner:
         around: the rest.
 
     Raises:
-        LearningError: the bundle learns another method, or there are too few different pictures for a step.
+        LearningError: there are too few different pictures for a step.
         BundleError: the runtime cannot load a graph.
     """
 
-    kind: ClassVar[str] = "fedclf"
+    only_in_federations: ClassVar[str | None] = (
+        "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
+        "take part with edgefl sync, the pictures are remembered for it"
+    )
 
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
         plan = around.options.plan(bundle)
-        if not isinstance(plan, FedCLFPlan):
-            raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
+        assert isinstance(plan, FedCLFPlan)  # the record of this kind
         if rows.learn.different < LEAST_BATCH:
             raise LearningError(
                 f"a step needs {LEAST_BATCH} different pictures, here are {rows.learn.different}; name more",

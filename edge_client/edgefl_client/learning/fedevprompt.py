@@ -30,7 +30,7 @@ from edgefl_client.learning.session import TrainingSession
 from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import COUNTS, MEANS, TrainingPlan, fresh_state
+from edgefl_protocol.bundle.training_plan import COUNTS, FIGURES, MEANS, RATE, TrainingPlan, constants, fresh_state
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
@@ -53,21 +53,20 @@ class FedEvPromptLearner:
         BundleError: the runtime cannot load its graph.
     """
 
-    kind: ClassVar[str] = "fedevprompt"
+    only_in_federations: ClassVar[str | None] = None
     travels: ClassVar[tuple[str, ...]] = ("maps",)
 
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
         self._bundle, self._learn_rows, self._held, self._around = bundle, rows.learn, rows.held, around
         self._classes = len(bundle.labels.classes)
         plan = around.options.plan(bundle)
-        if not isinstance(plan, TrainingPlan):
-            raise LearningError(f"this bundle learns {plan.kind}, not {self.kind}", "other_kind")
+        assert isinstance(plan, TrainingPlan)  # the record of this kind
         self._plan = plan
         counts = np.bincount(rows.learn.labels, minlength=self._classes)
         self._seen = tuple(bool(count) for count in counts)
         self._prior = class_prior(counts_shown(counts, plan.balance), plan.prior_floor).astype(np.float32)
         self._threads = around.options.threads or processors()
-        self._session = TrainingSession(bundle, plan, self._prior, self._threads)
+        self._session = TrainingSession(bundle, step_constants(bundle, plan, self._prior), self._threads)
 
     def start(self) -> Arrays:
         """The bundle's values, moments of zero."""
@@ -82,7 +81,8 @@ class FedEvPromptLearner:
         phase, round_ = phase_and_round(broadcast)
         if phase != "train":
             raise LearningError(f"this method learns in train phases, the round is of phase {phase}", "other_phase")
-        targets = peer_targets(broadcast.arrays, self._classes, self._session.tokens, self._plan.kd_peers)
+        tokens = self._session.shape(MEANS)[1]
+        targets = peer_targets(broadcast.arrays, self._classes, tokens, self._plan.kd_peers)
         peers = dict(zip((MEANS, COUNTS), targets, strict=True))
         point = self._resumed(state, round_, peers, report)
         if point.stage == "learning":
@@ -115,7 +115,7 @@ class FedEvPromptLearner:
 
         def take(size: int) -> None:
             some = np.arange(size) % len(rows)
-            self._session.step(state, rows.images[some], rows.labels[some], 0.0, peers)
+            self._session.step(state, {**peers, **step_batch(rows.images[some], rows.labels[some], 0.0)})
 
         def largest(batch: int) -> int:
             return min(batch, len(rows))
@@ -132,8 +132,9 @@ class FedEvPromptLearner:
         steps = -(-len(self._learn_rows) // plan.batch)
         for epoch in range(point.epoch, plan.epochs):
             for images, labels in self._batches(point):
-                kl_weight = plan.kl_weight(point.round, epoch)
-                state, figures = self._session.step(point.state, images, labels, kl_weight, peers)
+                given = step_batch(images, labels, plan.kl_weight(point.round, epoch))
+                state, found = self._session.step(point.state, {**peers, **given})
+                figures = {name: float(found[name]) for name in FIGURES}
                 point = point.stepped(state, figures, len(labels))
                 told = {"epoch": epoch + 1, "epochs": plan.epochs, "step": point.step, "steps": steps}
                 report({**told, "loss": figures["loss"]})
@@ -201,6 +202,25 @@ class FedEvPromptLearner:
         fit = np.array([index for index in range(len(rows)) if index not in rows.unfit], np.int64)
         chosen = most_certain(vacuity[fit], rows.labels[fit], self._around.maps_per_class)
         return Payload(reply_maps(maps[fit], chosen), {"site_sha256": site_sha256})
+
+
+def step_constants(bundle: Bundle, plan: TrainingPlan, prior: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """Return what every step of a round takes alike: the bundle's constants, the prior, rates and weights.
+
+    Args:
+        bundle: brings the tensors.
+        plan: how it learns.
+        prior: (K,) of this device's own pictures.
+    """
+    numbers = {**{RATE + name: rate for name, rate in plan.rates.items()}, "weight_decay": plan.weight_decay}
+    numbers["kd_weight"] = plan.kd_weight
+    settings = {name: np.asarray(value, np.float32) for name, value in numbers.items()}
+    return {**constants(plan, bundle.weights), **settings, "prior": prior}
+
+
+def step_batch(images: NDArray[np.uint8], labels: NDArray[np.int64], kl_weight: float) -> dict[str, NDArray[Any]]:
+    """Return a batch as a step takes it: images (B, S, S, 3), labels (B,), and the epoch's KL weight."""
+    return {"image": images, "target": labels, "kl_weight": np.asarray(kl_weight, np.float32)}
 
 
 def personal_weights(

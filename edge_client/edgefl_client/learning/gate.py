@@ -37,11 +37,7 @@ def judge(
     """Compare bundle and personal values.
 
     Args:
-        graph: the loaded scoring graph.
-        bundle: with its own values.
-        personal: tensors by name.
         seen: per class, whether the personal values were learned on it.
-        held: the pictures held back.
         report: called with the number of pictures scored so far, of both together.
 
     Raises:

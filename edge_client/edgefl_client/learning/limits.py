@@ -39,11 +39,7 @@ class Battery:
 
 
 def read_battery(folder: Path = POWER) -> Battery | None:
-    """The emptiest battery that drains, or where none does the emptiest; None where the device itself has none.
-
-    Args:
-        folder: where Linux lists power supplies.
-    """
+    """The emptiest battery that drains, or where none does the emptiest; None where the device itself has none."""
     found = list[Battery]()
     for supply in sorted(folder.glob("*")):
         if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":  # a mouse, a pen

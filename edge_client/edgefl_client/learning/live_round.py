@@ -24,10 +24,11 @@ from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
 from edgefl_client.learning.round_learner import Circumstances, PointFile
-from edgefl_client.learning.round_plan import Settings, agreed
+from edgefl_client.learning.round_plan import agreed
 from edgefl_client.learning.round_report import Told, keep_judged, round_facts
 from edgefl_client.learning.session import plan_of
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.learning_plan import Settings
 from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
@@ -78,13 +79,6 @@ def learn_live(
 ) -> tuple[dict[str, Any], Payload | None]:
     """Learn the open round, or go on with it where it was stopped.
 
-    Args:
-        home: the device's home.
-        bundle: the verified bundle to learn with.
-        table: the owner's pictures.
-        options: threads, limits, seconds between points, report.
-        live: the round.
-
     Returns:
         What `--json` tells, and the reply; None where a limit stopped it.
 
@@ -110,7 +104,13 @@ def learn_live(
         live.permitted(learner.travels, learner.most_reply_bytes(live.broadcast))
         before = begun_with(home.learning / _STANDING, bundle.sha256, live.federation, learner.start())
         theirs, ours = live.classes, bundle.labels.classes
-        by_class = "maps" in learner.travels  # other methods send nothing that classes number
+        by_class = "maps" in learner.travels  # what other methods send keeps its order
+        if not by_class and plan_of(bundle).needs_labels and theirs != ours:
+            raise LearningError(
+                f"the model knows {', '.join(ours)}, the federation {', '.join(theirs)}, in this order: pull its "
+                "bundle",
+                "other_classes",
+            )
         broadcast = live.broadcast
         if by_class:
             broadcast = Payload(numbered_as_model(broadcast.arrays, theirs, ours), broadcast.scalars)
@@ -176,9 +176,6 @@ def drop_reply(home: Home, federation: str, number: int, refused: str | None) ->
     """The reply of a round does not count: the site stays as before it. Doing it twice changes nothing.
 
     Args:
-        home: the device's home.
-        federation: name.
-        number: of the round.
         refused: why it can never be taken, so that the round is not tried again; None where the round is over.
 
     Raises:

@@ -9,7 +9,7 @@ from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.session import plan_of
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import Plan
+from edgefl_protocol.bundle.learning_plan import Plan
 
 Report = Callable[[Mapping[str, float | int | str]], None]
 

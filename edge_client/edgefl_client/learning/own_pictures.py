@@ -39,7 +39,6 @@ from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring.score_files import pictures_below
 from edgefl_client.scoring.verdict import LEAST_HELD
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import TrainingPlan
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_protocol.rules.maps import MAX_MAPS
@@ -140,7 +139,7 @@ def read_dealt(
         LearningError: too few pictures or no labels, or they take more memory than is allowed.
         EdgeflError: a picture or a file cannot be used.
     """
-    if not isinstance(plan_of(bundle), TrainingPlan):
+    if not plan_of(bundle).needs_labels:
         return _read_unlabelled(bundle, table, limits, report)
     if table.file.is_dir():
         raise LearningError(

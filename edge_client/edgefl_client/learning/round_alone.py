@@ -16,7 +16,7 @@ from typing import Any
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Standing, begun_with, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
-from edgefl_client.learning.learner_table import learner_for
+from edgefl_client.learning.learner_table import learner_of
 from edgefl_client.learning.live_round import forget_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt, remember_table
@@ -26,10 +26,6 @@ from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.payload import Payload
 
 STANDING, POINT = "alone.payload", "alone-round.payload"
-IN_FEDERATIONS_ONLY = (
-    "this bundle learns FedCLF, which takes a federation's features and weights and which no score reads: "
-    "take part with edgefl sync, the pictures are remembered for it"
-)
 
 
 def run_train(
@@ -44,16 +40,10 @@ def run_train(
     """Learn one round, or go on with one that was stopped.
 
     Args:
-        home: the device's home.
-        bundle: the verified bundle to learn with.
         pictures: CSV with the columns image and label, and lesion_id where known, or a folder of pictures; remembered
             for `edgefl sync`.
-        options: what the caller changes.
         site: this member's name, which enters the draws.
         others: the newest broadcast of the others' maps; None for none.
-
-    Returns:
-        What `edgefl train --json` prints.
 
     Raises:
         Paused: the battery, or a word from outside, forbids to begin.
@@ -61,13 +51,14 @@ def run_train(
             finite, or a method that learns in a federation only (`alone`).
         EdgeflError: a picture or a file cannot be used.
     """
-    plan, started = options.plan(bundle), options.limits.clock()  # before the work of reading
+    options.plan(bundle)  # before the work of reading
+    learn, started = learner_of(bundle), options.limits.clock()
     named, told = Table(file=pictures.absolute(), formats=tuple(options.formats), batch=options.batch), Told(options)
     with only_one(home):
-        if plan.kind == "fedclf":
+        if learn.only_in_federations is not None:
             remember_table(home, named)
             _restart(home, options)
-            raise LearningError(IN_FEDERATIONS_ONLY, "alone")
+            raise LearningError(learn.only_in_federations, "alone")
         options.limits.check_begin()
         dealt = read_dealt(home, bundle, named, options.limits, told.report, afresh=options.restart)
         remember_table(home, named)
@@ -76,7 +67,7 @@ def run_train(
             points=PointFile(home.learning / POINT), site=site, options=options, maps_per_class=0, judged=told.hear,
             started=started,
         )  # fmt: skip
-        learner = learner_for(bundle, dealt, around)
+        learner = learn(bundle, dealt, around)
         before = begun_with(home.learning / STANDING, bundle.sha256, "", learner.start())
         number = before.round + 1
         broadcast = Payload({} if others is None else others.arrays, {"phase": "train", "round": number, "rounds": 1})

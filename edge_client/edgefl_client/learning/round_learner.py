@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from edgefl_client.learning.checkpoint import Point, damaged
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.options import Report, TrainOptions
+from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.scoring.checked_file import read_checked, write_checked
 from edgefl_client.scoring.personal import PersonalState
+from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
 
@@ -27,10 +29,6 @@ ALONE = "device"  # the site's name of a device that is a member of no federatio
 
 class RoundLearner(Protocol):
     """The device's half of one method."""
-
-    @property
-    def kind(self) -> str:
-        """`kind` of `training.json`: the method."""
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -58,6 +56,25 @@ class RoundLearner(Protocol):
         Raises:
             Paused: a limit of the owner stopped it; it goes on another time.
             LearningError: it cannot go on; the state before is the one that counts.
+        """
+
+
+class Learner(Protocol):
+    """The device's half of a method before it has pictures: the class in the table of learners."""
+
+    only_in_federations: str | None
+    """Why the method cannot be learned alone, as a sentence; None where it can."""
+
+    def __call__(self, bundle: Bundle, rows: Dealt, around: "Circumstances", /) -> RoundLearner:
+        """Make the learner of a bundle's method.
+
+        Args:
+            bundle: the verified bundle, whose record is the method's.
+            rows: the owner's pictures: those that teach, and those held back where the method judges.
+
+        Raises:
+            LearningError: there are too few pictures.
+            BundleError: the runtime cannot load its graph.
         """
 
 
@@ -165,9 +182,6 @@ class Keeper:
 def phase_and_round(broadcast: Payload) -> tuple[str, int]:
     """Phase and train round of a broadcast.
 
-    Args:
-        broadcast: as it came.
-
     Raises:
         LearningError: it does not tell them (`other_broadcast`).
     """
@@ -179,9 +193,6 @@ def phase_and_round(broadcast: Payload) -> tuple[str, int]:
 
 def rounds_of(broadcast: Payload) -> int:
     """How many train rounds there are, from which a method takes its rates.
-
-    Args:
-        broadcast: as it came.
 
     Raises:
         LearningError: it does not tell (`other_broadcast`).

@@ -62,11 +62,6 @@ def round_facts(
     """What `--json` tells of a round.
 
     Args:
-        home: the device's home.
-        bundle: that was learned with.
-        dealt: the pictures.
-        broadcast: what came from the others.
-        told: what the learner told.
         after: the new state; None where a limit stopped it.
         reason: that limit.
     """

@@ -86,9 +86,6 @@ class Archive:
 def read_archive(data: bytes) -> dict[str, bytes]:
     """Read a canonical archive.
 
-    Args:
-        data: the whole file.
-
     Returns:
         Name to content, in the order of the file.
 
@@ -100,9 +97,6 @@ def read_archive(data: bytes) -> dict[str, bytes]:
 
 def open_archive(file: BinaryIO) -> Archive:
     """Read and hash a canonical archive.
-
-    Args:
-        file: the file; it can be closed afterwards.
 
     Raises:
         BundleError: `too_large`, `truncated` or `bad_archive`.

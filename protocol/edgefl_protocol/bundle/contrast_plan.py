@@ -1,4 +1,4 @@
-"""What a device needs to know to learn FedCLF: the record beside its training graph, and the names they share.
+"""How a device learns FedCLF: the record beside its training graphs, and the names they share.
 
     training.json  {"kind": "fedclf", "parameters": {name: shape}, "statistics": {name: shape}, "counters": [name],
                     "norm": [name], "view_px", "lr", "momentum", "weight_decay", "batch", "bn": "averaged"|"local",
@@ -11,28 +11,43 @@ buffer, the running statistics and counters of batch norm, and under `momentum.`
 `loss`, `keys` (B, 128), the features of the second views, and everything that the step changed as `next.NAME`. The
 graph `encode.onnx` takes `views` and the parameters, and gives `features` (B, 128): what the slow encoder says with
 the statistics of the batch. Values are in neither: they come with the federation's broadcast. The temperature stands in
-the graph. Guarantees: a `FedCLFPlan` that exists satisfies the forms below. Source: FedCLF (arXiv 2208.11278) section
-III; docs/design.md, sections 7 and 9.
+the graph. Source: FedCLF (arXiv 2208.11278) section III; docs/design.md, sections 7 and 9; docs/decisions/0027.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.bundle.learning_plan import (
+    GRAPH,
+    MAX_BATCH,
+    MAX_EPOCHS,
+    MAX_SEED,
+    NEXT,
+    NUMBER,
+    Contract,
+    ScoreFacts,
+    Settings,
+    check_values,
+    read_fields,
+    write_fields,
+)
+from edgefl_protocol.bundle.onnx_wire import TensorType
+from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules import defaults
 from edgefl_protocol.rules.batches import LEAST_BATCH
+from edgefl_protocol.rules.feature_rows import FEATURES
 from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, leaving, staying
-from edgefl_protocol.strict_json import parse_json, write_json
 
 ENCODER: Final = "encode.onnx"
 FIRST, SECOND, NEGATIVES = "first", "second", "negatives"
 VIEW, ENCODED = "views", "features"
 BUFFER: Final = "optimizer.momentum_buffer."
-NEXT: Final = "next."
 SETTINGS: Final = ("rate", "momentum", "weight_decay", "key_momentum")
 FIGURES: Final = ("loss", "keys")
 
@@ -40,7 +55,7 @@ MAX_TENSORS: Final = 1000  # of one network
 MAX_VALUES: Final = 2**27
 MAX_NAME: Final = 200
 
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "kind": ("fedclf",),
     "bn": ("averaged", "local"),
     "momentum_encoder": ("reset", "averaged", "local"),
@@ -49,10 +64,10 @@ _CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _WHOLE: Final = {
     "view_px": (1, 4096),
-    "batch": (LEAST_BATCH, 1024),
+    "batch": (LEAST_BATCH, MAX_BATCH),
     "queue": (2, 65_536),
-    "epochs": (1, 10_000),
-    "seed": (0, 2**31 - 1),
+    "epochs": (1, MAX_EPOCHS),
+    "seed": (0, MAX_SEED),
 }
 _NUMBERS: Final = {
     "lr": (0.0, 10.0),
@@ -61,6 +76,9 @@ _NUMBERS: Final = {
     "temperature": (0.001, 10.0),
     "key_momentum": (0.0, 1.0),
 }
+_FOLLOWED: Final = (
+    "lr", "momentum", "weight_decay", "batch", "bn", "queue", "key_momentum", "momentum_encoder", "negatives",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +108,9 @@ class FedCLFPlan:
     balance: Literal["none", "class"]
     seed: int
     kind: Literal["fedclf"] = "fedclf"
+    needs_labels: ClassVar[bool] = False
+    frozen_sha256: ClassVar[None] = None
+    defaults: ClassVar[Settings] = defaults.by_name(defaults.FedCLF)
 
     def __post_init__(self) -> None:
         names = (*self.parameters, *self.statistics, *self.counters)
@@ -104,17 +125,7 @@ class FedCLFPlan:
         shapes = (*self.parameters.values(), *self.statistics.values())
         if not all(_is_shape(shape) for shape in shapes) or sum(map(math.prod, shapes)) > MAX_VALUES:
             raise ValueError(f"shapes must be whole numbers above 0, of at most {MAX_VALUES} values in all")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}")
-        for name, (low, high) in _WHOLE.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(f"{name} must be a whole number from {low} to {high}")
-        for name, (least, most) in _NUMBERS.items():
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not least <= value <= most:
-                raise ValueError(f"{name} must be a number from {least:g} to {most:g}")
+        check_values(self, _WORDS, _WHOLE, _NUMBERS)
         for name in ("parameters", "statistics"):  # in one order, however they came
             object.__setattr__(self, name, MappingProxyType(dict(sorted(getattr(self, name).items()))))
 
@@ -168,12 +179,45 @@ class FedCLFPlan:
     def _kept(self) -> tuple[str, ...]:
         return self.norm if self.bn == "local" else ()
 
+    @property
+    def fixed(self) -> Settings:
+        """See `Plan`."""
+        projection = "linear" if "head.weight" in self.parameters else "mlp"
+        return {"temperature": self.temperature, "view_px": self.view_px, "projection": projection}
+
+    def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
+        """See `Plan`."""
+        return {("view_px", 0): defaults.usual_view_side(size_px)}
+
+    def unable(self, wanted: Settings) -> str | None:
+        """See `Plan`: devices add no noise to features."""
+        noise = wanted.get("dp_noise")
+        return f"the federation adds noise to features (dp_noise {noise}); devices do not" if noise else None
+
+    def following(self, wanted: Settings) -> "FedCLFPlan":
+        """See `Plan`."""
+        changes: dict[str, Any] = {name: wanted[name] for name in _FOLLOWED if name in wanted}
+        return replace(self, **changes)
+
+    def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
+        """See `Plan`: graphs of the network that the record describes, whatever the bundle scores with."""
+        views = TensorType("float32", (None, 3, self.view_px, self.view_px))
+        features = TensorType("float32", (None, FEATURES))
+        learned = {name: TensorType("float32", self.shape(name)) for name in self.parameters}
+        state = {
+            name: TensorType("int64" if name.removeprefix(SLOW) in self.counters else "float32", self.shape(name))
+            for name in self.state
+        }
+        given = {FIRST: views, SECOND: views, NEGATIVES: features, **dict.fromkeys(SETTINGS, NUMBER)}
+        changed = {NEXT + name: kind for name, kind in state.items()}
+        return {
+            GRAPH: Contract({**given, **state}, {"loss": NUMBER, "keys": features, **changed}),
+            ENCODER: Contract({VIEW: views, **learned}, {ENCODED: features}),
+        }
+
     def to_bytes(self) -> bytes:
-        """Write `training.json`; equal plans give equal bytes."""
-        record = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        for name in ("parameters", "statistics"):
-            record[name] = {key: list(shape) for key, shape in record[name].items()}
-        return write_json({**record, "counters": list(self.counters), "norm": list(self.norm)})
+        """See `Plan`."""
+        return write_fields(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "FedCLFPlan":
@@ -182,23 +226,12 @@ class FedCLFPlan:
         Raises:
             ValueError: not the documented record.
         """
-        record = parse_json(data)
-        wanted = {entry.name for entry in fields(cls)}
-        if not isinstance(record, dict) or set(record) != wanted:
-            raise ValueError(f"the keys must be exactly {', '.join(sorted(wanted))}")
-        objects, lists = {"parameters", "statistics"}, {"counters", "norm"}
-        if not all(isinstance(record[name], dict) for name in objects):
-            raise ValueError("parameters and statistics must be objects")
+        objects = ("parameters", "statistics")
+        record = read_fields(data, cls, objects, ("counters", "norm"))
         if not all(isinstance(shape, list) for name in objects for shape in record[name].values()):
             raise ValueError("a shape must be a list")
-        if not all(isinstance(record[name], list) for name in lists):
-            raise ValueError("counters and norm must be lists")
-        if not all(isinstance(name, str) for key in lists for name in record[key]):
-            raise ValueError("counters and norm must hold names")
-        if any(isinstance(record[name], list | dict) for name in wanted - objects - lists):
-            raise ValueError("a setting must be a number or a word")
         shapes = {name: {key: tuple(shape) for key, shape in record[name].items()} for name in objects}
-        return cls(**{**record, **shapes, **{name: tuple(record[name]) for name in lists}})
+        return cls(**{**record, **shapes})
 
 
 _GIVEN: Final = (FIRST, SECOND, NEGATIVES, VIEW, ENCODED, *FIGURES)
@@ -208,7 +241,6 @@ def begun(plan: FedCLFPlan, network: Mapping[str, NDArray[Any]]) -> dict[str, ND
     """Everything a step changes, before the first of a round: the slow encoder is a copy, the buffers are zero.
 
     Args:
-        plan: of the bundle.
         network: its tensors by name, and under `momentum.` those of the slow encoder that are no copy.
 
     Returns:

@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.archive import Archive, open_archive, read_archive, write_archive
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD, Plan, ScoreFacts
 from edgefl_protocol.bundle.manifest import (
     OPTIONAL_MEMBERS,
     REQUIRED_MEMBERS,
@@ -49,9 +49,8 @@ from edgefl_protocol.bundle.manifest import (
 )
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.onnx_rules import check_operators, check_score_graph
-from edgefl_protocol.bundle.onnx_training import check_contrast_graphs, check_training_graph
-from edgefl_protocol.bundle.onnx_wire import Graph
-from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, Plan, read_plan
+from edgefl_protocol.bundle.onnx_training import check_graphs, read_plan
+from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.pictures.imaging import Preprocess
@@ -131,9 +130,6 @@ def load_bundle(
         last_seen: (federation, line, task) to the highest version seen on this device; a lower one is refused.
         threshold: how many different trusted keys must have signed.
 
-    Returns:
-        The verified bundle.
-
     Raises:
         BundleError: the bundle is refused; `code` names the check.
         KeyMaterialError: an entry of `trust` is not a usable key.
@@ -157,10 +153,9 @@ def load_bundle(
     weights = _weights(members["weights.safetensors"])  # (8)
     graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes)  # (9)
     extras = {name: content for name, content in members.items() if name in OPTIONAL_MEMBERS}
-    for name, content in extras.items():
-        if name.endswith(".onnx"):
-            check_operators(content)
-    training = _training(members, weights, graph, preprocess.size)  # (10)
+    graphs = {name: check_operators(content) for name, content in extras.items() if name.endswith(".onnx")}
+    types = {name: TensorType(array.dtype.name, array.shape) for name, array in weights.items()}
+    training = _training(members, graphs, ScoreFacts(types, graph.outputs, preprocess.size))  # (10)
     return Bundle(
         manifest=manifest,
         preprocess=preprocess,
@@ -176,21 +171,14 @@ def load_bundle(
     )
 
 
-def _training(
-    members: Mapping[str, bytes], weights: Mapping[str, NDArray[Any]], score: Graph, size_px: int
-) -> Plan | None:
+def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> Plan | None:
     """Step 10."""
     if (GRAPH in members) != (RECORD in members):
         raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
     if RECORD not in members:
         return None
     plan = _read("training", read_plan, members[RECORD])
-    if isinstance(plan, FedCLFPlan):
-        if ENCODER not in members:
-            raise BundleError(f"{GRAPH} of this kind comes with {ENCODER}; build the bundle again", "wrong_members")
-        check_contrast_graphs(members[GRAPH], members[ENCODER], plan)
-    else:
-        check_training_graph(members[GRAPH], plan, weights, score, size_px)
+    check_graphs(graphs, plan, score)
     return plan
 
 
@@ -208,7 +196,6 @@ def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Se
 
     Args:
         members: name to content: the required members, and any of the optional ones.
-        fields: what the publisher decides.
         signers: keys to sign with, at least one.
 
     Returns:
@@ -245,9 +232,6 @@ def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Se
 
 def unverified_manifest(data: bytes) -> tuple[Manifest, tuple[str, ...]]:
     """Read what a bundle claims, before any signature is checked: to show it, never to act on it.
-
-    Args:
-        data: the whole `.edgefl` file.
 
     Returns:
         The manifest and the key ids that claim to have signed it.

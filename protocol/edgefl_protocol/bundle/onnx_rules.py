@@ -63,12 +63,6 @@ OUTPUTS: Final = (
 def check_operators(data: bytes) -> Graph:
     """Read any graph of a bundle and refuse what no device may run.
 
-    Args:
-        data: a serialised ModelProto.
-
-    Returns:
-        What the graph declares.
-
     Raises:
         BundleError: `external_data`, `bad_graph` or `forbidden_operator`.
     """
@@ -85,15 +79,6 @@ def check_operators(data: bytes) -> Graph:
 
 def check_score_graph(data: bytes, weights: Mapping[str, NDArray[Any]], size_px: int, classes: Sequence[str]) -> Graph:
     """Check that `score.onnx` takes the bundle's own tensors and gives the documented outputs.
-
-    Args:
-        data: a serialised ModelProto.
-        weights: the bundle's tensors by name.
-        size_px: side of the network's input.
-        classes: in the order of the outputs.
-
-    Returns:
-        What the graph declares.
 
     Raises:
         BundleError: those of `check_operators`, `wrong_inputs` or `wrong_outputs`.

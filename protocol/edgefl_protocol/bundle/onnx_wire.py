@@ -234,12 +234,6 @@ class Message:
 def read_graph(data: bytes) -> Graph:
     """Read a model file.
 
-    Args:
-        data: a serialised ModelProto.
-
-    Returns:
-        What it declares.
-
     Raises:
         BundleError: `external_data` for a tensor outside the file, `bad_graph` for everything else.
     """
@@ -265,9 +259,6 @@ def read_graph(data: bytes) -> Graph:
 
 def read_model(data: bytes) -> Message:
     """Parse a whole model file under rules (1) to (3), to look at its nodes.
-
-    Args:
-        data: a serialised ModelProto.
 
     Raises:
         BundleError: as `read_graph`.

@@ -1,7 +1,4 @@
-"""What a device needs to know to learn with a bundle: the record beside its training graph, and the names they share.
-
-`kind` of `training.json` names the method: `fedevprompt`, described here, or `fedclf` (`contrast_training`).
-`read_plan` reads either.
+"""How a device learns FedEvPrompt: the record beside its training graph, and the names they share.
 
     training.json  {"kind": "fedevprompt", "trained": [name], "rates": {name: rate}, "weight_decay", "batch", "epochs",
                     "epochs_before", "anneal_epochs", "anneal_clock": "run"|"round", "kd_weight",
@@ -10,45 +7,58 @@
 
 The graph `train_step.onnx` takes `image`, `target`, every trained tensor with its two moments, the step count, the
 settings that may change from step to step, and the constants of the bundle; it gives the loss and, as `next.NAME`,
-everything that the step changed. Guarantees: a `TrainingPlan` that exists satisfies the forms below, so no rate or
-weight of it can be negative, infinite or of unknown meaning. Source: docs/design.md, sections 7 and 9.
+everything that the step changed. Source: docs/design.md, sections 7 and 9; docs/decisions/0028.
 """
 
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
-from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
-
-GRAPH: Final = "train_step.onnx"
-RECORD: Final = "training.json"
+from edgefl_protocol.bundle.learning_plan import (
+    GRAPH,
+    MAX_BATCH,
+    MAX_EPOCHS,
+    MAX_SEED,
+    NEXT,
+    NOT_TAKEN,
+    NUMBER,
+    Contract,
+    ScoreFacts,
+    Settings,
+    check_values,
+    read_fields,
+    write_fields,
+)
+from edgefl_protocol.bundle.onnx_wire import TensorType
+from edgefl_protocol.errors import BundleError
+from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules import defaults
+from edgefl_protocol.strict_json import MAX_INT
 
 FIRST_MOMENT: Final = "optimizer.exp_avg."
 SECOND_MOMENT: Final = "optimizer.exp_avg_sq."
 STEP: Final = "optimizer.step"
 RATE: Final = "rate."
-NEXT: Final = "next."
 MEANS, COUNTS = "peers.means", "peers.counts"
 SETTINGS: Final = ("weight_decay", "kl_weight", "kd_weight")
 FIGURES: Final = ("loss", "kd", "dead")
-
-NOT_TAKEN: Final = frozenset({"temperature"})  # of a bundle's tensors: fitted after learning
 NOT_LEARNED: Final = frozenset({"prior"})  # counted from the device's own pictures
 
 MAX_TRAINED: Final = 64
-MAX_BATCH: Final = 1024
-MAX_EPOCHS: Final = 10_000
-MAX_BLOCKS: Final = 1000
-MAX_PREFIX: Final = 10_000
 
-_CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
+_FOLLOWED: Final = (
+    "weight_decay", "batch", "anneal_epochs", "anneal_clock", "prior_floor", "augment", "kd_weight", "kd_peers",
+)  # fmt: skip
+_OF_DEVICES: Final[Settings] = {"loss": "evidential", "select": "vacuity", "optimizer": "adamw"}
+_PROMPT_RATES: Final = {"prompts.b": "lr_b", "prompts.g": "lr_b", "prompts.t": "lr_t"}
+
+_SHARE: Final = (0.0, 1.0)
+_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "kind": ("fedevprompt",),
     "anneal_clock": ("run", "round"),
     "kd_peers": ("sum", "mean5"),
@@ -60,9 +70,9 @@ _WHOLE: Final = {
     "epochs": (1, MAX_EPOCHS),
     "epochs_before": (0, MAX_INT),
     "anneal_epochs": (1, MAX_EPOCHS),
-    "seed": (0, 2**31 - 1),
+    "seed": (0, MAX_SEED),
 }
-_SHARES: Final = ("weight_decay", "kd_weight", "prior_floor")
+_NUMBERS: Final = {"weight_decay": _SHARE, "kd_weight": _SHARE, "prior_floor": _SHARE}
 _FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "prompts": ("bt", "g"),
     "prefix": ("after", "before"),
@@ -73,6 +83,11 @@ _FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "kd_metric": ("bilinear", "nearest"),
 }
 _SHA256: Final = re.compile("[0-9a-f]{64}")
+
+
+def rate_setting(name: str) -> str:
+    """Return the setting that holds a trained tensor's learning rate: `lr_b`, `lr_t` or `lr_head`."""
+    return _PROMPT_RATES.get(name, "lr_head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,13 +114,7 @@ class PromptForm:
     def __post_init__(self) -> None:
         if not isinstance(self.network, str) or not _SHA256.fullmatch(self.network):
             raise ValueError("network must be a SHA-256 of 64 hex digits")
-        for name, allowed in _FORMS.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}")
-        for name, (low, high) in {"b_blocks": (0, MAX_BLOCKS), "prompt_length": (1, MAX_PREFIX)}.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(f"{name} must be a whole number from {low} to {high}")
+        check_values(self, _FORMS, {"b_blocks": (0, 1000), "prompt_length": (1, 10_000)}, {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +141,8 @@ class TrainingPlan:
     seed: int
     form: PromptForm
     kind: Literal["fedevprompt"] = "fedevprompt"
+    needs_labels: ClassVar[bool] = True
+    defaults: ClassVar[Settings] = defaults.by_name(defaults.FedEvPrompt)
 
     def __post_init__(self) -> None:
         names = self.trained
@@ -139,18 +150,9 @@ class TrainingPlan:
             raise ValueError(f"trained must be 1 to {MAX_TRAINED} distinct names")
         if not all(isinstance(name, str) and name for name in names) or set(self.rates) != set(names):
             raise ValueError("rates must name exactly the trained tensors")
-        if not all(_is_share(rate) for rate in self.rates.values()):
+        if not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in self.rates.values()):
             raise ValueError("a learning rate must be a number from 0 to 1")
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be {' or '.join(allowed)}")
-        for name, (low, high) in _WHOLE.items():
-            value = getattr(self, name)
-            if type(value) is not int or not low <= value <= high:
-                raise ValueError(f"{name} must be a whole number from {low} to {high}")
-        for name in _SHARES:
-            if not _is_share(getattr(self, name)):
-                raise ValueError(f"{name} must be a number from 0 to 1")
+        check_values(self, _WORDS, _WHOLE, _NUMBERS)
         object.__setattr__(self, "rates", MappingProxyType(dict(self.rates)))
 
     @property
@@ -180,12 +182,69 @@ class TrainingPlan:
         t = epoch if self.anneal_clock == "round" else self.epochs_before + (round_ - 1) * self.epochs + epoch
         return min(1.0, t / self.anneal_epochs)
 
+    @property
+    def fixed(self) -> Settings:
+        """See `Plan`; without the network, and without b-blocks where no block has prompts of its own."""
+        form: dict[str, Plain] = asdict(self.form)
+        unused = {"network"} if self.form.prompts == "bt" else {"network", "b_blocks"}
+        return {**_OF_DEVICES, **{name: value for name, value in form.items() if name not in unused}}
+
+    @property
+    def frozen_sha256(self) -> str:
+        """See `Plan`: maps of two networks cannot be compared."""
+        return self.form.network
+
+    def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
+        """See `Plan`; a readout that each site settles by its own rows is compared with nobody's."""
+        patch, learned_alone = backbone.get("patch"), backbone.get("self_supervised")
+        tokens = (size_px // patch) ** 2 if isinstance(patch, int) and patch > 0 else None
+        length = None if tokens is None else defaults.usual_prompt_length(tokens)
+        norm = ("standardise" if learned_alone else "none") if type(learned_alone) is bool else None
+        return {("prompt_length", 0): length, ("head_norm", "auto"): norm, ("readout", "auto"): None}
+
+    def unable(self, wanted: Settings) -> None:
+        """See `Plan`."""
+
+    def following(self, wanted: Settings) -> "TrainingPlan":
+        """See `Plan`; rates go by the names of their tensors."""
+        told = {name: wanted.get(rate_setting(name)) for name in self.trained}
+        changes: dict[str, Any] = {name: wanted[name] for name in _FOLLOWED if name in wanted}
+        changes["rates"] = {name: self.rates[name] if rate is None else rate for name, rate in told.items()}
+        return replace(self, **changes)
+
+    def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
+        """See `Plan`."""
+        learnable = {n for n, kind in score.weights.items() if kind.dtype == "float32"} - NOT_TAKEN - NOT_LEARNED
+        missing = [name for name in self.trained if name not in learnable]
+        if missing:
+            raise BundleError(
+                f"the bundle has no tensor {', '.join(missing)[:300]} of float32 that {GRAPH} could train; build it "
+                "again",
+                "wrong_inputs",
+            )
+        if "map" not in score.outputs or "evidence" not in score.outputs:
+            raise BundleError(
+                "a training step of evidential prompts needs a scoring graph with evidence and map; leave training out",
+                "wrong_inputs",
+            )
+        tokens, classes = score.outputs["map"].dims[-1], score.outputs["evidence"].dims[-1]
+        taken = {name: kind for name, kind in score.weights.items() if name not in NOT_TAKEN}
+        state = {STEP: TensorType("int64", ())}
+        for name in self.trained:
+            state[name] = state[FIRST_MOMENT + name] = state[SECOND_MOMENT + name] = taken[name]
+        given = {
+            "image": TensorType("uint8", (None, score.size_px, score.size_px, 3)),
+            "target": TensorType("int64", (None,)),
+            MEANS: TensorType("float32", (classes, tokens)),
+            COUNTS: TensorType("float32", (classes,)),
+            **dict.fromkeys((*SETTINGS, *(RATE + name for name in self.trained)), NUMBER),
+        }
+        changed = {NEXT + name: kind for name, kind in state.items()}
+        return {GRAPH: Contract({**taken, **given, **state}, {**dict.fromkeys(FIGURES, NUMBER), **changed})}
+
     def to_bytes(self) -> bytes:
-        """Write `training.json`; equal plans give equal bytes."""
-        record = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return write_json(
-            {**record, "trained": list(self.trained), "rates": dict(self.rates), "form": asdict(self.form)}
-        )
+        """See `Plan`."""
+        return write_fields(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "TrainingPlan":
@@ -194,47 +253,15 @@ class TrainingPlan:
         Raises:
             ValueError: not the documented record.
         """
-        record = parse_json(data)
-        wanted = {entry.name for entry in fields(cls)}
-        if not isinstance(record, dict) or set(record) != wanted:
-            raise ValueError(f"the keys must be exactly {', '.join(sorted(wanted))}")
-        if not isinstance(record["trained"], list) or not isinstance(record["rates"], dict):
-            raise ValueError("trained must be a list and rates an object")
-        if not all(isinstance(name, str) for name in record["trained"]):
-            raise ValueError("trained must hold names")
+        record = read_fields(data, cls, {"rates", "form"}, {"trained"})
         form = record["form"]
-        if not isinstance(form, dict) or set(form) != {entry.name for entry in fields(PromptForm)}:
+        if set(form) != {entry.name for entry in fields(PromptForm)}:
             raise ValueError("form must name exactly what stands in the graph")
-        if any(isinstance(value, list | dict) for value in form.values()) or any(
-            isinstance(record[name], list | dict) for name in wanted - {"trained", "rates", "form"}
-        ):
-            raise ValueError("a setting must be a number or a word")
-        return cls(**{**record, "trained": tuple(record["trained"]), "form": PromptForm(**form)})
-
-
-Plan = TrainingPlan | FedCLFPlan
-
-
-def read_plan(data: bytes) -> Plan:
-    """Read `training.json` of any kind.
-
-    Args:
-        data: the member of a bundle.
-
-    Raises:
-        ValueError: not the documented record of its kind.
-    """
-    record = parse_json(data)
-    kind = record.get("kind") if isinstance(record, dict) else None
-    return FedCLFPlan.from_bytes(data) if kind == "fedclf" else TrainingPlan.from_bytes(data)
+        return cls(**{**record, "form": PromptForm(**form)})
 
 
 def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Everything a step changes, before the first: the bundle's values, moments of zero, no step taken.
-
-    Args:
-        plan: of the bundle.
-        weights: the bundle's tensors by name.
 
     Returns:
         Arrays under `TrainingPlan.state`, in that order.
@@ -247,14 +274,5 @@ def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict
 
 
 def constants(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The tensors of a bundle that a step reads and never changes.
-
-    Args:
-        plan: of the bundle.
-        weights: the bundle's tensors by name.
-    """
+    """The tensors of a bundle that a step reads and never changes."""
     return {name: value for name, value in weights.items() if name not in plan.trained and name not in NOT_TAKEN}
-
-
-def _is_share(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and 0 <= value <= 1  # type: ignore[operator, arg-type]

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from edgefl_protocol.bundle import Bundle, BundleFields, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
-from edgefl_protocol.bundle.training_plan import GRAPH, RECORD
+from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 VIEW_PX = 16

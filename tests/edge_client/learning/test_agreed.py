@@ -15,7 +15,7 @@ from edgefl_client.learning.limits import Limits
 from edgefl_client.learning.live_round import LiveRound, learn_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table
-from edgefl_client.learning.round_plan import DEFAULTS, agreed
+from edgefl_client.learning.round_plan import agreed
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
@@ -46,7 +46,7 @@ def fedclf(bundle: Bundle, *, complete: bool = True, **settings: Any) -> FedCLFP
 def test_what_a_step_takes_as_an_input_is_the_federations(encoder: Bundle, name: str, value: Any) -> None:
     """Each setting that a FedCLF device can follow: told, it holds; not told, the method's default does."""
     told, silent = fedclf(encoder, **{name: value}), fedclf(encoder)
-    assert getattr(told, name) == value != getattr(silent, name) == DEFAULTS["fedclf"][name]
+    assert getattr(told, name) == value != getattr(silent, name) == FedCLFPlan.defaults[name]
     assert replace(told, **{name: getattr(silent, name)}) == silent
     untold = fedclf(encoder, complete=False)  # a coordinator that does not describe its task
     assert getattr(untold, name) == getattr(encoder.training, name)
@@ -128,10 +128,10 @@ def test_prompts_of_another_form_are_refused(school: SimpleNamespace, name: str,
 def test_every_part_of_the_form_is_a_setting() -> None:
     """A part that no setting is named like would never be compared."""
     parts = {entry.name for entry in fields(PromptForm)} - {"network"}
-    assert parts == ANOTHER.keys() and parts <= DEFAULTS["fedevprompt"].keys()
+    assert parts == ANOTHER.keys() and parts <= TrainingPlan.defaults.keys()
 
 
-@pytest.mark.parametrize("name", sorted(DEFAULTS["fedevprompt"]))
+@pytest.mark.parametrize("name", sorted(TrainingPlan.defaults))
 def test_no_setting_of_the_federation_is_passed_over(school: SimpleNamespace, name: str) -> None:
     """Decision 0028: another value than the default's is learned with or refused. Not so how fresh prompts are drawn,
     for they come with the bundle, how many maps leave, which the task says itself, and what becomes of evidence once a
@@ -141,7 +141,7 @@ def test_no_setting_of_the_federation_is_passed_over(school: SimpleNamespace, na
         "anneal_clock": "round", "prior_floor": 0.2, "augment": "none", "kd_weight": 0.5, "kd_peers": "mean5",
         "loss": "ce", "select": "random", "optimizer": "sgd",
     }  # fmt: skip
-    assert DEFAULTS["fedevprompt"].keys() - others.keys() == {"prompt_init", "maps_per_class", "discount"}
+    assert TrainingPlan.defaults.keys() - others.keys() == {"prompt_init", "maps_per_class", "discount"}
     if name not in others:
         return
     bundle, parts = school.learning_bundle(), ("prompts.b", "prompts.t", "head.bias")

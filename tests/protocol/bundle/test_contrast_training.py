@@ -13,7 +13,8 @@ from onnx import TensorProto, helper
 from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph, step_graph
 
 from edgefl_protocol.bundle.contrast_plan import BUFFER, ENCODER, FedCLFPlan, begun
-from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, read_plan
+from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
+from edgefl_protocol.bundle.onnx_training import read_plan
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.rules.slow_encoder import SLOW
 

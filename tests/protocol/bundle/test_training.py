@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from edgefl_protocol.bundle.onnx_wire import Graph, read_graph
-from edgefl_protocol.bundle.training_plan import GRAPH, RECORD, PromptForm, TrainingPlan, constants, fresh_state
+from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD, ScoreFacts
+from edgefl_protocol.bundle.onnx_wire import TensorType, read_graph
+from edgefl_protocol.bundle.training_plan import PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_protocol.errors import BundleError
 
 FLOAT, INT64, UINT8 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
@@ -128,12 +129,9 @@ def test_a_tensor_the_bundle_lacks_cannot_learn(good: Any) -> None:
 
 def test_softmax_models_have_no_evidential_step(good: Any) -> None:
     """The contract asks for evidence and map."""
-    from edgefl_protocol.bundle.onnx_training import check_training_graph
-
-    bare = Graph({}, {}, frozenset(), 0, 0)
-    model = step_model(good, a_plan()).SerializeToString()
+    weights = {"head.bias": TensorType("float32", (3,))}
     with pytest.raises(BundleError, match="evidence and map"):
-        check_training_graph(model, a_plan(), good.load().weights, bare, good.load().preprocess.size)
+        a_plan().graphs(ScoreFacts(weights, {}, good.load().preprocess.size))
 
 
 BAD: dict[str, Any] = {

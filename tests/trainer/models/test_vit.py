@@ -6,7 +6,8 @@ import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import ResPostBlock
 
-from edgefl_trainer.models.vit import FrozenViT, init_prompts, prefix_length
+from edgefl_protocol.rules.defaults import usual_prompt_length
+from edgefl_trainer.models.vit import FrozenViT, init_prompts
 from edgefl_trainer.rollout import attention_rollout, max_normalise, rollout_from_factors
 
 VARIANTS = [
@@ -147,15 +148,15 @@ def test_normalise_is_the_described_arithmetic(vit):
 @pytest.mark.parametrize(("tokens", "length"), [(196, 50), (144, 37), (49, 12), (256, 65), (1, 1)])
 def test_prefix_length_scales_with_the_tokens(tokens, length):
     """docs/methods.md, prefix prompts: P = round(50·N/196): 50 at 14 × 14, 37 at 12 × 12, 12 at 7 × 7."""
-    assert prefix_length(tokens) == length
+    assert usual_prompt_length(tokens) == length
 
 
 def test_prompts_of_vit_small_have_the_paper_count(make_spec):
     """docs/methods.md, prefix prompts: (12, 2, 50, 6, 64), of which 115,200 numbers in three b-blocks; U(−1, 1)."""
     spec = make_spec(image_px=224, patch=16, depth=12, heads=6, width=384)
     draw = torch.Generator().manual_seed(0)
-    b = init_prompts(spec, 3, prefix_length(spec.tokens), "uniform", draw)
-    t = init_prompts(spec, 9, prefix_length(spec.tokens), "uniform", draw)
+    b = init_prompts(spec, 3, usual_prompt_length(spec.tokens), "uniform", draw)
+    t = init_prompts(spec, 9, usual_prompt_length(spec.tokens), "uniform", draw)
     assert tuple(b.shape) == (3, 2, 50, 6, 64) and b.numel() == 115_200 and t.numel() == 345_600
     assert -1 <= t.min() < -0.99 and 0.99 < t.max() <= 1 and abs(t.mean()) < 0.01
     normal = init_prompts(spec, 9, 50, "normal", draw)

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from edgefl_protocol.rules.defaults import FedEvPrompt as Default
 from edgefl_protocol.rules.maps import (
-    MAX_MAPS,
     PeerWeight,
     first_of_each_class,
     is_maps,
@@ -38,12 +38,12 @@ from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
 class MapSharing:
     """Hyper-parameters of the buffer; symbols of FedEvPrompt in the comments."""
 
-    kd_weight: float = 1e-6  # lambda
-    maps_per_class: int = MAX_MAPS  # M
-    select: Literal["vacuity", "random", "correct"] = "vacuity"  # correct: lowest vacuity among correct answers
-    rollout: PrefixMode = "renormalise"  # what rollout does with the prefix columns
-    kd_metric: Literal["bilinear", "nearest"] = "bilinear"  # upsampling to 224 px
-    kd_peers: PeerWeight = "sum"  # mean5: five times the mean over peers
+    kd_weight: float = Default.kd_weight  # lambda
+    maps_per_class: int = Default.maps_per_class  # M
+    select: Literal["vacuity", "random", "correct"] = Default.select  # correct: lowest vacuity among correct answers
+    rollout: PrefixMode = Default.rollout  # what rollout does with the prefix columns
+    kd_metric: Literal["bilinear", "nearest"] = Default.kd_metric  # upsampling to 224 px
+    kd_peers: PeerWeight = Default.kd_peers  # mean5: five times the mean over peers
 
     def __post_init__(self) -> None:
         if not 1 <= self.maps_per_class <= 100:

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from edgefl_protocol.rules.class_prior import counts_shown
+from edgefl_protocol.rules.defaults import FedEvPrompt as Default
+from edgefl_protocol.rules.defaults import usual_prompt_length
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -31,7 +33,7 @@ from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.spec import BackboneSpec, Readout, ViTSpec, require_vit, settled_readout
-from edgefl_trainer.models.vit import PrefixPlace, PromptInit, ViTOutput, init_prompts, prefix_length
+from edgefl_trainer.models.vit import PrefixPlace, PromptInit, ViTOutput, init_prompts
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
 HEAD = ("head.weight", "head.bias")
@@ -45,26 +47,26 @@ LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 class EvidentialRecipe:
     """Hyper-parameters of local learning; symbols of FedEvPrompt in the comments."""
 
-    lr_b: float = 2.5e-4  # mu1, b-prompts
-    lr_t: float = 5e-4  # mu2, t-prompts
-    lr_head: float = 5e-4  # mu2 unless features are standardised, where a larger step pays
-    weight_decay: float = 1e-2
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # sgd: without momentum
-    batch: int = 32
-    prompts: Literal["bt", "g", "none"] = "bt"  # g: one set in all blocks, learned at lr_b; none: the head alone
-    b_blocks: int = 3  # l: blocks with b-prompts, the others hold t-prompts
-    prompt_length: int = 0  # P; 0: 50·N/196, rounded
-    prompt_init: PromptInit = "normal"
-    prefix: PrefixPlace = "after"  # where prompts join keys and values: behind the projection, or as tokens before it
-    loss: Literal["evidential", "ce"] = "evidential"  # ce: cross-entropy over a softmax, without uncertainty
-    evidence: EvidenceKind = "softplus"
-    anneal_epochs: int = 10  # the KL weight is min(1, t / anneal_epochs)
-    anneal_clock: Literal["run", "round"] = "run"  # t counts epochs over the whole run, or from each round's start
-    prior_floor: float = 1e-2
-    discount: Literal["none", "unusual"] = "none"  # evidence of images unlike the site's, when a run is finished
-    readout: Literal["auto", "cls", "mean"] = "auto"  # auto: by a linear probe on tune rows
-    head_norm: Literal["auto", "standardise", "none"] = "auto"  # auto: standardise on self-supervised backbones
-    augment: Literal["none", "dihedral"] = "dihedral"
+    lr_b: float = Default.lr_b  # mu1, b-prompts
+    lr_t: float = Default.lr_t  # mu2, t-prompts
+    lr_head: float = Default.lr_head  # mu2 unless features are standardised, where a larger step pays
+    weight_decay: float = Default.weight_decay
+    optimizer: Literal["adamw", "adam", "sgd"] = Default.optimizer  # sgd: without momentum
+    batch: int = Default.batch
+    prompts: Literal["bt", "g", "none"] = Default.prompts  # g: one set, learned at lr_b; none: the head alone
+    b_blocks: int = Default.b_blocks  # l: blocks with b-prompts, the others hold t-prompts
+    prompt_length: int = Default.prompt_length  # P; 0: 50·N/196, rounded
+    prompt_init: PromptInit = Default.prompt_init
+    prefix: PrefixPlace = Default.prefix  # prompts join keys and values behind the projection, or as tokens before it
+    loss: Literal["evidential", "ce"] = Default.loss  # ce: cross-entropy over a softmax, without uncertainty
+    evidence: EvidenceKind = Default.evidence
+    anneal_epochs: int = Default.anneal_epochs  # the KL weight is min(1, t / anneal_epochs)
+    anneal_clock: Literal["run", "round"] = Default.anneal_clock  # t counts epochs of the run, or of the round
+    prior_floor: float = Default.prior_floor
+    discount: Literal["none", "unusual"] = Default.discount  # evidence of images unlike the site's, once finished
+    readout: Literal["auto", "cls", "mean"] = Default.readout  # auto: by a linear probe on tune rows
+    head_norm: Literal["auto", "standardise", "none"] = Default.head_norm  # auto: on self-supervised backbones
+    augment: Literal["none", "dihedral"] = Default.augment
 
     def __post_init__(self) -> None:
         shares = ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor")
@@ -142,7 +144,7 @@ def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, 
 
 def _prompts(recipe: EvidentialRecipe, spec: ViTSpec, generator: torch.Generator) -> list[Tensor]:
     """Fresh prompts by `prompt_names`."""
-    length = recipe.prompt_length or prefix_length(spec.tokens)
+    length = recipe.prompt_length or usual_prompt_length(spec.tokens)
     blocks = (recipe.b_blocks, spec.depth - recipe.b_blocks) if recipe.prompts == "bt" else (spec.depth,)
     return [init_prompts(spec, count, length, recipe.prompt_init, generator) for count in blocks]
 

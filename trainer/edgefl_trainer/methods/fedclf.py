@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.defaults import FedCLF as Default
 from edgefl_protocol.rules.feature_rows import BANK
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
@@ -43,7 +44,7 @@ class FedCLF:
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)
-    negatives: Literal["remote", "both", "local"] = "remote"  # FE+Neg, FE, without feature exchange
+    negatives: Literal["remote", "both", "local"] = Default.negatives  # FE+Neg, FE, without feature exchange
 
     def __post_init__(self) -> None:
         if self.noise.dp_noise and not self.shares:

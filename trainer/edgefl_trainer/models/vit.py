@@ -61,18 +61,6 @@ class ViTOutput(NamedTuple):
         return self.cls if name == "cls" else self.patch_mean
 
 
-def prefix_length(tokens: int) -> int:
-    """Prefix length P for N patch tokens: 50 for 14 × 14, in proportion otherwise, at least 1.
-
-    Args:
-        tokens: N.
-
-    Returns:
-        P = round(50·N/196).
-    """
-    return max(1, round(50 * tokens / 196))
-
-
 def init_prompts(
     spec: ViTSpec, blocks: int, length: int, init: PromptInit, generator: torch.Generator
 ) -> Float[Tensor, "L two P H dh"]:

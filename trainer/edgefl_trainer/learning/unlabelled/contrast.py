@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import negatives as rules
+from edgefl_protocol.rules.defaults import FedCLF as Default
 from edgefl_protocol.rules.feature_rows import BANK, FEATURES
 from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, key_momentum, leaving, round_begins, staying
 from edgefl_trainer.bounds import check_bounds
@@ -41,11 +42,12 @@ class ContrastRecipe:
     """Hyper-parameters; symbols of the papers in the comments."""
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
-    queue: int = 1024  # K, features in the local bank
-    temperature: float = 0.2  # tau
-    key_momentum: float = 0.0  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
-    momentum_encoder: MomentumEncoder = "averaged"  # reset: a copy each round, after which banks are of another space
-    projection: Literal["mlp", "linear"] = "mlp"  # linear: MoCo v1, with tau 0.07
+    queue: int = Default.queue  # K, features in the local bank
+    temperature: float = Default.temperature  # tau
+    key_momentum: float = Default.key_momentum  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
+    # reset: a copy each round, after which banks are of another space
+    momentum_encoder: MomentumEncoder = Default.momentum_encoder
+    projection: Literal["mlp", "linear"] = Default.projection  # linear: MoCo v1, with tau 0.07
 
     def __post_init__(self) -> None:
         check_bounds(

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.defaults import FedCLF as Default
 from edgefl_protocol.rules.feature_rows import FEATURES, RECEIVED, SENT, are_features, check_bank, order_by_content
 from edgefl_trainer.contract import Arrays
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -37,8 +38,8 @@ SENSITIVITY = 2.0  # L2 distance of two unit vectors
 class FeatureNoise:
     """Gaussian noise on what leaves a site."""
 
-    dp_noise: float = 0.0  # sigma in every coordinate of a unit vector; 0: none
-    dp_delta: float = 1e-5  # of the (epsilon, delta) that is told
+    dp_noise: float = Default.dp_noise  # sigma in every coordinate of a unit vector; 0: none
+    dp_delta: float = Default.dp_delta  # of the (epsilon, delta) that is told
 
     def __post_init__(self) -> None:
         if not (self.dp_noise == 0 or 1e-3 <= self.dp_noise <= 1e3):

@@ -24,6 +24,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import batches
+from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules.defaults import usual_view_side
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
@@ -51,12 +53,12 @@ Objective = Callable[[tuple[Pixels, ...]], Float[Tensor, ""]]
 class SgdRecipe:
     """Hyper-parameters of local learning; the defaults are the paper's where it names them."""
 
-    lr: float = 0.03  # peak rate; cosine to 0 over all rounds
-    momentum: float = 0.9
-    weight_decay: float = 1e-4  # of every parameter, as MoCo has it
-    batch: int = 128  # B
-    bn: Literal["averaged", "local"] = "averaged"  # local: batch norm stays at its site until the end (FedBN)
-    view_px: int = 0  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
+    lr: float = Default.lr  # peak rate; cosine to 0 over all rounds
+    momentum: float = Default.momentum
+    weight_decay: float = Default.weight_decay  # of every parameter, as MoCo has it
+    batch: int = Default.batch  # B
+    bn: Literal["averaged", "local"] = Default.bn  # local: batch norm stays at its site until the end (FedBN)
+    view_px: int = Default.view_px  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
 
     def __post_init__(self) -> None:
         check_bounds(
@@ -75,7 +77,7 @@ class SgdRecipe:
             SettingError: a vision transformer cannot take that size.
         """
         if isinstance(spec, CNNSpec):
-            return self.view_px or max(LEAST_VIEW, spec.image_px * 8 // 9)
+            return self.view_px or usual_view_side(spec.image_px)
         if self.view_px not in (0, spec.image_px):
             raise SettingError(f"view_px is {self.view_px}; {spec.name} takes {spec.image_px} px only: leave it out.")
         return spec.image_px

@@ -42,17 +42,6 @@ def convolution(
 ) -> Float[Tensor, "B K h2 w2"]:
     """Forward: as it stands, or for few positions over the whole batch at once.
 
-    Args:
-        image: input.
-        weight: kernel; of each group C channels.
-        bias: of each output channel.
-        stride: of the kernel.
-        padding: zeros around the input.
-        dilation: between the kernel's places.
-        transposed: not supported.
-        output_padding: of a transposed one.
-        groups: of channels.
-
     Raises:
         ExportError: it is a transposed one.
     """
@@ -82,16 +71,6 @@ def convolution_backward(
     """Gradients of a convolution.
 
     Args:
-        gradient: of the output.
-        image: its input.
-        weight: its kernel.
-        bias_sizes: unused.
-        stride: of the kernel.
-        padding: zeros around the input.
-        dilation: between the kernel's places.
-        transposed: not supported.
-        output_padding: of a transposed one.
-        groups: of channels.
         mask: which of input, kernel and bias are asked for.
 
     Returns:
@@ -242,14 +221,7 @@ def batch_norm(
     """Batch norm with the statistics of the batch.
 
     Args:
-        image: input.
-        weight: scale.
-        bias: shift.
         running_mean: None; running statistics are moved by whoever asked (`moments`).
-        running_var: None.
-        training: true.
-        momentum: unused.
-        epsilon: added to the variance.
 
     Returns:
         The output; mean and inverse deviation, for the gradient.
@@ -285,18 +257,6 @@ def batch_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Maps, Float[Tensor, " C"], Float[Tensor, " C"]]:
     """Gradients of `batch_norm`.
-
-    Args:
-        gradient: of the output.
-        image: input.
-        weight: scale.
-        running_mean: None.
-        running_var: None.
-        mean: of the batch.
-        inverse: of the batch's deviation.
-        training: true.
-        epsilon: unused.
-        mask: unused.
 
     Returns:
         Gradients of input, scale and shift.
@@ -338,13 +298,7 @@ def max_pool_backward(
     """Each gradient goes to the place that its window's maximum came from.
 
     Args:
-        gradient: of the output.
-        image: input.
         kernel: of no meaning here, nor are the four that follow: the places say it all.
-        stride: see kernel.
-        padding: see kernel.
-        dilation: see kernel.
-        ceil_mode: see kernel.
         indices: places of the maxima in the flattened maps.
     """
     batch, channels, height, width = image.shape
@@ -366,13 +320,7 @@ def average_pool_backward(
     """Each gradient, shared out to the places of its window; windows that neither overlap nor reach over the edge.
 
     Args:
-        gradient: of the output.
-        image: input.
-        kernel: sides of the window.
         stride: of the window; empty for the same.
-        padding: none.
-        ceil_mode: of no meaning here.
-        count_include_pad: of no meaning here.
         divisor: in place of the number of places.
 
     Raises:

@@ -4,7 +4,7 @@ Guarantees: inputs are `image` uint8 (B, S, S, 3) and every trainable tensor by 
 module by name; the batch axis alone is free; no tensor lies outside the file; nothing of the machine that exported it
 (paths, stack traces, versions of its libraries) is inside; the same module gives the same bytes.
 
-Two forms, both of the standard operator domain. `fused` (opset 23) is that of `edgefl_export.fused`, with the operator
+Two forms, both of the standard operator domain. `fused` (opset 23) is `FusedScore`, with the operator
 `Attention`: for vision transformers, and the default. `plain` (opset 20) has attention decomposed into MatMul, Softmax
 and Concat, which every onnxruntime since 1.18 runs: for convolutional networks, prompt tokens in the sequence, and
 runtimes without that operator. Source: docs/design.md, sections 7 (graphs) and 8 (device); docs/decisions/0026; the
@@ -14,7 +14,7 @@ exporter's default `external_data=True` is a trap named in docs/security.md 2.8.
 import contextlib
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from edgefl_export.errors import ExportError
-from edgefl_export.fused import FusedScore, can_fuse
+from edgefl_export.graphs.fused import FusedScore, can_fuse
 from edgefl_trainer.models.scoring import ScoreModule
 
 Form = Literal["fused", "plain"]
@@ -75,9 +75,6 @@ def export_score_graph(
         tensors: a value for each of its tensors; only their shapes matter.
         form: the one wanted; a module that has no fused form gives a plain graph.
 
-    Returns:
-        The graph.
-
     Raises:
         ExportError: a tensor is missing, or the exporter could not make the graph.
     """
@@ -100,29 +97,39 @@ def _trace(
     module: nn.Module, image: UInt8[Tensor, "B S S 3"], tensors: dict[str, Tensor], outputs: tuple[str, ...], opset: int
 ) -> onnx.ModelProto:
     batch = torch.export.Dim("batch", min=1, max=MAX_BATCH)
-    chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
-    with warnings.catch_warnings(), contextlib.redirect_stdout(chatter), torch.no_grad():
+    with exporting("the model"), torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            (image,),
+            kwargs={"tensors": tensors},
+            dynamo=True,
+            external_data=False,
+            opset_version=opset,
+            input_names=["image", *tensors],
+            output_names=list(outputs),
+            dynamic_shapes={"image": {0: batch}, "tensors": dict.fromkeys(tensors)},
+            verbose=False,
+        )
+        assert program is not None  # it has a graph, or it raises
+        return program.model_proto
+
+
+@contextlib.contextmanager
+def exporting(what: str) -> Iterator[None]:
+    """Keep PyTorch's exporter quiet while it works, and turn its failure into a sentence.
+
+    Raises:
+        ExportError: it could not export `what`.
+    """
+    chatter = io.StringIO()  # it prints its progress, and results are what belongs on stdout
+    with warnings.catch_warnings(), contextlib.redirect_stdout(chatter):
         for category in (DeprecationWarning, FutureWarning, UserWarning):
             warnings.simplefilter("ignore", category)  # about the exporter's own insides
         try:
-            program = torch.onnx.export(
-                module,
-                (image,),
-                kwargs={"tensors": tensors},
-                dynamo=True,
-                external_data=False,
-                opset_version=opset,
-                input_names=["image", *tensors],
-                output_names=list(outputs),
-                dynamic_shapes={"image": {0: batch}, "tensors": dict.fromkeys(tensors)},
-                verbose=False,
-            )
+            yield
         except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
             first_line = str(error).strip().partition("\n")[0]
-            raise ExportError(f"PyTorch {torch.__version__} could not export the model: {first_line}") from error
-    if program is None:
-        raise ExportError(f"PyTorch {torch.__version__} returned no graph; install the versions of constraints.txt")
-    return program.model_proto
+            raise ExportError(f"PyTorch {torch.__version__} could not export {what}: {first_line}") from error
 
 
 def clean(model: onnx.ModelProto, name: str, ir_version: int = IR_VERSION) -> None:
@@ -130,7 +137,6 @@ def clean(model: onnx.ModelProto, name: str, ir_version: int = IR_VERSION) -> No
 
     Args:
         model: changed in place.
-        name: of its graph.
         ir_version: the oldest that holds its opset.
     """
     model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""

@@ -22,14 +22,7 @@ _DIGAMMA = tuple(value / (2 * n) for n, value in enumerate(_BERNOULLI, start=1))
 
 
 def lgamma(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Logarithm of the gamma function.
-
-    Args:
-        x: above zero.
-
-    Returns:
-        lnΓ(x) in the type of `x`.
-    """
+    """Return lnΓ(x), the logarithm of the gamma function, for x above zero, in the type of `x`."""
     product = x
     for step in range(1, STEPS):
         product = product * (x + step)
@@ -40,14 +33,7 @@ def lgamma(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
 
 
 def digamma(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """First derivative of lnΓ.
-
-    Args:
-        x: above zero.
-
-    Returns:
-        ψ(x) in the type of `x`.
-    """
+    """Return ψ(x), the first derivative of lnΓ, for x above zero, in the type of `x`."""
     lifted = 1 / x
     for step in range(1, STEPS):
         lifted = lifted + 1 / (x + step)
@@ -58,14 +44,7 @@ def digamma(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
 
 
 def trigamma(x: Float[Tensor, "*axes"]) -> Float[Tensor, "*axes"]:
-    """Second derivative of lnΓ.
-
-    Args:
-        x: above zero.
-
-    Returns:
-        ψ′(x) in the type of `x`.
-    """
+    """Return ψ′(x), the second derivative of lnΓ, for x above zero, in the type of `x`."""
     lifted = 1 / (x * x)
     for step in range(1, STEPS):
         lifted = lifted + 1 / ((x + step) * (x + step))

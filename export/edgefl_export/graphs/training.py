@@ -1,16 +1,13 @@
 """The training graphs of a bundle: a whole step of learning, traced to one self-contained ONNX file.
 
-How: the step with its gradient is traced by `make_fx` under PyTorch's core decompositions, those of
-`edgefl_export.special` and of `edgefl_export.convolutions`, batch axis free, and the traced graph is exported like any
-other. Guarantees: inputs and outputs are those that were asked for, in their order; no tensor lies outside the file;
-nothing of the machine that exported it is inside; every runtime that runs the scoring graph runs it.
+How: the step with its gradient is traced by `make_fx` under PyTorch's core decompositions and those of `special` and
+`convolutions`, batch axis free, and the traced graph is exported like any other. Guarantees: inputs and outputs are
+those that were asked for, in their order; no tensor lies outside the file; nothing of the machine that exported it is
+inside; every runtime that runs the scoring graph runs it.
 
 Source: docs/design.md, section 9.
 """
 
-import contextlib
-import io
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 
 import onnx
@@ -26,9 +23,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from edgefl_export import convolutions, special
 from edgefl_export.errors import ExportError
-from edgefl_export.graph import clean
+from edgefl_export.graphs import convolutions, special
+from edgefl_export.graphs.score import clean, exporting
 
 OPSET = 20
 TRACED_BATCH = 4  # 0 and 1 would be taken for constants
@@ -59,26 +56,13 @@ def export_training_graph(
         outputs: names of the outputs, in order.
         free: inputs whose first axis is free, each with the name of that axis; equal names are equal lengths, and an
             example's free axis is longer than 1.
-        name: of the graph.
-
-    Returns:
-        The serialised graph.
 
     Raises:
         ExportError: the exporter could not make the graph.
     """
     given = {tensor: value.clone() for tensor, value in tensors.items()}
-    chatter = io.StringIO()  # the exporter prints its progress, and results are what belongs on stdout
-    with warnings.catch_warnings(), contextlib.redirect_stdout(chatter):
-        for category in (DeprecationWarning, FutureWarning, UserWarning):
-            warnings.simplefilter("ignore", category)  # about the exporter's own insides
-        try:
-            model = _export(_trace(step, given, free), given, outputs, free)
-        except (torch.onnx.errors.OnnxExporterError, RuntimeError) as error:
-            first_line = str(error).strip().partition("\n")[0]
-            raise ExportError(
-                f"PyTorch {torch.__version__} could not export the training step: {first_line}"
-            ) from error
+    with exporting("the training step"):
+        model = _export(_trace(step, given, free), given, outputs, free)
     clean(model, name)
     _check_names(model, list(given), outputs)
     data: bytes = model.SerializeToString(deterministic=True)
@@ -134,8 +118,7 @@ def _export(
             optimize=False,  # its rewriting is quadratic in nodes; the runtime folds constants when it loads
             verbose=False,
         )
-    if program is None:
-        raise ExportError(f"PyTorch {torch.__version__} returned no graph; install the versions of constraints.txt")
+    assert program is not None  # it has a graph, or it raises
     _simplify(program.model)
     model: onnx.ModelProto = program.model_proto
     return model

@@ -29,8 +29,8 @@ from onnxruntime.quantization import QDQQuantizer, QuantType, create_calibrator
 from onnxruntime.quantization.calibrate import CalibrationDataReader, TensorsData
 
 from edgefl_export.errors import ExportError
-from edgefl_export.gates import Arrays, Pictures
-from edgefl_export.graph import clean
+from edgefl_export.graphs.score import clean
+from edgefl_export.parity.scores import Arrays, Pictures
 
 MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
 OPERATORS = ["Gemm", "MatMul"]
@@ -53,11 +53,7 @@ class Layer:
 
 
 def linear_layers(graph: bytes) -> tuple[Layer, ...]:
-    """The layers of a graph that can be quantised, in its order.
-
-    Args:
-        graph: a serialised float graph.
-    """
+    """The layers of a graph that can be quantised, in its order."""
     model = onnx.load_from_string(graph)
     matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
     groups: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -112,7 +108,6 @@ class Quantiser:
     """Makes 8-bit forms of one graph that differ in which layers stay in float.
 
     Args:
-        graph: a serialised float graph.
         tensors: values of its other inputs.
         pictures: calibration images (n, S, S, 3), at least one.
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_export.calibration import Calibration
 from edgefl_export.errors import ExportError
-from edgefl_export.gates import Parity, Pictures, check_parity
-from edgefl_export.graph import Form, export_score_graph
-from edgefl_export.precision import Agreement, Choice, check_agreement, choose_layers
+from edgefl_export.graphs.score import Form, export_score_graph
+from edgefl_export.int8.calibration import Calibration
+from edgefl_export.int8.precision import Agreement, Choice, check_agreement, choose_layers
+from edgefl_export.parity.scores import Parity, Pictures, check_parity
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json
@@ -62,13 +62,6 @@ class Members:
 def site_model(run: FinishedRun, site: str) -> SiteModel:
     """Take one site's model out of a run.
 
-    Args:
-        run: the opened run directory.
-        site: name of a site that has a model.
-
-    Returns:
-        The model with its card.
-
     Raises:
         EdgeflError: no such site, or the run lacks what a bundle needs.
     """
@@ -97,9 +90,6 @@ def site_model(run: FinishedRun, site: str) -> SiteModel:
 def backbone_name(spec: BackboneSpec) -> str:
     """A name that holds elsewhere: timm's own, or the architecture; with the digest of the weights.
 
-    Args:
-        spec: the backbone.
-
     Returns:
         Such as `vit:192x12/12 at 84 px, sha256 0123456789ab`; never the path it was read from.
     """
@@ -123,14 +113,8 @@ def build_members(
     """Trace, check and pack a model.
 
     Args:
-        model: what leaves.
         images: at least 64 prepared pictures for the export gates, (n, S, S, 3); drawn ones by default.
-        form: of the graph.
         int8: pictures for an 8-bit graph; None for fp32.
-        report: told what is being done.
-
-    Returns:
-        The files of the bundle.
 
     Raises:
         ExportError: the graph cannot be made, or fails a gate.
@@ -161,7 +145,7 @@ def _quantised(
     graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration, report: Callable[[str], None]
 ) -> tuple[bytes, str, Choice, Agreement]:
     """The 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
-    from edgefl_export import quantise  # pulls in the runtime's tools, which fp32 does not need
+    from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
     quantiser = quantise.Quantiser(graph, tensors, pictures.ranges)
     choice = choose_layers(quantiser, graph, tensors, pictures.choice, report)

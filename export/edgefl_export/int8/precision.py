@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgefl_export.errors import GateError
-from edgefl_export.gates import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
-from edgefl_export.quantise import Quantiser
+from edgefl_export.int8.quantise import Quantiser
+from edgefl_export.parity.scores import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
 
 MIN_SAME_CLASS = 0.99
 MAX_MEAN_CHANGE = 0.01
@@ -69,7 +69,6 @@ def agreement(expected: Arrays, found: Arrays) -> Agreement:
 
     Args:
         expected: outputs of the float graph by name, n rows each.
-        found: of the other.
 
     Returns:
         The figures; a value that is not finite makes `change` infinite.
@@ -89,11 +88,7 @@ def choose_layers(quantiser: Quantiser, graph: bytes, tensors: Arrays, pictures:
     """Measure every layer, and find how many have to stay in float: (1) and (2).
 
     Args:
-        quantiser: of the graph.
-        graph: the float graph.
-        tensors: values of its inputs.
         pictures: (n, S, S, 3), at least one; none of those that gave the ranges.
-        report: told what is being done.
 
     Returns:
         The choice; where even a third of the layers is not enough, that third.
@@ -127,13 +122,7 @@ def check_agreement(made: bytes, graph: bytes, tensors: Arrays, pictures: Pictur
     """Run the gate: (3).
 
     Args:
-        made: the 8-bit graph.
-        graph: the float graph.
-        tensors: values of their inputs.
         pictures: (n, S, S, 3), at least 64 that had no part in making it.
-
-    Returns:
-        The figures.
 
     Raises:
         GateError: too few pictures, or a figure beyond the gate.

@@ -51,11 +51,6 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
 
     Args:
         side: S in pixels.
-        count: number of pictures.
-        seed: of the drawing.
-
-    Returns:
-        Pixels (count, S, S, 3).
     """
     rng = np.random.default_rng(seed)
     axis = np.linspace(-1, 1, side)
@@ -75,12 +70,6 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
 def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch: int = 8) -> Arrays:
     """What the trainer says of these images.
 
-    Args:
-        module: the scoring module.
-        tensors: its tensors.
-        images: (n, S, S, 3).
-        batch: images of one pass.
-
     Returns:
         Outputs by name, n rows each.
     """
@@ -94,14 +83,7 @@ def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch
 
 
 def open_session(graph: bytes) -> onnxruntime.InferenceSession:
-    """Load a graph of our own; its threads do not spin while they wait.
-
-    Args:
-        graph: a serialised score graph.
-
-    Returns:
-        The session, on the CPU.
-    """
+    """Load a graph of our own; its threads do not spin while they wait."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -112,10 +94,7 @@ def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images:
     """What the graph says of these images.
 
     Args:
-        session: the loaded graph.
         tensors: values of its other inputs; those it does not take are ignored.
-        images: (n, S, S, 3).
-        batch: images of one pass.
 
     Returns:
         Outputs by name, n rows each.
@@ -130,11 +109,6 @@ def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images:
 
 def compare(expected: Arrays, found: Arrays, batch: int) -> list[Parity]:
     """The largest difference of each quantity.
-
-    Args:
-        expected: the trainer's outputs.
-        found: the graph's outputs.
-        batch: size of the batches they come from, for the report.
 
     Returns:
         One figure for each quantity of `expected`; infinite where an output is missing, misshapen or not finite.
@@ -155,13 +129,7 @@ def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pic
     """Run the gates.
 
     Args:
-        graph: serialised score graph.
-        module: what it was traced from.
-        tensors: the bundle's values.
         images: at least 64 pictures (n, S, S, 3); drawn ones by default.
-
-    Returns:
-        The worst figure of each quantity.
 
     Raises:
         GateError: too few images, or a figure beyond its gate; the sentence names the worst.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_export.errors import ExportError
-from edgefl_export.gates import Pictures
+from edgefl_export.parity.scores import Pictures
 from edgefl_trainer.data import DataError, Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.models import FinishedRun
@@ -36,13 +36,6 @@ class Calibration:
 
 def calibration_of(run: FinishedRun, site: str) -> Calibration:
     """The pictures for one site of a run.
-
-    Args:
-        run: the opened run; its data is read from where it learned.
-        site: a site of it.
-
-    Returns:
-        The pictures.
 
     Raises:
         ExportError: the data is gone or has changed, or has too few `tune` rows.
@@ -75,12 +68,7 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     """Deal the pictures of a federation.
 
     Args:
-        federation: the data.
         site: whose pictures come first.
-        seed: of the draw.
-
-    Returns:
-        The pictures.
 
     Raises:
         ExportError: too few `tune` rows.

@@ -1,0 +1,1 @@
+"""From a finished run to the members of a bundle."""

@@ -1,0 +1,69 @@
+"""What a method gives so that devices can learn it: which runs it fits, the graphs to trace, the record, the gate.
+
+A method's file here holds its step as a pure function of named tensors, and one `LearnedMethod` for the table
+`edgefl_export.methods.table`. `bundles.training` does the rest: it traces each graph, asks the gate, packs the members.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edgefl_export.graphs.training import Step
+from edgefl_export.parity.steps import StepParity
+from edgefl_protocol.bundle.learning_plan import Plan
+from edgefl_trainer.contract import Predictor
+from edgefl_trainer.engine.models import FinishedRun
+
+Weights = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traceable:
+    """A graph before it is traced.
+
+    Attributes:
+        step: named tensors in, named tensors out; nothing drawn at random, nothing remembered.
+        example: a value of every input, in the graph's order; only types and shapes matter.
+        outputs: names, in the graph's order.
+        free: inputs whose first axis is free, each with the name of that axis.
+        name: of the graph.
+    """
+
+    step: Step
+    example: Mapping[str, Tensor]
+    outputs: Sequence[str]
+    free: Mapping[str, str]
+    name: str = "train_step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A run's training step, ready to be traced.
+
+    Attributes:
+        plan: the record beside the graphs.
+        graphs: by the member's name.
+        check: the gate: serialised graphs by name to its figures; raises `GateError`.
+    """
+
+    plan: Plan
+    graphs: Mapping[str, Traceable]
+    check: Callable[[Mapping[str, bytes]], Sequence[StepParity]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedMethod:
+    """The line of a method in the table.
+
+    Attributes:
+        offers: which runs it fits, as a clause for the sentence that refuses others.
+        fits: whether it is learned from a run's model.
+        prepare: the step of a run, of its model, with the bundle's weights; raises `ExportError`.
+    """
+
+    offers: str
+    fits: Callable[[FinishedRun, Predictor], bool]
+    prepare: Callable[[FinishedRun, Predictor, Weights], Prepared]

@@ -1,0 +1,175 @@
+"""What the record of every training step tells, whatever the method: `training.json` beside `train_step.onnx`.
+
+A record is a frozen dataclass that meets `Plan`: it names its method (`kind`), says what the bundle's graphs take and
+give (`graphs`), and how a federation's settings are followed (`defaults`, `fixed`, `following`). Who loads a bundle or
+learns with it asks the record and no method's name. Guarantees: a record that exists satisfies its own form, so no rate
+of it can be negative, infinite or of unknown meaning. Source: docs/design.md, sections 7 and 9.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Final, Literal, Protocol, Self
+
+from edgefl_protocol.bundle.onnx_wire import TensorType
+from edgefl_protocol.fields import Plain
+from edgefl_protocol.strict_json import parse_json, write_json
+
+GRAPH: Final = "train_step.onnx"
+RECORD: Final = "training.json"
+NEXT: Final = "next."  # before the name of what a step changed
+NOT_TAKEN: Final = frozenset({"temperature"})  # of a bundle's tensors: fitted after learning
+NUMBER: Final = TensorType("float32", ())
+
+MAX_BATCH: Final = 1024
+MAX_EPOCHS: Final = 10_000
+MAX_SEED: Final = 2**31 - 1
+
+Settings = Mapping[str, Plain]
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What a graph takes and gives: every input and output by name."""
+
+    inputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+
+
+@dataclass(frozen=True)
+class ScoreFacts:
+    """What the graphs of a training step may depend on: the bundle's tensors, the scores, and the input's side."""
+
+    weights: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]
+    size_px: int
+
+
+class Plan(Protocol):
+    """How a bundle's method is learned on a device; a frozen dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def kind(self) -> str:
+        """Name of the method."""
+
+    @property
+    def batch(self) -> int:
+        """Pictures in a step."""
+
+    @property
+    def epochs(self) -> int:
+        """E, local epochs of a round."""
+
+    @property
+    def balance(self) -> Literal["none", "class"]:
+        """Whether classes are drawn equally often."""
+
+    @property
+    def seed(self) -> int:
+        """Of every draw."""
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether it learns from labelled pictures, so that some are held back to judge with."""
+
+    @property
+    def defaults(self) -> Settings:
+        """Every setting of the method, with what it means that a federation does not name it."""
+
+    @property
+    def fixed(self) -> Settings:
+        """Settings that no device can change: they stand in the graphs, or in what devices do."""
+
+    @property
+    def frozen_sha256(self) -> str | None:
+        """SHA-256 of the frozen network's weights; None where the network itself is learned."""
+
+    def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
+        """What a setting such as `auto` or 0 means with this network; None where each member settles it alone."""
+
+    def unable(self, wanted: Settings) -> str | None:
+        """Why devices cannot learn with these settings, whatever the bundle, as a clause; None where they can."""
+
+    def following(self, wanted: Settings) -> Self:
+        """The same record with the federation's values of what a step takes as an input.
+
+        Raises:
+            ValueError: a value that the record cannot hold; the text is one clause for a sentence.
+        """
+
+    def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
+        """The contract of each graph that comes with the record, by the member's name.
+
+        Raises:
+            BundleError: the bundle has no such graph (`wrong_inputs`).
+        """
+
+    def to_bytes(self) -> bytes:
+        """Write `training.json`; equal records give equal bytes."""
+
+
+def check_values(
+    record: object,
+    words: Mapping[str, tuple[str, ...]],
+    whole: Mapping[str, tuple[int, int]],
+    numbers: Mapping[str, tuple[float, float]],
+) -> None:
+    """Check a record's plain fields.
+
+    Args:
+        words: field → words it may hold.
+        whole: field → smallest and largest whole number.
+        numbers: field → smallest and largest number.
+
+    Raises:
+        ValueError: a field holds something else; the text is one clause for a sentence.
+    """
+    for name, allowed in words.items():
+        if getattr(record, name) not in allowed:
+            raise ValueError(f"{name} must be {' or '.join(allowed)}")
+    for name, (low, high) in whole.items():
+        value = getattr(record, name)
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"{name} must be a whole number from {low} to {high}")
+    for name, (least, most) in numbers.items():
+        value = getattr(record, name)
+        if type(value) not in (int, float) or not least <= value <= most:
+            raise ValueError(f"{name} must be a number from {least:g} to {most:g}")
+
+
+def read_fields(data: bytes, record: type, objects: Collection[str], lists: Collection[str]) -> dict[str, Any]:
+    """Read `training.json` as the arguments of a dataclass; lists of names become tuples.
+
+    Args:
+        record: the dataclass, whose fields are the keys.
+        objects: fields that hold JSON objects.
+        lists: fields that hold lists of names.
+
+    Raises:
+        ValueError: other keys, or a field of another kind.
+    """
+    found, wanted = parse_json(data), {entry.name for entry in fields(record)}
+    if not isinstance(found, dict) or set(found) != wanted:
+        raise ValueError(f"the keys must be exactly {', '.join(sorted(wanted))}")
+    for name, value in found.items():
+        if name in objects and not isinstance(value, dict):
+            raise ValueError(f"{name} must be an object")
+        if name in lists and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise ValueError(f"{name} must be a list of names")
+        if name not in objects and name not in lists and isinstance(value, list | dict):
+            raise ValueError(f"{name} must be a number or a word")
+    return {name: tuple(value) if name in lists else value for name, value in found.items()}
+
+
+def write_fields(record: object) -> bytes:
+    """Write a dataclass as `training.json`."""
+    return write_json({entry.name: _plain(getattr(record, entry.name)) for entry in fields(record)})  # type: ignore[arg-type]
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
