@@ -148,45 +148,56 @@ def encode_pictures(
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
         BundleError: the runtime failed.
     """
-    order, reasons = draws.rng("order").permutation(len(files)), Counter[str]()
-    looked_at = [0]
-
-    def fit() -> Iterator[tuple[Path, Pixels]]:
-        found = 0
-        for position in order:
-            if found == plan.queue:
-                return
-            looked_at[0] += 1
-            path = files[position]
-            try:
-                pixels, gate = _prepared(path, preprocess, reader)
-            except ImageError as error:
-                reasons[error.code] += 1
-                continue
-            reasons.update(gate)
-            if not gate:
-                found += 1
-                yield path, pixels
-
-    rng, rows, paths = draws.rng("views"), list[Rows](), list[Path]()
-    for part in in_batches(fit(), plan.batch):
+    order = draws.rng("order").permutation(len(files))
+    fit = _FitPictures([files[position] for position in order], preprocess, reader, plan.queue)
+    rng, found, paths = draws.rng("views"), list[Rows](), list[Path]()
+    for part in in_batches(fit, plan.batch):
         if len(part) < LEAST_BATCH:  # these are all there are
             break
         images = np.stack([pixels for _, pixels in part])
-        rows.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
+        found.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
         paths += [path for path, _ in part]
-    told = {name: reasons[name] for name in sorted(reasons)}
-    if not rows:
-        why = "; ".join(f"{name}: {number}" for name, number in told.items())
+    left_out = {name: fit.left_out[name] for name in sorted(fit.left_out)}
+    if not found:
+        why = "; ".join(f"{name}: {number}" for name, number in left_out.items())
         raise FeaturesError(
             f"{LEAST_BATCH} pictures at least must be fit to give features, of {len(files)} there are fewer"
             + (f" ({why})" if why else "")
             + ": name more",
             "few_images",
         )
-    together = np.concatenate(rows)
-    order = order_by_content(together)
-    return Encoded(together[order], tuple(paths[index] for index in order), looked_at[0], told)
+    rows = np.concatenate(found)
+    by_content = order_by_content(rows)
+    return Encoded(rows[by_content], tuple(paths[index] for index in by_content), fit.looked_at, left_out)
+
+
+class _FitPictures:
+    """At most K pictures that pass the gate, each read when it is asked for.
+
+    Attributes:
+        looked_at: pictures that were read so far.
+        left_out: reason → pictures that give no feature, so far.
+    """
+
+    def __init__(self, files: Sequence[Path], preprocess: Preprocess, reader: PictureReader, most: int) -> None:
+        self._files, self._preprocess, self._reader, self._most = files, preprocess, reader, most
+        self.looked_at, self.left_out = 0, Counter[str]()
+
+    def __iter__(self) -> Iterator[tuple[Path, Pixels]]:
+        found = 0
+        for path in self._files:
+            if found == self._most:
+                return
+            self.looked_at += 1
+            try:
+                pixels, gate = _prepared(path, self._preprocess, self._reader)
+            except ImageError as error:
+                self.left_out[error.code] += 1
+                continue
+            self.left_out.update(gate)
+            if not gate:
+                found += 1
+                yield path, pixels
 
 
 def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:
