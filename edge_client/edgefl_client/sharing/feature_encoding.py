@@ -1,7 +1,7 @@
 """Features of this device's pictures, by the encoder of a round: `encode.onnx` with the values of its broadcast.
 
     order     drawn from the federation's seed, this member's name and the round; at most K pictures that pass the gate
-    views     one random view of each (`learning.views`), a batch at a time: no more than a batch lies in memory
+    views     one random view of each (`learning.views`), a batch at a time, so that no more than a batch lies in memory
     features  128 numbers of length 1 a picture, with the statistics of the batch, as the slow encoder makes them
     rows      float16, in an order that depends on nothing but the features themselves
 
@@ -88,7 +88,7 @@ class Encoder:
         self._graph = load_graph(bundle.extras[ENCODER], threads)
 
     def __call__(self, given: NDArray[np.float32]) -> Rows:
-        """Features of views (B, 3, px, px), B at least 2.
+        """Make features of views (B, 3, px, px), B at least 2.
 
         Raises:
             BundleError: the runtime failed.
@@ -108,7 +108,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class RandomSource:
     """Where the random numbers of a contribution come from.
 
     Attributes:
@@ -122,7 +122,7 @@ class Draw:
     round: int
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """The generator of one purpose."""
+        """Make the generator of one purpose, `order` or `views`."""
         return generator(self.seed, self.site, "contribution", purpose, self.round)
 
 
@@ -132,17 +132,15 @@ def encode_pictures(
     preprocess: Preprocess,
     files: Sequence[Path],
     reader: PictureReader,
-    draws: Draw,
+    draws: RandomSource,
 ) -> Encoded:
-    """Features of at most K of the pictures; one that cannot be read, or that the gate refers, gives none.
+    """Make features of at most K pictures; one that cannot be read, or that the gate refers, gives none.
 
     Args:
         encoder: of the round.
         plan: of the bundle.
         preprocess: of the bundle.
         files: the pictures.
-        reader: decodes them.
-        draws: of orders and views.
 
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
@@ -201,7 +199,7 @@ class _FitPictures:
 
 
 def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:
-    """A picture as the network takes it, and why the gate refers it.
+    """Read a picture as the network takes it, and the gate's reasons to refer it.
 
     Raises:
         ImageError: it cannot be used.
@@ -212,7 +210,7 @@ def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tupl
 
 
 def picture_of(path: Path, preprocess: Preprocess, reader: PictureReader) -> Pixels:
-    """A picture as the network takes it, for its owner's eyes.
+    """Read a picture as the network takes it, to show it to its owner.
 
     Raises:
         EdgeflError: it cannot be used any more.
