@@ -76,12 +76,12 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
 
 def _maps(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
     from edgefl_client.scoring.pictures import PictureReader
-    from edgefl_client.sharing.share_maps import run_contribute
+    from edgefl_client.sharing.share_maps import contribute_maps
 
     device = device_of(context, given["home_dir"], given["passphrase_file"])
     scorer, bundle = open_scorer(device.home, given["model"], given["trusted"], given["threads"], None)
     with PictureReader(given["formats"]) as reader:
-        found = run_contribute(
+        found = contribute_maps(
             device, given["labels"], reader, scorer, bundle, dry_run=given["dry_run"], sheets=given["sheets"]
         )
     _tell_left_out(found["left_out"], "map")
@@ -92,7 +92,7 @@ def _features(context: click.Context, images: tuple[str, ...], given: Mapping[st
     import time
 
     from edgefl_client.scoring.pictures import PictureReader
-    from edgefl_client.sharing.share_features import FeatureRequest, run_features
+    from edgefl_client.sharing.share_features import FeatureRequest, contribute_features
     from edgefl_client.trust import models
     from edgefl_client.trust import trusted_keys as signers
 
@@ -102,7 +102,7 @@ def _features(context: click.Context, images: tuple[str, ...], given: Mapping[st
     bundle = models.open_model(device.home, archive, extra, time.time_ns() // 1_000_000)
     asked = FeatureRequest(images=images, threads=given["threads"], dry_run=given["dry_run"], sheets=given["sheets"])
     with PictureReader(given["formats"]) as reader:
-        found = run_features(device, asked, reader, bundle)
+        found = contribute_features(device, asked, reader, bundle)
     _tell_left_out(found["left_out"], "feature")
     return found
 

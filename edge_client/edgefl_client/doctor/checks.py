@@ -35,7 +35,7 @@ class Diagnosis:
 
     Attributes:
         findings: in the order of the checks.
-        speed: what `probing` measured; None where it did not.
+        speed: what the second process measured; None where it did not.
     """
 
     findings: Sequence[Finding]
@@ -47,7 +47,7 @@ class Diagnosis:
         return all(one.state != "fail" for one in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """What `edgefl doctor --json` prints."""
+        """Give what `edgefl doctor --json` prints."""
         return {"healthy": self.healthy, "findings": [asdict(one) for one in self.findings], "speed": self.speed}
 
 
@@ -57,7 +57,6 @@ def examine(
     """Make every check.
 
     Args:
-        device: this device.
         online: whether to ask the coordinator for the time.
         speed: whether to measure times, which takes some seconds.
         model: a bundle's file; None for the one in use.
@@ -87,7 +86,7 @@ def examine(
 
 
 def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
-    """The findings of a check; a known failure of it is one."""
+    """Collect the findings of a check; an error it raises is one, too."""
     found: list[Finding] = []
     try:
         found.extend(check())
@@ -101,7 +100,7 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
 def _probe(
     home: Home, model: Path | None, trusted: tuple[str, ...], now_ms: int, *, speed: bool
 ) -> tuple[list[Finding], dict[str, Any] | None]:
-    """Runtime, model and times, from the second process."""
+    """Ask the second process for runtime, model and times."""
     found: list[Finding] = []
     measured: dict[str, Any] | None = None
     steps = ["runtime", "model", *(["speed"] if speed else [])]
@@ -157,7 +156,7 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
 
 
 def diagnosis_text(found: Diagnosis) -> str:
-    """The diagnosis for a person: a line per finding, then the table of times."""
+    """Write the diagnosis for a person: a line per finding, then the table of times."""
     lines = [
         f"{one.state:<4}  {one.check:<11}  {one.found}" + ("" if one.advice is None else f": {one.advice}")
         for one in found.findings

@@ -10,12 +10,7 @@ CAMERA_PX: Final = (3000, 4000)  # 12 megapixels
 
 
 def drawn_picture(height_px: int, width_px: int) -> NDArray[np.uint8]:
-    """A dark lesion on skin, (H, W, 3); passes the gate before the model.
-
-    Args:
-        height_px: H.
-        width_px: W.
-    """
+    """Draw a dark lesion on skin, (H, W, 3), that passes the gate before the model."""
     rows = np.linspace(-1, 1, height_px, dtype=np.float32)[:, None]
     columns = np.linspace(-1, 1, width_px, dtype=np.float32)[None, :]
     lesion = np.clip(6 * (0.45 - np.hypot(rows * 1.2, columns + 0.2 * rows)), 0, 1)[..., None]  # (H, W, 1)
@@ -27,7 +22,7 @@ def drawn_picture(height_px: int, width_px: int) -> NDArray[np.uint8]:
 
 
 def camera_photo() -> bytes:
-    """A drawn lesion as a JPEG of 12 megapixels; drawing takes less memory than scoring it will."""
+    """Draw a lesion as a JPEG of 12 megapixels; drawing takes less memory than scoring it will."""
     from PIL import Image
 
     drawn = Image.fromarray(drawn_picture(CAMERA_PX[0] // 10, CAMERA_PX[1] // 10))

@@ -20,7 +20,7 @@ OLD_ITEM_DAYS, OLDEST_ITEM_DAYS = 7, 30  # in the outbox: told; dropped
 
 
 def check_home(home: Home) -> Iterator[Finding]:
-    """Everything in the home is its owner's alone."""
+    """Check that everything in the home is its owner's alone."""
     if not home.root.exists():
         yield Finding(check="home", state="ok", found=f"{home.root} is not there yet; it is made when it is needed")
         return
@@ -37,7 +37,7 @@ def check_home(home: Home) -> Iterator[Finding]:
 
 
 def check_disk(home: Home) -> Iterator[Finding]:
-    """Enough room to work."""
+    """Check that the disk has room to work."""
     place = next(path for path in (home.root.absolute(), *home.root.absolute().parents) if path.exists())
     free_mib = shutil.disk_usage(place).free // _MIB
     state = "fail" if free_mib < TOO_LITTLE_MIB else "warn" if free_mib < LITTLE_MIB else "ok"
@@ -46,7 +46,7 @@ def check_disk(home: Home) -> Iterator[Finding]:
 
 
 def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
-    """Somebody's bundles are trusted, and what was revoked is known."""
+    """Check that a signer of bundles is trusted, and that the list of revoked keys is fresh."""
     signers = signers_in_force(home)
     if not signers.keys:
         yield Finding(
@@ -66,7 +66,7 @@ def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
 
 
 def check_personal(home: Home) -> Iterator[Finding]:
-    """Values learned here can be read, and belong to the bundle in use."""
+    """Check that values learned here can be read, and belong to the bundle in use."""
     if not home.learning.exists():
         yield Finding(check="personal", state="ok", found="nothing was learned on this device")
         return
@@ -86,7 +86,7 @@ def check_personal(home: Home) -> Iterator[Finding]:
 
 
 def check_policy(home: Home, now_ms: int) -> Iterator[Finding]:
-    """The owner's policy can be read, and no consent ends unnoticed."""
+    """Check that the owner's policy can be read, and warn of a consent that ends soon."""
     policy = load_policy(home)
     spent = read_spent(home, now_ms)
     used = f"in 24 hours {spent.rounds} of {policy.limits.rounds_per_day} rounds, {spent.bytes:,} bytes"
@@ -106,7 +106,7 @@ def check_policy(home: Home, now_ms: int) -> Iterator[Finding]:
 
 
 def check_outbox(home: Home, now_ms: int) -> Iterator[Finding]:
-    """What waits is not about to be dropped."""
+    """Check that nothing in the outbox is about to be dropped."""
     items = list_waiting(home, now_ms)
     if not items:
         yield Finding(check="outbox", state="ok", found="nothing waits")

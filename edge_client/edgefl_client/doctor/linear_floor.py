@@ -8,8 +8,7 @@
 Every layer takes all M tokens, also in the last block, where the network itself computes the class token alone. The
 8-bit products come without making bytes of the activations. Beyond 16 million weights (64 MiB), layers are not run but
 counted in by their share of the multiplications, so that asking costs little memory; products of fewer than eight
-columns are not looked at. Source: docs/design.md, section 8; the
-benchmark that judges by it: docs/results/device.md.
+columns are not looked at. Sources: docs/design.md, section 8; docs/results/device.md, which judges by it.
 """
 
 import math
@@ -56,7 +55,7 @@ class LinearLayers:
 
 
 def linear_layers(score_onnx: bytes) -> LinearLayers | None:
-    """The linear layers of a vision transformer's score graph; None for a network of another kind.
+    """Read the linear layers of a vision transformer's score graph; None for a network of another kind.
 
     Args:
         score_onnx: of a verified bundle.
@@ -81,12 +80,7 @@ def linear_layers(score_onnx: bytes) -> LinearLayers | None:
 
 
 def floor_run(layers: LinearLayers, precision: Precision, threads: int) -> Callable[[], object]:
-    """One run of the measured layers, for one picture; to be timed.
-
-    Args:
-        layers: of the network.
-        precision: of the products.
-        threads: of the run.
+    """Make a function that runs the measured layers once, for one picture; to be timed.
 
     Raises:
         BundleError: the runtime cannot load the graph.
@@ -101,12 +95,7 @@ def floor_run(layers: LinearLayers, precision: Precision, threads: int) -> Calla
 
 
 def floor_graph(layers: LinearLayers, precision: Precision) -> bytes:
-    """The measured layers as a serialised ModelProto; each gives its first row, so that little is copied out.
-
-    Args:
-        layers: of the network.
-        precision: of the products.
-    """
+    """Write the measured layers as a serialised ModelProto; each gives its first row, so that little is copied out."""
     draw, parts = np.random.default_rng(1), list[bytes]()
     operator, given, made = ("Gemm", _FLOAT, _FLOAT) if precision == "fp32" else ("MatMulInteger", _UINT8, _INT32)
     parts.append(_bytes(5, _tensor("first", _INT64, (), struct.pack("<q", 0))))
@@ -129,7 +118,7 @@ def _names(node: Message, field: str) -> list[str]:
 
 
 def _numbers(message: Message, field: str) -> Iterator[int]:
-    """Whole numbers of a repeated field, packed or not."""
+    """Read the whole numbers of a repeated field, packed or not."""
     for value in message.values.get(field, []):
         if isinstance(value, int):
             yield value
@@ -144,7 +133,7 @@ def _numbers(message: Message, field: str) -> Iterator[int]:
 
 
 def _dims_of_output(value: Message) -> list[int]:
-    """Lengths of an output's axes, 0 where one is free; [0] where there are none."""
+    """Read the lengths of an output's axes, 0 where one is free; [0] where there are none."""
     types = [tensor for kind in value.messages("type") for tensor in kind.messages("tensor_type")]
     return [
         dim.number("dim_value") for one in types for shape in one.messages("shape") for dim in shape.messages("dim")

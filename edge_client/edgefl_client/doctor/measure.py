@@ -93,7 +93,7 @@ class Measured:
     floors: Sequence[Floor] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Give the figures as plain values, for JSON."""
         return {
             **asdict(self),
             "rows": [asdict(row) for row in self.rows],
@@ -166,7 +166,6 @@ def medians_in_turn(
     Args:
         works: one run of each.
         repeats: measured turns.
-        clock: gives seconds.
 
     Returns:
         The median of each, in milliseconds.
@@ -195,11 +194,9 @@ def timed(
 
     Args:
         what: in words.
-        threads: for the record.
         work: one run.
         pictures: in one run.
         repeats: measured runs.
-        clock: gives seconds.
     """
     work()
     marks = []
@@ -220,7 +217,7 @@ def timed(
 
 
 def table(measured: dict[str, Any]) -> list[str]:
-    """The figures for a person: a head that says what they are, and a line each.
+    """Write the figures for a person: a head that says what they are, and a line each.
 
     Args:
         measured: what `Measured.to_json` gave, perhaps in another process.

@@ -25,7 +25,7 @@ _RECORD_BYTES = 64 * 2**10
 
 
 def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
-    """Both keys open, and the operator approved them."""
+    """Check that both keys open, and that the operator approved them."""
     membership = load_membership(device.home.member)
     who = f"{membership.name} ({membership.role}) of {membership.federation}"
     if membership.state == "joining":
@@ -56,7 +56,7 @@ def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
 
 
 def check_certificate(device: Device, now_ms: int) -> Iterator[Finding]:
-    """What the coordinator is known by does not end unnoticed."""
+    """Check that the coordinator's certificate and key record do not expire unnoticed."""
     membership = load_membership(device.home.member)
     path = ca_file(device.home.member, membership)
     if path is None:
@@ -96,7 +96,7 @@ def _own_certificate(path: Path, now_ms: int) -> Finding:
 
 
 def check_coordinator(device: Device, *, online: bool) -> Iterator[Finding]:
-    """Reach it, and compare clocks by its signed time."""
+    """Check that the coordinator answers, and compare this clock with its signed time."""
     membership = load_membership(device.home.member)
     if not online:
         yield Finding(check="coordinator", state="ok", found="not asked")
@@ -129,7 +129,7 @@ def check_coordinator(device: Device, *, online: bool) -> Iterator[Finding]:
 
 
 def _signed_time(device: Device, membership: Membership) -> tuple[int, float]:
-    """How far this clock is behind the coordinator's, in ms, and the time the question took, in ms.
+    """Measure how far this clock is behind the coordinator's, in ms, and how long the question took, in ms.
 
     Raises:
         EdgeflError: no answer, or none that the coordinator signed.

@@ -1,6 +1,6 @@
 """Does the runtime work here, does the model in use score, and how fast? Asked in a second process.
 
-A runtime built for another processor ends with a signal, and a driver may hang: the process that asks (`doctor`) only
+A runtime built for another processor ends with a signal, and a driver may hang: the process that asks (`checks`) only
 sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
@@ -46,7 +46,6 @@ def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bo
     """Ask in a second process, and give its answers as they come.
 
     Args:
-        home: the device's home folder.
         model: a bundle's file; None for the one in use.
         trusted: keys of signers trusted for this call, in hexadecimal.
         speed: whether to measure as well, which takes some seconds.
@@ -81,10 +80,9 @@ def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bo
 
 
 def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> None:
-    """What the second process does: take the steps and print each.
+    """Take the steps in the second process and print the answer of each.
 
     Args:
-        home: the device's home folder.
         model: a bundle's file; None for the one in use.
         trusted: public keys in hexadecimal.
         speed: whether to measure.
@@ -157,7 +155,7 @@ def _model(
 
 
 def _layers(home: Path, model: str | None, trusted: list[str]) -> "LinearLayers | None":
-    """Linear layers of the model's graph, whose bytes are read anew and given back at once."""
+    """Read the linear layers of the model's graph; its bytes are read anew and given back at once."""
     import time
 
     from edgefl_client.doctor.linear_floor import linear_layers

@@ -17,10 +17,9 @@ from edgefl_protocol.payload import digest
 
 
 def run_status(device: Device, *, online: bool) -> dict[str, Any]:
-    """What this device is and has; asks the coordinator only where `online`.
+    """Collect what this device is and has; ask the coordinator only where `online`.
 
     Args:
-        device: this device.
         online: whether to ask the coordinator for the round.
 
     Raises:
@@ -73,7 +72,7 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
 
 
 def _model(home: Home, now_ms: int) -> dict[str, Any]:
-    """The bundle in use and its age, as its manifest tells; nothing is verified here, for nothing is run."""
+    """Read the bundle in use and its age from its manifest; nothing is verified here, for nothing is run."""
     from edgefl_protocol.bundle import unverified_manifest
 
     file = models.current_file(home)
@@ -90,7 +89,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
 
 
 def personal_facts(home: Home) -> dict[str, Any] | None:
-    """The values learned here, and whether the bundle in use is theirs; None where none passed their gate.
+    """Describe the values learned here, and whether the bundle in use is theirs; None where none passed their gate.
 
     Raises:
         StorageError: they are damaged.
@@ -114,7 +113,7 @@ def personal_facts(home: Home) -> dict[str, Any] | None:
 
 
 def _learning(home: Home) -> dict[str, Any] | None:
-    """The pictures that `edgefl sync` learns from, and the last live round whose reply counted; None for none."""
+    """Name the pictures that `edgefl sync` learns from, and the last live round whose reply counted; None for none."""
     if not home.learning.exists():
         return None
     from edgefl_client.learning.live_round import counted_round
@@ -131,7 +130,7 @@ def _learning(home: Home) -> dict[str, Any] | None:
 
 
 def status_text(report: dict[str, Any]) -> str:
-    """A status for a person, a line per thing."""
+    """Write a status for a person, a line per thing."""
     member, model, turn, asked = (report[key] for key in ("membership", "model", "round", "coordinator"))
     lines = [
         f"home: {report['home']}",
@@ -166,7 +165,7 @@ def _model_text(model: dict[str, Any] | None) -> str:
 
 
 def weights_text(personal: dict[str, Any] | None) -> str:
-    """Which values `edgefl score` uses unless it is told otherwise."""
+    """Say which values `edgefl score` uses unless it is told otherwise."""
     if personal is None:
         return "the bundle's"
     learned = f"round {personal['round']}, learned from {personal['images']} pictures"

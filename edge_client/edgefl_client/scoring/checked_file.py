@@ -31,9 +31,6 @@ def write_checked(file: Path, payload: Payload) -> None:
 def read_checked(file: Path) -> Payload:
     """Read what `write_checked` wrote.
 
-    Args:
-        file: the file.
-
     Raises:
         PayloadError: it is not what was written.
         StorageError: it cannot be read.

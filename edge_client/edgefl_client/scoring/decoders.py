@@ -57,7 +57,7 @@ _WHITE = np.uint8(255)  # MONOCHROME1: the smallest value is white
 
 
 def decode_tiff(data: bytes) -> Pixels:
-    """Pixels of a TIFF with one page.
+    """Decode a TIFF with one page.
 
     Raises:
         ImageError: it is damaged, too large, has several pages, or is a camera's raw file.
@@ -75,7 +75,7 @@ def decode_tiff(data: bytes) -> Pixels:
 
 
 def decode_heic(data: bytes) -> Pixels:
-    """Pixels of the primary picture of a HEIC.
+    """Decode the primary picture of a HEIC.
 
     Raises:
         ImageError: it is damaged or too large.
@@ -90,7 +90,7 @@ def decode_heic(data: bytes) -> Pixels:
 
 
 def decode_dicom(data: bytes) -> Pixels:
-    """Pixels of a DICOM file with one frame.
+    """Decode a DICOM file with one frame.
 
     Raises:
         ImageError: it is damaged, too large, has several frames, or is stored in a way that is not read here.
@@ -156,7 +156,6 @@ def decode_safely(name: str, data: bytes) -> Pixels:
     """Decode with one of `DECODERS`; whatever its library raises becomes one ImageError.
 
     Args:
-        name: of the format.
         data: bytes of the file.
 
     Raises:

@@ -68,8 +68,6 @@ def place_map(rollout_map: RolloutMap, height_px: int, width_px: int, fit: str) 
 
     Args:
         rollout_map: (N,) with N a square number, row-major.
-        height_px: height of the photo.
-        width_px: width of the photo.
         fit: `squash` or `crop`, as the bundle prepared the photo.
 
     Raises:
@@ -97,7 +95,7 @@ def place_map(rollout_map: RolloutMap, height_px: int, width_px: int, fit: str) 
 
 
 def strongest_region(placed: Placed) -> NDArray[np.bool_] | None:
-    """Mask (H, W) of the strongest tenth of the seen area, less where less stands out, None for a level map."""
+    """Mask (H, W) the strongest tenth of the seen area, less where less stands out; None for a level map."""
     left, top, right, bottom = placed.box
     inside = placed.values[top:bottom, left:right]
     low, spread = float(inside.min()), float(inside.max() - inside.min())
@@ -111,14 +109,14 @@ def strongest_region(placed: Placed) -> NDArray[np.bool_] | None:
 
 
 def colours(levels: Field) -> NDArray[np.float32]:
-    """Colours (…, 3) in 0..255 of levels in [0, 1]."""
+    """Colour levels in [0, 1]: (…, 3) in 0 to 255."""
     stops = np.asarray(_STOPS, dtype=np.float32)
     at = np.linspace(0.0, 1.0, len(_STOPS))
     return np.stack([np.interp(levels, at, stops[:, band]) for band in range(3)], axis=-1).astype(np.float32)
 
 
 def tint(photo: Photo, levels: Field) -> Photo:
-    """The photo under colour that grows with the level; level 0 leaves it as it was."""
+    """Lay colour over the photo that grows with the level; level 0 leaves it as it was."""
     drawn = np.empty_like(photo)
     for top in range(0, len(photo), BAND_ROWS):
         rows = slice(top, top + BAND_ROWS)
@@ -128,7 +126,7 @@ def tint(photo: Photo, levels: Field) -> Photo:
 
 
 def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
-    """The photo under the coloured map and its outline.
+    """Lay the coloured map and its outline over the photo.
 
     Args:
         photo: (H, W, 3).
@@ -163,7 +161,7 @@ def _thicken(line: Image.Image, width_px: int) -> Image.Image:
 
 
 def shown_photo(photo: Photo) -> tuple[Photo, str]:
-    """The photo at the size it is drawn at, and the caption's words for that size, empty where it is its own.
+    """Bring the photo to the size it is drawn at, with the caption's words for that size; no words where it is its own.
 
     Args:
         photo: (H, W, 3).
@@ -183,7 +181,7 @@ def shown_photo(photo: Photo) -> tuple[Photo, str]:
 
 
 def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True) -> Image.Image:
-    """The finished picture: photo with map, legend and caption.
+    """Draw the finished picture: photo with map, legend and caption.
 
     Args:
         photo: (H, W, 3), upright.
@@ -212,14 +210,14 @@ def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True)
 
 
 def png_bytes(picture: Image.Image) -> bytes:
-    """PNG of a heat map; holds none of the photo's metadata."""
+    """Encode a picture as PNG, without any of the photo's metadata."""
     out = BytesIO()
     picture.save(out, format="PNG", optimize=False)
     return out.getvalue()
 
 
 def _panel(width_px: int, unit: int, placed: Placed, lines: list[_Line]) -> Image.Image:
-    """Legend and caption under the photo; `unit` is the size of body text in px."""
+    """Draw legend and caption under the photo; `unit` is the size of body text in px."""
     margin = unit
     inner = width_px - 2 * margin
     wrapped = [(part, font, ink) for text, font, ink in lines for part in _wrap(text, font, inner)]
@@ -236,7 +234,7 @@ def _panel(width_px: int, unit: int, placed: Placed, lines: list[_Line]) -> Imag
 
 
 def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, placed: Placed) -> None:
-    """The colour scale as it looks on light and on dark skin, its end values, and a sample of the outline."""
+    """Draw the colour scale on light and on dark skin, its end values, and a sample of the outline."""
     draw = ImageDraw.Draw(panel)
     font = text_font(round(unit * 0.85))
     bar_px = round(width_px * 0.56)
@@ -259,7 +257,7 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
 
 
 def _percent(probability: float) -> str:
-    """A probability in words; nothing short of certainty is rounded to it."""
+    """Write a probability; nothing short of certainty is rounded to it."""
     return f"{probability:.0%}" if round(probability * 100) < 100 else ">99%"
 
 
@@ -304,7 +302,7 @@ def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:
 
 
 def text_font(size_px: int) -> ImageFont.FreeTypeFont:
-    """Pillow's own scalable font, so no font file of the machine is needed.
+    """Load Pillow's own scalable font, so that no font file of the machine is needed.
 
     Args:
         size_px: height of a line, less its gap.

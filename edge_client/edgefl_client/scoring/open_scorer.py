@@ -23,10 +23,9 @@ def open_scorer(
     *,
     keep_graphs: bool = False,
 ) -> "tuple[Scorer, Bundle]":
-    """The scorer and its verified bundle.
+    """Open the scorer and its verified bundle.
 
     Args:
-        home: the device's home.
         model: a bundle's file; None for the one in use.
         trusted: keys of signers trusted for this call.
         threads: processor threads; None for all that are allowed.
@@ -67,7 +66,7 @@ def open_scorer(
 
 
 def _personal(home: "Home", bundle: "Bundle", *, required: bool) -> "PersonalState | None":
-    """The values learned here for this bundle; nothing of learning is loaded where nothing was learned."""
+    """Load the values learned here for this bundle; nothing of learning is loaded where nothing was learned."""
     from edgefl_protocol.errors import StorageError
 
     found = None

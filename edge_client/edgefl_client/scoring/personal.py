@@ -68,7 +68,7 @@ def save_personal(home: Home, state: PersonalState) -> None:
 
 
 def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
-    """The personal values for a bundle, None where none passed.
+    """Load the personal values for a bundle, None where none passed.
 
     Raises:
         StorageError: the file is damaged.
@@ -84,7 +84,7 @@ def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
 
 
 def kept_personal(home: Home) -> PersonalState | None:
-    """The personal values of this home, whatever bundle they belong to: to tell of them, not to score with.
+    """Load the personal values of this home, whatever bundle they belong to: to tell of them, not to score with.
 
     Raises:
         StorageError: the file is damaged.

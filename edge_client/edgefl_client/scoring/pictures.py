@@ -46,7 +46,7 @@ _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"mif1")
 
 
 def kind_of(data: bytes) -> str | None:
-    """Name of the format that the content starts like; None for none of `FORMATS`."""
+    """Name the format that the content starts like; None for none of `FORMATS`."""
     if data.startswith(b"\xff\xd8\xff"):
         return "jpeg"
     if data.startswith(b"\x89PNG\r\n\x1a\n"):

@@ -47,7 +47,7 @@ class Failure:
     message: str
 
     def to_json(self) -> dict[str, Any]:
-        """The object `edgefl score --json` prints."""
+        """Give the object that `edgefl score --json` prints."""
         return {"image": self.image, "error": {"code": self.code, "message": self.message}}
 
 
@@ -55,7 +55,7 @@ Result = Score | Failure
 
 
 def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
-    """Files to score: a folder stands for its pictures, a pattern for what it matches, anything else for itself.
+    """List files to score: a folder stands for its pictures, a pattern for what it matches, anything else for itself.
 
     Args:
         given: files, folders, patterns such as `day/**/*.jpg`, or `-` for a picture on standard input.
@@ -75,7 +75,7 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
-    """What to say of pictures in the given folders whose kind is not read, so that none is missed unnoticed.
+    """Say which pictures in the given folders are of a kind that is not read, so that none is missed unnoticed.
 
     Args:
         given: as for `expand`.
@@ -90,7 +90,7 @@ def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
 
 
 def _matches(pattern: str) -> list[str]:
-    """As a shell: what is hidden only where the pattern names it. Our own heat maps are no pictures."""
+    """Match as a shell does: hidden files only where the pattern names them. Our own heat maps are no pictures."""
     path = Path(pattern)
     try:
         found = sorted(Path(path.anchor or ".").glob(str(path.relative_to(path.anchor))))
@@ -107,7 +107,7 @@ def _hidden_parts(path: Path) -> int:
 
 
 def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """Pictures in a folder and the folders in it, by name; without hidden ones, heat maps and folders behind links.
+    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links.
 
     Args:
         folder: where to look.
@@ -224,7 +224,7 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "Prepared"]]) -> list[R
 
 
 def _drawn(score: Score, photo: _Loaded, folder: Path, task: Task, taken: set[str]) -> Score:
-    """The score with its heat map on the disk; none for networks without attention, and none for what is not skin.
+    """Draw the heat map of a score; none for networks without attention, and none for what is not skin.
 
     Raises:
         StorageError: the heat map cannot be written.

@@ -103,14 +103,7 @@ class Circumstances:
 def circumstances(
     home: Home, bundle: Bundle, model: ModelInfo, temperature: float | None, threads: int
 ) -> Circumstances:
-    """What the rows of a run share.
-
-    Args:
-        home: the device's home.
-        bundle: what scores.
-        model: as the scores name it.
-        temperature: in use.
-        threads: in use.
+    """Collect what the rows of a run share.
 
     Raises:
         StorageError: the membership is damaged.
@@ -204,7 +197,7 @@ class ScoreLog:
         return StorageError(f"{self._path} is no log of this version of edgefl; name another file", "not_a_log")
 
     def _found(self) -> tuple[tuple[int, int], bool]:
-        """Whose file it is, and whether nothing is in it yet."""
+        """Read whose file it is, and whether nothing is in it yet."""
         marks = [self._db.execute(pragma).fetchone()[0] for pragma in ("PRAGMA application_id", "PRAGMA user_version")]
         empty = not self._db.execute("SELECT COUNT(*) FROM sqlite_schema").fetchone()[0]
         return (marks[0], marks[1]), empty
@@ -238,7 +231,7 @@ class ScoreLog:
 
 
 def _numbers(score: Score) -> dict[str, Any]:
-    """The columns of one score. Numbers are written so that reading them gives the same bits."""
+    """Fill the columns of one score. Numbers are written so that reading them gives the same bits."""
     return {
         "predicted": score.predicted,
         "probabilities": json.dumps(dict(score.probabilities)),

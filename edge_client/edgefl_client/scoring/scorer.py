@@ -231,7 +231,7 @@ class Scorer:
 
 
 def without_graphs(bundle: Bundle) -> Bundle:
-    """The bundle for a process that has loaded the graph: the bytes of its graphs, most of the file, are given back.
+    """Drop the bytes of a bundle's graphs, most of the file, once a process has loaded them.
 
     Args:
         bundle: a verified bundle; itself unchanged.
@@ -240,7 +240,7 @@ def without_graphs(bundle: Bundle) -> Bundle:
 
 
 def largest_uncertainty(bundle: Bundle) -> float:
-    """What a bundle's measure of uncertainty is at most: 1 for vacuity, ln K for the entropy of K classes in nats."""
+    """Give the largest uncertainty of a bundle's measure: 1 for vacuity, ln K for the entropy of K classes in nats."""
     return 1.0 if "vacuity" in bundle.outputs else math.log(len(bundle.labels.classes))
 
 

@@ -32,7 +32,7 @@ class Verdict:
         return self.least_of_a_class >= LEAST_HELD and self.personal >= self.bundle
 
     def to_json(self) -> dict[str, Any]:
-        """The `gate` object of a report."""
+        """Give the `gate` object of a report."""
         return {
             "passed": self.passed,
             "bundle_balanced_accuracy": self.bundle,

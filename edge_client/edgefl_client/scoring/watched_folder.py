@@ -48,7 +48,7 @@ class Seen:
 
 
 def look(folder: Path, suffixes: Sequence[str]) -> dict[str, Seen]:
-    """Pictures below a folder as they are now, in name order.
+    """List the pictures below a folder as they are now, in name order.
 
     Raises:
         StorageError: there is no such folder.
@@ -115,7 +115,7 @@ class Notes:
                 self._run("DELETE FROM watched WHERE folder = ? AND name = ?", self._folder, key)
 
     def scored(self) -> dict[str, Seen]:
-        """Files that were scored, as they were then."""
+        """List the files that were scored, as they were then."""
         rows = self._run("SELECT name, size, time_ns FROM watched WHERE folder = ? AND begun_at IS NULL", self._folder)
         return {self._name(key): Seen(size, time_ns) for key, size, time_ns in rows}
 
@@ -123,7 +123,6 @@ class Notes:
         """Note that the line of a file is about to be written.
 
         Args:
-            name: of the file.
             seen: how the file was.
             position: length of the output before the line, bytes; 0 on standard output.
         """
@@ -174,7 +173,7 @@ def _own(path: Path) -> int:
 
 @contextmanager
 def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
-    """The file that takes the lines, for appending, held for one process alone; None for standard output.
+    """Open the file that takes the lines, for appending and for one process alone; None for standard output.
 
     Raises:
         OSError: it cannot be opened.
@@ -205,7 +204,7 @@ def write_line(output: BinaryIO, line: str) -> None:
 
 
 def _was_written(output: BinaryIO, position: int) -> bool:
-    """Whether a whole line follows a position; half a line after it is cut off."""
+    """Tell whether a whole line follows a position; half a line after it is cut off."""
     end = output.seek(0, os.SEEK_END)
     if end <= position:
         return False

@@ -31,7 +31,7 @@ Connect = Callable[[Path, Membership], Transport]
 
 
 def connect_https(folder: Path, membership: Membership) -> Transport:
-    """The transport of a real device."""
+    """Make the transport of a real device."""
     return HttpsTransport(membership.url, ca_file(folder, membership), membership.proxy)
 
 
@@ -71,7 +71,6 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
     """Join the federation of an invite, or go on where a joining was cut off.
 
     Args:
-        device: this device.
         text: the invite.
         ca: file of the coordinator's certificate or authority, or None.
         proxy: proxy to use from now on, or None.
@@ -149,5 +148,5 @@ def run_pull(device: Device) -> dict[str, Any]:
 
 
 def today() -> datetime.date:
-    """The date by this machine's clock."""
+    """Read the date from this machine's clock (UTC)."""
     return datetime.datetime.now(datetime.UTC).date()

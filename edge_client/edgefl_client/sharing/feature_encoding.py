@@ -1,7 +1,7 @@
 """Features of this device's pictures, by the encoder of a round: `encode.onnx` with the values of its broadcast.
 
     order     drawn from the federation's seed, this member's name and the round; at most K pictures that pass the gate
-    views     one random view of each (`learning.views`), a batch at a time: no more than a batch lies in memory
+    views     one random view of each (`learning.views`), a batch at a time, so that no more than a batch lies in memory
     features  128 numbers of length 1 a picture, with the statistics of the batch, as the slow encoder makes them
     rows      float16, in an order that depends on nothing but the features themselves
 
@@ -88,7 +88,7 @@ class Encoder:
         self._graph = load_graph(bundle.extras[ENCODER], threads)
 
     def __call__(self, given: NDArray[np.float32]) -> Rows:
-        """Features of views (B, 3, px, px), B at least 2.
+        """Make features of views (B, 3, px, px), B at least 2.
 
         Raises:
             BundleError: the runtime failed.
@@ -108,7 +108,7 @@ class Encoder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draw:
+class RandomSource:
     """Where the random numbers of a contribution come from.
 
     Attributes:
@@ -122,7 +122,7 @@ class Draw:
     round: int
 
     def rng(self, purpose: str) -> np.random.Generator:
-        """The generator of one purpose."""
+        """Make the generator of one purpose, `order` or `views`."""
         return generator(self.seed, self.site, "contribution", purpose, self.round)
 
 
@@ -132,65 +132,74 @@ def encode_pictures(
     preprocess: Preprocess,
     files: Sequence[Path],
     reader: PictureReader,
-    draws: Draw,
+    draws: RandomSource,
 ) -> Encoded:
-    """Features of at most K of the pictures; one that cannot be read, or that the gate refers, gives none.
+    """Make features of at most K pictures; one that cannot be read, or that the gate refers, gives none.
 
     Args:
         encoder: of the round.
         plan: of the bundle.
         preprocess: of the bundle.
         files: the pictures.
-        reader: decodes them.
-        draws: of orders and views.
 
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
         BundleError: the runtime failed.
     """
-    order, reasons = draws.rng("order").permutation(len(files)), Counter[str]()
-    looked_at = [0]
-
-    def fit() -> Iterator[tuple[Path, Pixels]]:
-        found = 0
-        for position in order:
-            if found == plan.queue:
-                return
-            looked_at[0] += 1
-            path = files[position]
-            try:
-                pixels, gate = _prepared(path, preprocess, reader)
-            except ImageError as error:
-                reasons[error.code] += 1
-                continue
-            reasons.update(gate)
-            if not gate:
-                found += 1
-                yield path, pixels
-
-    rng, rows, paths = draws.rng("views"), list[Rows](), list[Path]()
-    for part in in_batches(fit(), plan.batch):
+    order = draws.rng("order").permutation(len(files))
+    fit = _FitPictures([files[position] for position in order], preprocess, reader, plan.queue)
+    rng, found, paths = draws.rng("views"), list[Rows](), list[Path]()
+    for part in in_batches(fit, plan.batch):
         if len(part) < LEAST_BATCH:  # these are all there are
             break
         images = np.stack([pixels for _, pixels in part])
-        rows.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
+        found.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
         paths += [path for path, _ in part]
-    told = {name: reasons[name] for name in sorted(reasons)}
-    if not rows:
-        why = "; ".join(f"{name}: {number}" for name, number in told.items())
+    left_out = {name: fit.left_out[name] for name in sorted(fit.left_out)}
+    if not found:
+        why = "; ".join(f"{name}: {number}" for name, number in left_out.items())
         raise FeaturesError(
             f"{LEAST_BATCH} pictures at least must be fit to give features, of {len(files)} there are fewer"
             + (f" ({why})" if why else "")
             + ": name more",
             "few_images",
         )
-    together = np.concatenate(rows)
-    order = order_by_content(together)
-    return Encoded(together[order], tuple(paths[index] for index in order), looked_at[0], told)
+    rows = np.concatenate(found)
+    by_content = order_by_content(rows)
+    return Encoded(rows[by_content], tuple(paths[index] for index in by_content), fit.looked_at, left_out)
+
+
+class _FitPictures:
+    """At most K pictures that pass the gate, each read when it is asked for.
+
+    Attributes:
+        looked_at: pictures that were read so far.
+        left_out: reason → pictures that give no feature, so far.
+    """
+
+    def __init__(self, files: Sequence[Path], preprocess: Preprocess, reader: PictureReader, most: int) -> None:
+        self._files, self._preprocess, self._reader, self._most = files, preprocess, reader, most
+        self.looked_at, self.left_out = 0, Counter[str]()
+
+    def __iter__(self) -> Iterator[tuple[Path, Pixels]]:
+        found = 0
+        for path in self._files:
+            if found == self._most:
+                return
+            self.looked_at += 1
+            try:
+                pixels, gate = _prepared(path, self._preprocess, self._reader)
+            except ImageError as error:
+                self.left_out[error.code] += 1
+                continue
+            self.left_out.update(gate)
+            if not gate:
+                found += 1
+                yield path, pixels
 
 
 def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:
-    """A picture as the network takes it, and why the gate refers it.
+    """Read a picture as the network takes it, and the gate's reasons to refer it.
 
     Raises:
         ImageError: it cannot be used.
@@ -201,7 +210,7 @@ def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tupl
 
 
 def picture_of(path: Path, preprocess: Preprocess, reader: PictureReader) -> Pixels:
-    """A picture as the network takes it, for its owner's eyes.
+    """Read a picture as the network takes it, to show it to its owner.
 
     Raises:
         EdgeflError: it cannot be used any more.

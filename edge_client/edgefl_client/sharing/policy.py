@@ -155,19 +155,19 @@ class Policy:
             )
 
     def holds(self, kind: str, now_ms: int) -> bool:
-        """Whether the consent to an allowed kind holds at a moment."""
+        """Tell whether the consent to an allowed kind holds at a moment."""
         last = self.allowed[kind]
         return last is None or day_of(now_ms) <= last
 
     def to_json(self) -> dict[str, Any]:
-        """The object `edgefl policy show --json` prints."""
+        """Give the object that `edgefl policy show --json` prints."""
         return {
             "allowed": {kind: ALWAYS if last is None else last.isoformat() for kind, last in self._ordered()},
             "limits": {one.name: getattr(self.limits, one.name) for one in fields(self.limits)},
         }
 
     def to_toml(self) -> str:
-        """The content of `policy.toml`."""
+        """Write the content of `policy.toml`."""
         lines = [_HEAD + "format = 1", "", "[limits]"]
         lines += [f"{one.name} = {getattr(self.limits, one.name)}" for one in fields(self.limits)]
         lines += ["", "[allowed]"]
@@ -181,7 +181,7 @@ class Policy:
 
 
 def travels_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Kinds of content behind the names of a payload's arrays, in the order of `KINDS`.
+    """Tell the kinds of content from the names of a payload's arrays, in the order of `KINDS`.
 
     Args:
         names: of the arrays; the part before the first dot tells the kind.
@@ -191,19 +191,14 @@ def travels_of(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def day_of(now_ms: int) -> datetime.date:
-    """The day of a moment, in UTC.
-
-    Args:
-        now_ms: Unix milliseconds.
-    """
+    """Give the day of a moment, in UTC."""
     return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).date()
 
 
 def policy_text(policy: Policy, spent: Spent) -> str:
-    """A policy for a person, a line per kind and limit.
+    """Write a policy for a person, a line per kind and limit.
 
     Args:
-        policy: the owner's decisions.
         spent: what left in the last 24 hours, and now.
     """
     lines = []
@@ -226,7 +221,7 @@ def policy_text(policy: Policy, spent: Spent) -> str:
 
 
 def load_policy(home: Home) -> Policy:
-    """The owner's decisions; without a file nothing is allowed.
+    """Read the owner's decisions; without a file nothing is allowed.
 
     Raises:
         PolicyError: the file is damaged, or holds what is not known here (`bad_policy`).

@@ -37,7 +37,6 @@ class Release:
         """Ask the owner's policy before the work.
 
         Args:
-            device: this device.
             kind: of content: `maps` or `features`.
             dry_run: refuse nothing.
 

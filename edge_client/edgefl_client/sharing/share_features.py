@@ -25,7 +25,14 @@ from edgefl_client.scoring.pictures import PictureReader
 from edgefl_client.scoring.score_files import expand, pictures_below
 from edgefl_client.sharing.broadcasts import broadcast_file, read_broadcast
 from edgefl_client.sharing.enrolled_device import Device
-from edgefl_client.sharing.feature_encoding import Draw, Encoded, Encoder, FeaturesError, encode_pictures, picture_of
+from edgefl_client.sharing.feature_encoding import (
+    Encoded,
+    Encoder,
+    FeaturesError,
+    RandomSource,
+    encode_pictures,
+    picture_of,
+)
 from edgefl_client.sharing.release import Release, describe
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
@@ -55,13 +62,11 @@ class FeatureRequest:
     sheets: Path | None = None
 
 
-def run_features(device: Device, asked: FeatureRequest, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
+def contribute_features(device: Device, asked: FeatureRequest, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
     """Encode pictures here and put their features into the outbox.
 
     Args:
-        device: this device.
         asked: what for.
-        reader: decodes the pictures.
         bundle: the verified bundle, with its graphs.
 
     Returns:
@@ -81,7 +86,7 @@ def run_features(device: Device, asked: FeatureRequest, reader: PictureReader, b
     own = counted_state(home, bundle.sha256, membership.federation)
     network = _slow_encoder(plan, _broadcast(home, membership, task).arrays, own)
     encoder = Encoder(bundle, plan, network, asked.threads or processors())
-    draws = Draw(seed=task.seed, site=membership.name, round=task.round)
+    draws = RandomSource(seed=task.seed, site=membership.name, round=task.round)
     files = _files(home, asked.images, reader)
     found = encode_pictures(encoder, plan, bundle.preprocess, files, reader, draws)
     payload = Payload({SENT: found.rows}, {"n_train": 0, "site_sha256": digest(dict(own))})
@@ -108,7 +113,7 @@ def run_features(device: Device, asked: FeatureRequest, reader: PictureReader, b
 
 
 def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan:
-    """How the bundle's encoder is used, where the federation's round takes features of it.
+    """Check that the round takes features of the bundle's encoder, and give the plan they are made by.
 
     Raises:
         FeaturesError: it does not, or the bundle has no encoder.
@@ -138,7 +143,7 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
 
 
 def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
-    """The round's broadcast, which holds the encoder's values.
+    """Read the round's broadcast, which holds the encoder's values.
 
     Raises:
         FeaturesError: it is not here (`no_broadcast`).
@@ -160,20 +165,22 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
 def _slow_encoder(
     plan: FedCLFPlan, broadcast: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """The slow encoder of a round, which makes the features that all share: a copy of the encoder unless it outlives
-    the round; what stays on this device is its own.
+    """Put together the slow encoder of a round, which makes the features that all share.
 
     Args:
         plan: says what travels and what stays.
         broadcast: arrays of the round.
         own: what this device remembers.
+
+    Returns:
+        The encoder's tensors by name; where no slow copy outlives the rounds, the encoder itself.
     """
     begins = round_begins(broadcast, {name: own[name] for name in plan.stays if name in own}, plan.momentum_encoder)
     return {name: begins.get(SLOW + name, begins[name]) for name in plan.network if name in begins}
 
 
 def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path]:
-    """The pictures, by name; those of the table or folder that was named last where none are named.
+    """List the pictures by name; where none are named, those of the table or folder that was named last.
 
     Raises:
         FeaturesError: nothing was ever named (`no_pictures`).
@@ -200,7 +207,7 @@ def _lengths(found: Encoded) -> dict[str, float]:
 def _draw(
     found: Encoded, bundle: Bundle, reader: PictureReader, described: dict[str, Any], folder: Path
 ) -> dict[str, str]:
-    """Both sheets; pictures are read once more, so that never all of them lie in memory."""
+    """Draw both sheets; pictures are read once more, so that never all of them lie in memory."""
     from edgefl_client.sharing.sheets import MOST_ROWS, draw_features
 
     pictures = (picture_of(path, bundle.preprocess, reader) for path in found.paths[:MOST_ROWS])

@@ -1,7 +1,7 @@
-"""`edgefl contribute`: from a table of labelled pictures to rollout maps in the outbox, or to a view of what leaves.
+"""`edgefl contribute --labels`: from a table of labelled pictures to rollout maps in the outbox.
 
-Nothing enters the outbox that the owner's policy does not allow, and a dry run makes the very bytes that a real one
-would keep: same pictures, same values, same SHA-256.
+Nothing enters the outbox that the owner's policy does not allow. A dry run keeps nothing and makes the very bytes that
+a real one would keep: same pictures, same values, same SHA-256.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ class _Found:
     left_out: Mapping[str, Any]
 
 
-def run_contribute(
+def contribute_maps(
     device: Device,
     labels: Path,
     reader: PictureReader,
@@ -75,11 +75,8 @@ def run_contribute(
     A picture that the gate would refer gives no map: what is blurred, badly lit, too small or no skin teaches nobody.
 
     Args:
-        device: this device.
         labels: CSV with the columns image and label.
-        reader: decodes the pictures.
         scorer: scores with `bundle`.
-        bundle: the model.
         dry_run: keep nothing; only say what would leave.
         sheets: folder for the two sheets that show it (`sheets`); None for none.
 
@@ -114,7 +111,7 @@ def run_contribute(
 
 
 def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
-    """Names of the classes, in the order in which the reply numbers them."""
+    """Name the classes in the order in which the reply numbers them."""
     classes = bundle.labels.classes if task is None else task.classes
     if set(classes) != set(bundle.labels.classes):
         raise LabelsError(
@@ -125,7 +122,7 @@ def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
 
 
 def _task(device: Device, *, required: bool) -> TaskReply | None:
-    """The task as last fetched, of a method that takes maps; where it is required and missing, say how to get it."""
+    """Read the task as last fetched, of a method that takes maps; None where it is neither here nor required."""
     if required:
         load_membership(device.home.member)
     task = load_task(device.home.member)
@@ -187,7 +184,7 @@ def _check_fits(payload: Payload, task: TaskReply | None) -> None:
 
 
 def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """For the owner's eyes: which picture each map comes from. None of it leaves."""
+    """Tell the owner which picture each map comes from. None of it leaves."""
     return [
         {
             "array": reply_name(label),
@@ -202,7 +199,7 @@ def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Both sheets; the chosen pictures are read once more, so that never all of them lie in memory."""
+    """Draw both sheets; the chosen pictures are read once more, so that never all of them lie in memory."""
     from edgefl_client.sharing.sheets import SharedMap, draw_maps
 
     shared = []

@@ -46,10 +46,9 @@ class Entry:
 def read_spent(
     home: Home, now_ms: int, *, federation: str = "", round_number: int | None = None, idem: str = ""
 ) -> Spent:
-    """What left in the last 24 hours, apart from one reply.
+    """Add up what left in the last 24 hours, apart from one reply.
 
     Args:
-        home: the device's home.
         now_ms: Unix milliseconds, by the best clock there is.
         federation: of the reply in question; empty for none.
         round_number: its round, which is not counted among the others; None where it has none yet.
@@ -69,7 +68,6 @@ def note_spent(
     """Note durably that a reply is about to leave.
 
     Args:
-        home: the device's home.
         now_ms: Unix milliseconds, by the best clock there is.
         federation: whom it is for.
         round_number: the round it answers.
@@ -93,8 +91,6 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
     holder of the member's keys calls it.
 
     Args:
-        home: the device's home.
-        policy: the owner's decisions.
         clock_ms: Unix milliseconds, by the corrected clock.
     """
 

@@ -100,7 +100,6 @@ def run_sync(
     """Do what is due, then leave.
 
     Args:
-        device: this device.
         options: limits, threads and report of learning; None to learn nothing.
         trusted: keys of bundle signers trusted for this call beside the list.
         hold: send nothing that lies in the outbox, nor what is learned: its owner wants to look at it first.
@@ -126,7 +125,7 @@ def run_sync(
 
 
 def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, hold: bool) -> _Exchanged:
-    """One meeting with the coordinator; first of all, a reply that was learned enters the outbox."""
+    """Meet the coordinator once; before that, put a reply that was learned into the outbox."""
     home = device.home
     with device.member() as member, device.outbox(member.identity) as outbox:
         federation = member.membership.federation
@@ -157,7 +156,7 @@ def _held_back(_item: WorkItem, _round: int) -> PolicyError:
 
 
 def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
-    """Keep what became of a learned reply, before the outbox forgets it."""
+    """Note what became of a learned reply, before the outbox forgets it."""
     if item.kind != LEARNED or item.round is None:
         return
     if delivery.outcome == "accepted":
@@ -167,7 +166,7 @@ def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
 
 
 def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: Sequence[bytes]) -> _Learned:
-    """Learn the open round, where there is something to learn from; whatever keeps it from it is told."""
+    """Learn the open round where there is something to learn from, or report what keeps the device from it."""
     home, task = device.home, before.task
     try:
         table = remembered_table(home)
@@ -188,7 +187,7 @@ def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: S
 
 
 def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
-    """Code and sentence of what makes learning needless now; None where the round is due."""
+    """Give code and sentence of why there is nothing to learn now; None where the round is due."""
     task, got = before.task, before.broadcast
     if task.state != "open":
         now = f"round {task.round} is {task.state}" if task.round else "the first has not begun"
@@ -206,7 +205,7 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
 
 
 def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
-    """The bundle in use, which must be the federation's.
+    """Open the bundle in use, which must be the federation's.
 
     Raises:
         BundleError: it is refused, or of another line (`other_line`).

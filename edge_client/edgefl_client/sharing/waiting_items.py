@@ -47,11 +47,7 @@ class Waiting:
 
 
 def list_waiting(home: Home, now_ms: int) -> list[Waiting]:
-    """What waits, oldest first.
-
-    Args:
-        home: the device's home.
-        now_ms: Unix milliseconds.
+    """List what waits, oldest first.
 
     Raises:
         OutboxError: the outbox is damaged, or held by another process.
@@ -93,10 +89,9 @@ def _read(path: Path, mode: str) -> list[tuple[Any, ...]]:
 
 
 def show_waiting(device: Device, which: str) -> dict[str, Any]:
-    """What an item would tell its receiver (`release.describe`), and its id.
+    """Describe what an item would tell its receiver (`release.describe`).
 
     Args:
-        device: this device.
         which: the item's id, or its first digits.
 
     Raises:
@@ -118,7 +113,6 @@ def drop_waiting(device: Device, which: str) -> Waiting:
     """Drop an item for good, and give what it was.
 
     Args:
-        device: this device.
         which: the item's id, or its first digits.
 
     Raises:
@@ -140,7 +134,7 @@ def drop_waiting(device: Device, which: str) -> Waiting:
 
 
 def waiting_text(items: list[Waiting]) -> str:
-    """The outbox for a person, a line per item."""
+    """Write the outbox for a person, a line per item."""
     if not items:
         return "nothing waits in the outbox"
     return "\n".join(

@@ -259,7 +259,7 @@ def learn(
         return len(parts), (prepare(images, rng) for images in read_ahead(site, site.unlabelled, parts))
 
     def rate(done: float) -> float:
-        return recipe.lr * cosine_rate(done, site.task.rounds * epochs, 0.0)
+        return recipe.lr * cosine_rate(done, site.task.rounds * epochs)
 
     begun = perf_counter()
     for sums in run_epochs(site, round_, range(epochs), batches, objective, optimizer, rate=rate, tells_wait=True):
