@@ -17,7 +17,7 @@ from edgefl_protocol.rules.maps import maps_in_broadcast
 
 @dataclass
 class Told:
-    """What a learner tells while it works, kept for the report.
+    """Keep what a learner tells while it works, for the report.
 
     Attributes:
         options: whose `report` hears it too.
@@ -59,16 +59,12 @@ def round_facts(
     after: Mapping[str, NDArray[Any]] | None,
     reason: str | None,
 ) -> dict[str, Any]:
-    """What `--json` tells of a round.
+    """Make what `--json` tells of a round.
 
     Args:
-        home: the device's home.
-        bundle: that was learned with.
-        dealt: the pictures.
         broadcast: what came from the others.
-        told: what the learner told.
         after: the new state; None where a limit stopped it.
-        reason: that limit.
+        reason: that limit, as a clause of a sentence.
     """
     epochs, judged, kept = told.options.plan(bundle).epochs, told.judged, load_personal(home, bundle)
     labels = bundle.labels

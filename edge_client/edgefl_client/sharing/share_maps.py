@@ -33,7 +33,7 @@ from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply
 
 @dataclass(frozen=True)
 class _Work:
-    """What scores, and what may be scored."""
+    """Hold what scores the pictures of a table."""
 
     scorer: Scorer
     reader: PictureReader
@@ -43,7 +43,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Found:
-    """Scored pictures whose maps may travel.
+    """Hold the scored pictures whose maps may travel.
 
     Attributes:
         paths: their files.
@@ -75,11 +75,8 @@ def run_contribute(
     A picture that the gate would refer gives no map: what is blurred, badly lit, too small or no skin teaches nobody.
 
     Args:
-        device: this device.
         labels: CSV with the columns image and label.
-        reader: decodes the pictures.
         scorer: scores with `bundle`.
-        bundle: the model.
         dry_run: keep nothing; only say what would leave.
         sheets: folder for the two sheets that show it (`sheets`); None for none.
 
@@ -114,7 +111,7 @@ def run_contribute(
 
 
 def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
-    """Names of the classes, in the order in which the reply numbers them."""
+    """Return the names of the classes, in the order in which the reply numbers them."""
     classes = bundle.labels.classes if task is None else task.classes
     if set(classes) != set(bundle.labels.classes):
         raise LabelsError(
@@ -125,7 +122,7 @@ def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
 
 
 def _task(device: Device, *, required: bool) -> TaskReply | None:
-    """The task as last fetched, of a method that takes maps; where it is required and missing, say how to get it."""
+    """Return the task as last fetched, which must take maps; None where there is none and none is required."""
     if required:
         load_membership(device.home.member)
     task = load_task(device.home.member)
@@ -187,7 +184,7 @@ def _check_fits(payload: Payload, task: TaskReply | None) -> None:
 
 
 def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
-    """For the owner's eyes: which picture each map comes from. None of it leaves."""
+    """Tell the owner which picture each map comes from; nothing of it leaves."""
     return [
         {
             "array": reply_name(label),
@@ -202,8 +199,13 @@ def _made_of(found: _Found, classes: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _draw(work: _Work, found: _Found, payload: Payload, described: Mapping[str, Any], folder: Path) -> dict[str, str]:
+<<<<<<< HEAD
     """Both sheets; the chosen pictures are read once more, so that never all of them lie in memory."""
     from edgefl_client.sharing.sheets import SharedMap, draw_maps
+=======
+    """Draw both sheets; the chosen pictures are read once more, so that never all of them lie in memory."""
+    from edgefl_client.sharing.contact_sheet import Shared, draw_sheets
+>>>>>>> 60a5d6d (Docstrings of device learning say what is done, in the imperative; the gate's rule in plain sentences)
 
     shared = []
     for label, positions in found.chosen.items():
