@@ -10,7 +10,7 @@ _BETWEEN = frozenset({"reading", "judging", "choosing"})  # what learning tells 
 
 @contextmanager
 def stop_on_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set; a second one of them ends the process at once."""
+    """Make an event that SIGTERM and SIGINT set; a second one of them ends the process at once."""
     stop = threading.Event()
     kinds = (signal.SIGTERM, signal.SIGINT)
     before: list[Callable[..., object] | int | None] = [signal.getsignal(kind) for kind in kinds]
@@ -31,7 +31,7 @@ def stop_on_signal() -> Iterator[threading.Event]:
 def pausing(
     report: Callable[[Mapping[str, float | int | str]], None], stop: threading.Event
 ) -> Callable[[Mapping[str, float | int | str]], None]:
-    """A report of learning that also ends it between two pictures, once it was told to stop.
+    """Make a report of learning that also ends it between two pictures, once it was told to stop.
 
     Steps are ended by `limits.Limits.stopped`, which keeps a point first; what is read, judged or chosen here is done
     again another time.

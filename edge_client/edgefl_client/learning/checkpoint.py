@@ -32,7 +32,7 @@ _STAGES: Mapping[object, Stage] = {"learning": "learning", "learned": "learned"}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Between two steps of a round.
+    """Hold where learning stands between two steps of a round.
 
     Attributes:
         begun: digest of what the round began with: bundle, site, number of the round, state before it.
@@ -55,7 +55,7 @@ class Point:
     sums: Mapping[str, float] = field(default_factory=dict)
 
     def stepped(self, state: Mapping[str, NDArray[Any]], figures: Mapping[str, float], pictures: int) -> Self:
-        """The point after a step of the same epoch.
+        """Return the point after a step of the same epoch.
 
         Args:
             state: what the step left.
@@ -66,15 +66,15 @@ class Point:
         return replace(self, state=state, step=self.step + 1, sums=sums)
 
     def next_epoch(self) -> Self:
-        """The first step of the next epoch."""
+        """Return the point before the first step of the next epoch."""
         return replace(self, epoch=self.epoch + 1, step=0, sums={})
 
     def again(self, given: str) -> Self:
-        """The same epoch from its first step, with what is learned so far, on other pictures or settings."""
+        """Begin the same epoch again on other pictures or settings, with what is learned so far."""
         return replace(self, given=given, step=0, sums={})
 
     def to_payload(self) -> Payload:
-        """What is kept."""
+        """Make the payload that is kept."""
         scalars: dict[str, int | float | str] = {
             "begun": self.begun, "given": self.given, "stage": self.stage, "round": self.round, "epoch": self.epoch,
             "step": self.step, **{f"sum.{name}": float(value) for name, value in self.sums.items()},
@@ -83,7 +83,7 @@ class Point:
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self | None:
-        """The point that was kept; None for what is of another kind of learning."""
+        """Read the point that was kept; None for what is of another kind of learning."""
         facts = payload.scalars
         wanted = {"begun", "given", "stage", "round", "epoch", "step"}
         if not wanted <= facts.keys() or facts["stage"] not in _STAGES:
@@ -102,7 +102,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """A site between two rounds.
+    """Hold a site's state between two rounds.
 
     Attributes:
         bundle_sha256: of the file of the bundle it learns with.
@@ -132,7 +132,7 @@ def save_standing(file: Path, standing: Standing) -> None:
 
 
 def load_standing(file: Path) -> Standing | None:
-    """The standing in a file, None where there is none; the caller asks what it belongs to.
+    """Read the standing in a file, None where there is none; the caller asks what it belongs to.
 
     Raises:
         StorageError: the file is damaged.
@@ -153,7 +153,7 @@ def load_standing(file: Path) -> Standing | None:
 
 
 def begun_with(file: Path, bundle_sha256: str, federation: str, start: Mapping[str, NDArray[Any]]) -> Standing:
-    """What the next round begins with.
+    """Return what the next round begins with.
 
     Args:
         file: of the standing.
@@ -177,12 +177,12 @@ def begun_with(file: Path, bundle_sha256: str, federation: str, start: Mapping[s
 
 
 def digest_of(*parts: str) -> str:
-    """SHA-256 of several texts, as a point names what it belongs to."""
+    """Compute SHA-256 of several texts, as a point names what it belongs to."""
     return hashlib.sha256("\x1f".join(parts).encode()).hexdigest()
 
 
 def same_form(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]) -> bool:
-    """Whether two states hold arrays of the same names, types and shapes."""
+    """Tell whether two states hold arrays of the same names, types and shapes."""
     return {name: (value.dtype, value.shape) for name, value in one.items()} == {
         name: (value.dtype, value.shape) for name, value in other.items()
     }
@@ -190,7 +190,7 @@ def same_form(one: Mapping[str, NDArray[Any]], other: Mapping[str, NDArray[Any]]
 
 @contextlib.contextmanager
 def only_one(home: Home) -> Iterator[None]:
-    """Hold this home's learning; a second process is refused. What a kill left of values half written is removed.
+    """Let one process at a time learn in this home, and remove values that a kill left half written.
 
     Raises:
         LearningError: another process learns here (`busy`).
@@ -218,7 +218,6 @@ def forget(home: Home, *, everything: bool) -> list[str]:
     (docs/reference/sharing.md). The files are unlinked; what a disk keeps of them is the disk's matter.
 
     Args:
-        home: the device's home.
         everything: also where learning stands, in federations too, which table was named and who was held back: the
             next round begins with the bundle's values.
 
@@ -244,7 +243,7 @@ def forget(home: Home, *, everything: bool) -> list[str]:
 
 
 def damaged(file: Path) -> StorageError:
-    """The error of a file of learning that is not what was written."""
+    """Make the error of a file of learning that is not what was written."""
     return StorageError(
         f"{file} is damaged: it does not say where learning stands; begin again with edgefl train --restart", "damaged"
     )

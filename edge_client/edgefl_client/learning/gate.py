@@ -1,11 +1,12 @@
-"""May personal values be used? Only where they are at least as good as the bundle's on pictures held back.
+"""The gate: personal values are used only where they are at least as good as the bundle's on pictures held back.
 
-Balanced accuracy, the mean over classes of the share recognised, of both on the same pictures, at least 20 of each
-class; a picture for which nothing is predicted, or no finite number comes, counts as not recognised. Both choose among
-the same classes, those of the table: personal values name no other, and a bundle of eight classes must not lose to one
-of two for having named one that could not occur. Told beside it, and no part of the rule: how many were predicted
-wrongly without being referred, at the threshold of the card, which was fitted to the bundle's values. Source:
-docs/design.md, section 7, graphs.
+The measure is balanced accuracy of both on the same pictures, at least 20 of each class. A picture for which nothing is
+predicted, or no finite number comes, counts as not recognised. Both choose among the same classes, those of the table:
+personal values name no other, and a bundle of eight classes must not lose to one of two for naming one that could not
+occur.
+
+Beside the rule the gate tells how many pictures were predicted wrongly without being referred. It takes the threshold
+of the card, which was fitted to the bundle's values. Source: docs/design.md, section 7, graphs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +35,7 @@ def judge(
     held: Rows,
     report: Callable[[int], None] = lambda done: None,
 ) -> Verdict:
-    """Compare bundle and personal values.
+    """Compare bundle and personal values on the pictures held back.
 
     Args:
         seen: per class, whether the personal values were learned on it.
@@ -66,7 +67,7 @@ def _predict(
     rows: Rows,
     report: Callable[[int], None],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Predicted class of each row, −1 for none, (n,); whether it would be told without a referral, (n,)."""
+    """Return the predicted class of each row, −1 for none, (n,); whether it would be told without a referral, (n,)."""
     predicted, told = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.bool_)
     for start in range(0, len(rows), BATCH):
         images = rows.images[start : start + BATCH]

@@ -27,19 +27,14 @@ RAISED, RAISED_MIB = 0.1, 8.0  # share of the peak, and MiB: from a smaller rise
 
 @dataclass(frozen=True)
 class Battery:
-    """The device's battery.
-
-    Attributes:
-        discharging: the device runs on it.
-        percent: charge.
-    """
+    """Tell whether the device runs on its battery, and the battery's charge in percent."""
 
     discharging: bool
     percent: int
 
 
 def read_battery(folder: Path = POWER) -> Battery | None:
-    """The emptiest battery that drains, or where none does the emptiest; None where the device itself has none."""
+    """Read the emptiest battery that drains, or the emptiest where none drains; None where the device itself has none."""
     found = list[Battery]()
     for supply in sorted(folder.glob("*")):
         if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":  # a mouse, a pen
@@ -53,15 +48,15 @@ def read_battery(folder: Path = POWER) -> Battery | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the owner allows.
+    """Say what the owner allows, and where it is read.
 
     Attributes:
         minutes: of wall time; None for no limit.
         memory_mib: of resident memory; None for no limit.
         battery_percent: on battery, learning stops below this charge.
-        stopped: whether somebody told this process to stop.
+        stopped: tells whether somebody told this process to stop.
         battery: reads the battery.
-        memory: reads the peak memory.
+        memory: reads the peak memory, in MiB.
         clock: monotonic seconds.
     """
 
@@ -74,7 +69,7 @@ class Limits:
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def reached(self, started: float) -> str | None:
-        """The limit that is reached, as a clause of a sentence; None for none.
+        """Return the limit that is reached, as a clause of a sentence; None for none.
 
         Args:
             started: when this process began, by `clock`.
@@ -89,7 +84,7 @@ class Limits:
         return None
 
     def forbidding(self) -> str | None:
-        """What keeps learning from so much as reading a picture, as a clause of a sentence; None for nothing."""
+        """Return the limit that forbids even to read a picture, as a clause of a sentence; None for none."""
         if self.stopped():
             return TOLD_TO_STOP
         battery = self.battery()
@@ -98,7 +93,7 @@ class Limits:
         return None
 
     def check_begin(self) -> None:
-        """Ask before the work.
+        """Refuse the work where a limit forbids to begin it.
 
         Raises:
             Paused: see `forbidding`.
@@ -111,7 +106,7 @@ class Limits:
 def check_step_memory(
     limits: Limits, batch: int, largest: Callable[[int], int], take: Callable[[int], object], least: int
 ) -> None:
-    """Take small steps and tell from them what a whole one needs.
+    """Take small steps and refuse a batch of which a whole step would take too much memory.
 
     Args:
         limits: of the owner; nothing is done where memory has none.
@@ -141,7 +136,7 @@ def check_step_memory(
 def _needed(
     limits: Limits, allowed: int, pictures: int, take: Callable[[int], object], size: int
 ) -> tuple[float, str, int]:
-    """MiB of a whole step; how well that is known; and how many pictures fit."""
+    """Return the MiB of a whole step, how well they are known, and how many pictures fit."""
     before, room, raised = limits.memory(), 0, list[tuple[int, float]]()
     while True:
         for _ in range(2):

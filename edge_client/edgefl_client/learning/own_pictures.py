@@ -50,7 +50,7 @@ _TABLE, _HELD = "table.json", "held.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """The owner's pictures, and how they are read.
+    """Name the owner's pictures and how they are read.
 
     Attributes:
         file: CSV with the columns image and label, and lesion_id where known; for a method that learns without labels
@@ -66,7 +66,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Dealt:
-    """The owner's pictures in two parts; no lesion stands in both.
+    """Hold the owner's pictures in two parts; no lesion stands in both.
 
     Attributes:
         learn: those that teach.
@@ -80,7 +80,7 @@ class Dealt:
 
     @property
     def left_out(self) -> int:
-        """Pictures of which nothing is shared."""
+        """Count the pictures of which nothing is shared."""
         return self.refused + len(self.learn.unfit)
 
 
@@ -105,7 +105,7 @@ def name_table(home: Home, file: Path) -> None:
 
 
 def remembered_table(home: Home) -> Table | None:
-    """What was named last, None where nothing ever was.
+    """Return what was named last; None where nothing ever was.
 
     Raises:
         StorageError: the record is damaged.
@@ -125,13 +125,13 @@ def remembered_table(home: Home) -> Table | None:
 def read_dealt(
     home: Home, bundle: Bundle, table: Table, limits: Limits, report: Report, *, afresh: bool = False
 ) -> Dealt:
-    """Read the owner's pictures and deal them.
+    """Read the owner's pictures and part them into those that teach and those that judge.
 
     Args:
-        home: the device's home.
-        bundle: to learn with.
-        table: the owner's.
-        limits: the memory that is allowed.
+        home: remembers who was held back before.
+        bundle: says what is learned, and how pictures are prepared.
+        table: names the pictures.
+        limits: only the memory that is allowed is looked at.
         report: told `reading` and `pictures`, and a `warning` for each picture of a folder that cannot be used.
         afresh: forget who was held back before.
 
@@ -158,7 +158,7 @@ def read_dealt(
 
 
 def _read_unlabelled(bundle: Bundle, table: Table, limits: Limits, report: Report) -> Dealt:
-    """Pictures for a method that learns without labels: there is nothing to judge, so none is held back."""
+    """Read pictures for a method that learns without labels: there is nothing to judge, so none is held back."""
     folder = table.file.is_dir()
     listed = _pictures_of(table) if folder else read_images(table.file)
 
@@ -177,7 +177,7 @@ def _read_unlabelled(bundle: Bundle, table: Table, limits: Limits, report: Repor
 
 
 def _pictures_of(table: Table) -> list[LabelledImage]:
-    """The pictures in a folder and below, by name."""
+    """List the pictures in a folder and below, by name."""
     with PictureReader(table.formats) as reader:
         found = pictures_below(table.file, reader.suffixes)
     if not 1 <= len(found) <= MAX_ROWS:
@@ -217,10 +217,10 @@ def _read(
 def hold_back(
     rows: Rows, classes: Sequence[str], limits: Mapping[str, str]
 ) -> tuple[NDArray[np.bool_], dict[str, str]]:
-    """Deal the rows.
+    """Choose of each class the rows that are held back for the gate.
 
     Args:
-        rows: all labelled pictures.
+        rows: labelled pictures.
         classes: names, in index order.
         limits: class name to the highest group held back, from an earlier deal; empty at first.
 

@@ -36,10 +36,9 @@ class LabelsError(EdgeflError):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImage:
-    """A row of the table.
+    """Name one picture of the owner.
 
     Attributes:
-        path: the picture's file.
         label: index of its class, or `UNLABELLED`.
         lesion: what the column `lesion_id` calls the lesion, or None.
     """
@@ -113,7 +112,7 @@ def _image(path: Path, number: int, row: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Rows:
-    """Prepared pictures with their classes.
+    """Hold prepared pictures with their classes.
 
     Attributes:
         images: (n, S, S, 3).
@@ -131,7 +130,7 @@ class Rows:
         return len(self.labels)
 
     def take(self, chosen: NDArray[np.bool_]) -> "Rows":
-        """The rows where `chosen` (n,) holds, in order."""
+        """Keep the rows where `chosen` (n,) holds, in order."""
         kept = np.flatnonzero(chosen).tolist()
         groups = tuple(self.groups[index] for index in kept)
         unfit = frozenset(position for position, index in enumerate(kept) if index in self.unfit)
@@ -139,11 +138,11 @@ class Rows:
 
     @property
     def different(self) -> int:
-        """Number of groups: pictures of one lesion, or copies of one picture, count once."""
+        """Count the groups: pictures of one lesion, or copies of one picture, count once."""
         return len(set(self.groups))
 
     def digest(self) -> str:
-        """SHA-256 over pixels and classes in order: the same table gives the same."""
+        """Compute SHA-256 over pixels and classes in order: the same table gives the same."""
         whole = hashlib.sha256(self.labels.astype("<i8").tobytes())
         for image in self.images:
             whole.update(np.ascontiguousarray(image).data)
@@ -161,11 +160,9 @@ def read_rows(
 
     Args:
         table: what `read_labels` or `read_images` gave.
-        preprocess: the bundle's.
         formats: kinds of files that are read (`pictures.FORMATS`).
         report: called with the number of pictures read so far.
-        refused: told of each picture that cannot be used, which is left out; None for those that somebody named one
-            by one.
+        refused: told of each picture that cannot be used, which is left out; None raises for the first of them.
 
     Raises:
         ImageError: a picture cannot be used; the sentence names its file.
@@ -196,5 +193,5 @@ def read_rows(
 
 
 def fit_rows(rows: Rows) -> Rows:
-    """The rows that the gate before the model does not refer, in order."""
+    """Keep the rows that the gate before the model does not refer, in order."""
     return rows.take(np.array([index not in rows.unfit for index in range(len(rows))], np.bool_))

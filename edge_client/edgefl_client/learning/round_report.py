@@ -17,7 +17,7 @@ from edgefl_protocol.rules.maps import maps_in_broadcast
 
 @dataclass
 class Told:
-    """What a learner tells while it works, kept for the report.
+    """Keep what a learner tells while it works, for the report.
 
     Attributes:
         options: whose `report` hears it too.
@@ -59,11 +59,11 @@ def round_facts(
     after: Mapping[str, NDArray[Any]] | None,
     reason: str | None,
 ) -> dict[str, Any]:
-    """What `--json` tells of a round.
+    """Make what `--json` tells of a round.
 
     Args:
         after: the new state; None where a limit stopped it.
-        reason: that limit.
+        reason: that limit, as a clause of a sentence.
     """
     epochs, judged, kept = told.options.plan(bundle).epochs, told.judged, load_personal(home, bundle)
     labels = bundle.labels
