@@ -67,7 +67,7 @@ FLOORS = {
         "durable", "strict_json", "pae", "errors",
     ),
     "edgefl_trainer": (
-        "cli", "commands", "live", "experiments", "engine", "methods", "evaluate", "learning", "data", "contract",
+        "cli", "commands", "live", "experiments", "engine", "methods", "learning", "evaluate", "data", "contract",
         "models", "losses", "rollout", "augment", "seeded", "bounds", "typed_values", "errors",
     ),
     "edgefl_export": (

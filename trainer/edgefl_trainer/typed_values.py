@@ -59,8 +59,8 @@ def allowed(wanted: Any, value: object) -> str:
     if origin is Annotated:
         plain, *bounds = parts
         return str(bounds[0].description) if fits(value, plain) else allowed(plain, value)
-    if origin in (Union, types.UnionType):
-        return allowed(parts[0], value)
+    if _first(wanted) is not wanted:
+        return allowed(_first(wanted), value)
     if origin is Literal:
         return ", ".join(map(str, parts))
     return _WORDS.get(wanted) or ("a list" if origin is tuple else "a table of key = value")
@@ -93,8 +93,7 @@ def read_table(found: object, kind: type[Any], name: str) -> Any:
 def _sentence(problem: str, found: Any, wanted: Any, place: str) -> str:
     path = _PATH.search(problem)
     for field, index, some in _STEP.findall(path[1] if path else ""):
-        if get_origin(wanted) in (Union, types.UnionType):
-            wanted = get_args(wanted)[0]
+        wanted = _first(wanted)
         if some:  # msgspec does not say which key of a mapping
             wanted = get_args(wanted)[1]
             field = next(key for key, value in found.items() if not fits(value, wanted))
@@ -104,8 +103,14 @@ def _sentence(problem: str, found: Any, wanted: Any, place: str) -> str:
             wanted = get_args(wanted)[0]
         found = found[int(index) if index else field]
         place = f"{place}, entry {int(index) + 1}" if index else f"{field} of {place}"
+    wanted = _first(wanted)
     if unknown := _UNKNOWN.match(problem):
         return f"{place} has the key {unknown[1]!r}; did you mean {nearest(unknown[1], hints(wanted))}?"
     if missing := _MISSING.match(problem):
         return f"{place} has no {missing[1]!r}: add it."
     return f"{place} is {found!r}; allowed: {allowed(wanted, found)}."
+
+
+def _first(wanted: Any) -> Any:
+    """The type of a value that may also be left out."""
+    return get_args(wanted)[0] if get_origin(wanted) in (Union, types.UnionType) else wanted

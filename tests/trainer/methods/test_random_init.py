@@ -5,6 +5,7 @@ import pytest
 from tests.trainer.conftest import edgefl_train, run
 
 from edgefl_protocol.tensors import read_tensors
+from edgefl_trainer.contract import declared
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone, weights_of
@@ -35,8 +36,8 @@ def test_it_is_what_the_others_begin_with(make_task):
     fresh = METHODS["random-init"]().start(task, ["a"])
     for other in ("fedclf", "fedmoco", "fedsimclr", "fedrotation", "local-cl", "fedmae"):
         method = build(METHODS[other], {})
-        found = method.backbone(method.start(task, ["a"]))
-        wanted = dict(METHODS["random-init"]().backbone(fresh))
+        found = declared(method).encoder(method.start(task, ["a"]))
+        wanted = dict(declared(METHODS["random-init"]).encoder(fresh))
         if other == "fedmae":  # its sites draw the class token that they keep
             del wanted["cls_token"]
         assert found.keys() == wanted.keys()

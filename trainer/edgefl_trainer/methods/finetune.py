@@ -25,8 +25,7 @@ from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site,
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts, steps, whole_network
 from edgefl_trainer.learning.averaged_prompts import Weighting
-from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe
-from edgefl_trainer.learning.whole_network_presets import presets_of
+from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, presets_of
 from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
