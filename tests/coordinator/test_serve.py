@@ -1,5 +1,6 @@
 """The served coordinator, a process of its own over TLS on 127.0.0.1: checks 14, 39, 43 and 55."""
 
+import contextlib
 import gc
 import http.client
 import json
@@ -290,7 +291,7 @@ def test_kills_in_a_round(prepared, serve, tools, kills) -> None:
         served.kill()
     gc.collect()  # such a socket is collected here and not in another test
     assert len(acknowledged) >= kills - 1
-    with open_coordinator(home).store as store:
+    with contextlib.closing(open_coordinator(home).store) as store:
         with store.transaction() as connection:
             rows = connection.execute(select(replies)).all()
         found = {row.skid: row for row in rows}
