@@ -34,7 +34,7 @@ class Battery:
 
 
 def read_battery(folder: Path = POWER) -> Battery | None:
-    """Read the emptiest battery that drains, or the emptiest where none drains; None where the device itself has none."""
+    """Read the emptiest battery that drains, or the emptiest where none drains; None where there is none."""
     found = list[Battery]()
     for supply in sorted(folder.glob("*")):
         if _text(supply / "type") != "Battery" or _text(supply / "scope") == "Device":  # a mouse, a pen
