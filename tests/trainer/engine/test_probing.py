@@ -76,7 +76,7 @@ def test_an_encoder_in_mid_run_has_the_mean_of_what_stays_local(kept, small):
     before = {name: state.digest() for name, state in states.items()}
     told = []
     loud = {name: replace(one, report=told.append) for name, one in sites.items()}
-    encoder = method.backbone(as_if_finished(method, task, server, states, loud))
+    encoder = method.declares.encoder(as_if_finished(method, task, server, states, loud))
     assert {name: state.digest() for name, state in states.items()} == before and not told
     assert {name for name in encoder if np.isfinite(encoder[name]).all()} == set(load_backbone_names(task))
     for name in {"class_token": [TOKEN], "patch_embed": ["backbone.patch_embed.proj.bias"], "none": []}[kept]:

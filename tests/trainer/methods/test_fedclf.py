@@ -203,7 +203,7 @@ def test_what_it_delivers_is_a_network_of_that_architecture(cnn_task, make_site,
         method = fedclf(**hyper)
         server, _ = play(method, task, members(task, make_site, a=6, b=6))
         network = build_network(task.backbone, 0)
-        load_weights(network, method.backbone(server), "learned")  # refuses what is missing or too much
+        load_weights(network, method.declares.encoder(server), "learned")  # refuses what is missing or too much
         assert np.isfinite(network.eval()(torch.zeros(1, 3, 36, 36)).detach().numpy()).all()
 
 
@@ -212,7 +212,7 @@ def test_learning_goes_on_from_a_given_backbone(cnn_task, convolutional):
 
     other = weights_of(load_backbone("cnn:test_resnet", image_px=36, seed=11).network)
     task = dataclasses.replace(cnn_task(), initial=other)
-    found = METHODS["fedclf"]().backbone(METHODS["fedclf"]().start(task, ["a"]))
+    found = METHODS["fedclf"].declares.encoder(METHODS["fedclf"]().start(task, ["a"]))
     for name, value in other.items():
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
@@ -262,8 +262,8 @@ def test_local_cl_sends_nothing_and_keeps_a_network_at_each_site(cnn_task, make_
     assert all(not payload.arrays for e in seen for payload in (*e.broadcasts.values(), *e.replies.values()))
     start = method.start(task, ["a", "b"])
     assert server.digest() == start.digest()
-    own = {name: method.site_backbone(state) for name, state in states.items()}
-    assert set(own["a"]) == set(method.backbone(start))
+    own = {name: method.declares.encoder(state) for name, state in states.items()}
+    assert set(own["a"]) == set(method.declares.encoder(start))
     name = next(n for n in own["a"] if n.endswith("weight"))
     assert not np.array_equal(own["a"][name], own["b"][name])
     alone, _ = play(method, task, members(task, make_site, a=6)), None

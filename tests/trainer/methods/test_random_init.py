@@ -35,8 +35,8 @@ def test_it_is_what_the_others_begin_with(make_task):
     fresh = METHODS["random-init"]().start(task, ["a"])
     for other in ("fedclf", "fedmoco", "fedsimclr", "fedrotation", "local-cl", "fedmae"):
         method = build(METHODS[other], {})
-        found = method.backbone(method.start(task, ["a"]))
-        wanted = dict(METHODS["random-init"]().backbone(fresh))
+        found = method.declares.encoder(method.start(task, ["a"]))
+        wanted = dict(METHODS["random-init"].declares.encoder(fresh))
         if other == "fedmae":  # its sites draw the class token that they keep
             del wanted["cls_token"]
         assert found.keys() == wanted.keys()

@@ -107,7 +107,6 @@ class FedCLF:
         return State(feature_bank.accepted(learned.arrays, replies, self.contrast.queue), learned.values)
 
     predictor = method_parts.no_predictor
-    backbone = staticmethod(self_supervised.encoder_of)
 
     def _divided(self, site: Site, new: State, weights: Arrays, slow: Learner, round_: int) -> tuple[State, Payload]:
         """What stays and what leaves: Q_l, or with noise one fresh feature of each image and what that cost."""

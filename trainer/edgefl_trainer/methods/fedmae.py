@@ -143,7 +143,6 @@ class FedMAE:
         return average(state, replies)
 
     predictor = method_parts.no_predictor
-    backbone = staticmethod(encoder_of)  # the decoder is dropped
 
     def _stays(self, name: str) -> bool:
         return name.startswith(PARTS[self.keep_local])

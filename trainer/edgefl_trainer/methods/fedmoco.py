@@ -42,4 +42,3 @@ class FedMoCo:
     local_round = method_parts.local_round_of_base
     aggregate = method_parts.aggregate_of_base
     predictor = method_parts.no_predictor
-    backbone = staticmethod(self_supervised.encoder_of)

@@ -42,7 +42,6 @@ class FedRotation:
     local_round = averaged_network.local_round
     aggregate = averaged_network.aggregate
     predictor = method_parts.no_predictor
-    backbone = staticmethod(self_supervised.encoder_of)
 
     def head(self, width: int) -> nn.Module:
         """A linear layer over the four turns."""

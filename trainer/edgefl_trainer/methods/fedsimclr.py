@@ -49,7 +49,6 @@ class FedSimCLR:
     local_round = averaged_network.local_round
     aggregate = averaged_network.aggregate
     predictor = method_parts.no_predictor
-    backbone = staticmethod(self_supervised.encoder_of)
 
     def head(self, width: int) -> nn.Module:
         """The projection to the space of the contrast."""

@@ -41,8 +41,6 @@ class LocalCL:
     broadcast = method_parts.nothing_sent  # every site makes the common start itself
     aggregate = method_parts.nothing_averaged
     predictor = method_parts.no_predictor
-    backbone = staticmethod(self_supervised.encoder_of)  # of the server: the common start
-    site_backbone = staticmethod(self_supervised.encoder_of)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """The common start: a fresh network, or the backbone to learn on."""

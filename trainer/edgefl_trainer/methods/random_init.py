@@ -33,7 +33,6 @@ class RandomInit:
     broadcast = method_parts.nothing_sent
     aggregate = method_parts.nothing_averaged
     predictor = method_parts.no_predictor
-    backbone = staticmethod(self_supervised.encoder_of)
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """None."""
