@@ -31,13 +31,9 @@ ENVIRONMENT = "EDGEFL_HOME"
 
 @dataclass(frozen=True)
 class Home:
-    """Paths below one home folder.
+    """Paths below one home folder."""
 
-    Attributes:
-        root: the home folder.
-    """
-
-    root: Path
+    root: Path  # the home folder
 
     @property
     def trust_file(self) -> Path:
@@ -121,7 +117,6 @@ def read_json(path: Path, what: str) -> dict[str, Any] | None:
     """The JSON object in a file, or None where there is no file.
 
     Args:
-        path: the file.
         what: what it holds, for the error.
 
     Raises:

@@ -58,7 +58,6 @@ def send_blob(caller: Caller, reference: BlobReference, source: Path, pace: Pace
 
     Args:
         caller: asks in the name of the member.
-        reference: the blob.
         source: file that holds it.
         pace: length of pieces.
 

@@ -86,9 +86,6 @@ class Courier:
     def deliver(self, federation: str) -> list[Delivery]:
         """Send what is due; at most one reply is accepted per round, so what was promised goes first.
 
-        Args:
-            federation: whose items.
-
         Returns:
             What became of each item that was offered.
 

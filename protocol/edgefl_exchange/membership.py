@@ -28,47 +28,26 @@ _FILE, _CA, _TASK = "membership.json", "ca.pem", "task.payload"
 
 @dataclass(frozen=True, kw_only=True)
 class Membership:
-    """One membership.
+    """One membership."""
 
-    Attributes:
-        url: the coordinator's public base.
-        federation: name.
-        name: this member's name.
-        role: "site" or "device".
-        state: "joining" (enrolment not answered yet), "pending" (waits for the operator) or "approved".
-        coordinator_key_id: the pinned key id of the coordinator's signing key.
-        key_record: its newest signed key record, as received.
-        key_number: number of that record; a lower one is refused.
-        key_fetched_ms: when it was fetched, Unix ms.
-        index_issued_ms: issue time of the newest index of bundles seen; an older one is refused.
-        own_ca: whether `ca.pem` holds the certificate to trust.
-        proxy: proxy to go through, or None.
-        fingerprint: what the operator compares; empty while joining.
-        root_key_id: key id of the federation's root key that the invite pins, or None.
-        keys_made_ms: when this member's own keys were made, Unix ms; 0 where unknown.
-        revoked_version: number of the newest list of revoked keys seen; an older one is refused.
-        token_sha256: hex digest of the invite's token, which tells a retry from a new invite.
-        idem: stable key of the enrolment.
-    """
-
-    url: str
-    federation: str
-    name: str
-    role: str
-    state: str
-    coordinator_key_id: str
-    key_record: bytes
-    key_number: int
-    key_fetched_ms: int
-    index_issued_ms: int = 0
-    own_ca: bool = False
-    proxy: str | None = None
-    fingerprint: str = ""
-    root_key_id: str | None = None
-    keys_made_ms: int = 0
-    revoked_version: int = 0
-    token_sha256: str
-    idem: str
+    url: str  # the coordinator's public base
+    federation: str  # name
+    name: str  # this member's name
+    role: str  # "site" or "device"
+    state: str  # "joining" (enrolment not answered yet), "pending" (waits for the operator) or "approved"
+    coordinator_key_id: str  # the pinned key id of the coordinator's signing key
+    key_record: bytes  # its newest signed key record, as received
+    key_number: int  # number of that record; a lower one is refused
+    key_fetched_ms: int  # when it was fetched, Unix ms
+    index_issued_ms: int = 0  # issue time of the newest index of bundles seen; an older one is refused
+    own_ca: bool = False  # whether `ca.pem` holds the certificate to trust
+    proxy: str | None = None  # proxy to go through, or None
+    fingerprint: str = ""  # what the operator compares; empty while joining
+    root_key_id: str | None = None  # key id of the federation's root key that the invite pins, or None
+    keys_made_ms: int = 0  # when this member's own keys were made, Unix ms; 0 where unknown
+    revoked_version: int = 0  # number of the newest list of revoked keys seen; an older one is refused
+    token_sha256: str  # hex digest of the invite's token, which tells a retry from a new invite
+    idem: str  # stable key of the enrolment
 
 
 def save_membership(folder: Path, membership: Membership) -> None:

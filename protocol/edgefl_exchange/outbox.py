@@ -109,7 +109,6 @@ class Outbox:
             federation: whom it is for.
             kind: name of the route that takes it.
             payload: bytes of its payload.
-            now_ms: Unix milliseconds.
 
         Raises:
             OutboxError: the outbox is full.
@@ -126,7 +125,6 @@ class Outbox:
             federation: whom it is for.
             round_number: the round it answers.
             payload: bytes of its payload.
-            now_ms: Unix milliseconds.
 
         Raises:
             OutboxError: the outbox is full, or the reply too large.
@@ -327,7 +325,6 @@ def learned_key(federation: str, round_number: int) -> str:
     """Key of the reply that was learned in a round.
 
     Args:
-        federation: name.
         round_number: from 1.
     """
     return hashlib.sha256(f"{LEARNED}\0{federation}\0{round_number}".encode()).hexdigest()[:32]

@@ -15,21 +15,13 @@ MAX_ENVELOPE_BYTES = 32 * 2**20 + 2**16  # a full payload and its envelope
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is sent.
+    """What is sent."""
 
-    Attributes:
-        method: "POST" with a body, or "GET".
-        path: path below the coordinator's public base, starting with "/".
-        body: an envelope; empty for GET.
-        query: query string without "?"; only `/v1/time` has one.
-        max_answer_bytes: longest answer that is read.
-    """
-
-    method: str
-    path: str
-    body: bytes = b""
-    query: str = ""
-    max_answer_bytes: int = MAX_ENVELOPE_BYTES
+    method: str  # "POST" with a body, or "GET"
+    path: str  # path below the coordinator's public base, starting with "/"
+    body: bytes = b""  # an envelope; empty for GET
+    query: str = ""  # query string without "?"; only `/v1/time` has one
+    max_answer_bytes: int = MAX_ENVELOPE_BYTES  # longest answer that is read
 
     def __repr__(self) -> str:
         return f"Request({self.method} {self.path}, {len(self.body)} bytes)"
@@ -37,17 +29,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What came back, unverified.
+    """What came back, unverified."""
 
-    Attributes:
-        status: HTTP status; anybody on the way can forge it.
-        body: at most `max_answer_bytes` of the request.
-        retry_after_s: the wait the answer asks for, in seconds, if it does.
-    """
-
-    status: int
-    body: bytes
-    retry_after_s: float | None = None
+    status: int  # HTTP status; anybody on the way can forge it
+    body: bytes  # at most `max_answer_bytes` of the request
+    retry_after_s: float | None = None  # the wait the answer asks for, in seconds, if it does
 
     def __repr__(self) -> str:
         return f"Answer({self.status}, {len(self.body)} bytes)"

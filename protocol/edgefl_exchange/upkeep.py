@@ -40,7 +40,6 @@ def change_keys(
     """Change a member's keys, or go on where a change was cut off.
 
     Args:
-        membership: as kept.
         identity: the keys that count, held by this process.
         caller: asks in their name.
         caller_of: makes one that asks in the name of the next keys.
@@ -83,9 +82,7 @@ def take_index(
     """Verify the index and the list of revoked keys that came with it, and keep the list.
 
     Args:
-        reply: as received.
         folder: the membership's folder.
-        membership: as kept.
         key: the coordinator's signing key.
         now_ms: the corrected clock.
 

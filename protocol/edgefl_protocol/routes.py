@@ -9,19 +9,12 @@ ROLES = ("site", "device")
 
 @dataclass(frozen=True)
 class Route:
-    """One route that takes an envelope.
+    """One route that takes an envelope."""
 
-    Attributes:
-        cty: the header's content type, and the route's name.
-        path: below the configured public base.
-        roles: members that may call it; empty where a newcomer may.
-        in_round: whether the header's `rnd` names a round; 0 elsewhere.
-    """
-
-    cty: str
-    path: str
-    roles: frozenset[str]
-    in_round: bool = False
+    cty: str  # the header's content type, and the route's name
+    path: str  # below the configured public base
+    roles: frozenset[str]  # members that may call it; empty where a newcomer may
+    in_round: bool = False  # whether the header's `rnd` names a round; 0 elsewhere
 
 
 _MEMBERS = frozenset(ROLES)

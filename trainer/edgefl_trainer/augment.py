@@ -35,7 +35,6 @@ def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt
     """Turn and mirror each image at random: a skin lesion has no upright position.
 
     Args:
-        images: square images.
         rng: one of eight symmetries is drawn for each image.
 
     Returns:
@@ -55,7 +54,6 @@ def random_crops(
     """MAE's only augmentation: a random part of the image, resized back (bicubic), then a dihedral turn.
 
     Args:
-        images: square images.
         rng: source of every draw.
         smallest: smallest share of the area that is kept, in (0, 1].
 
@@ -114,9 +112,7 @@ def contrastive_views(
     """One random view of each image.
 
     Args:
-        images: square images.
         rng: source of every draw.
-        recipe: which augmentations.
         view_px: side of the views in pixels.
 
     Returns:

@@ -115,7 +115,6 @@ def task_of_method(
     Args:
         backbone: as `edgefl-train --backbone` takes it.
         preset: whose settings, rounds and epochs are taken; None for the method's own defaults.
-        assignments: texts KEY=VALUE.
         seed: of an untrained backbone.
 
     Raises:

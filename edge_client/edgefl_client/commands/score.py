@@ -165,9 +165,7 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
     """Make the folder of heat maps, and say what has to be said before the first score.
 
     Args:
-        bundle: the model.
         heatmaps: folder of heat maps; None for none.
-        scorer: what scores.
         unread: what `scoring.left_out` says; None for nothing.
     """
     if heatmaps is not None:
@@ -199,8 +197,6 @@ def open_log(
     Args:
         file: the log; None for none.
         home: the device's home.
-        scorer: what scores.
-        bundle: its bundle.
 
     Raises:
         StorageError: the log cannot be used.

@@ -31,15 +31,10 @@ OLD_MODEL_DAYS = 180
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """All findings, and the table of times.
+    """All findings, and the table of times."""
 
-    Attributes:
-        findings: in the order of the checks.
-        speed: what the second process measured; None where it did not.
-    """
-
-    findings: Sequence[Finding]
-    speed: dict[str, Any] | None
+    findings: Sequence[Finding]  # in the order of the checks
+    speed: dict[str, Any] | None  # what the second process measured; None where it did not
 
     @property
     def healthy(self) -> bool:

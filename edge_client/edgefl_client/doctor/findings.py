@@ -11,16 +11,9 @@ SOON_DAYS = 14  # what ends within this is told
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found.
+    """What one check found."""
 
-    Attributes:
-        check: its name.
-        state: `ok`, `warn` or `fail`.
-        found: what is there.
-        advice: what to do; None where nothing is.
-    """
-
-    check: str
-    state: str
-    found: str
-    advice: str | None = None
+    check: str  # its name
+    state: str  # `ok`, `warn` or `fail`
+    found: str  # what is there
+    advice: str | None = None  # what to do; None where nothing is

@@ -32,15 +32,10 @@ _OPSET, _IR_VERSION = 17, 8
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """The linear layers of a network.
+    """The linear layers of a network."""
 
-    Attributes:
-        tokens: rows M that each takes for one picture.
-        shapes: (K, N) of each, in the order of the graph.
-    """
-
-    tokens: int
-    shapes: tuple[tuple[int, int], ...]
+    tokens: int  # rows M that each takes for one picture
+    shapes: tuple[tuple[int, int], ...]  # (K, N) of each, in the order of the graph
 
     @property
     def measured(self) -> tuple[tuple[int, int], ...]:

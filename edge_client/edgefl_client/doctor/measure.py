@@ -30,67 +30,39 @@ PHOTO_REPEATS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """One thing that was timed.
+    """One thing that was timed."""
 
-    Attributes:
-        what: in words.
-        threads: of the network.
-        pictures: in one run.
-        milliseconds: median of the runs.
-        p95_milliseconds: 95th percentile of the runs; with few of them, the slowest.
-        pictures_per_second: at the median.
-    """
-
-    what: str
-    threads: int
-    pictures: int
-    milliseconds: float
-    p95_milliseconds: float
-    pictures_per_second: float
+    what: str  # in words
+    threads: int  # of the network
+    pictures: int  # in one run
+    milliseconds: float  # median of the runs
+    p95_milliseconds: float  # 95th percentile of the runs; with few of them, the slowest
+    pictures_per_second: float  # at the median
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The network's linear layers alone, for one picture, and how the network stands to them.
+    """The network's linear layers alone, for one picture, and how the network stands to them."""
 
-    Attributes:
-        precision: `fp32` or `int8`, of the products.
-        threads: of the run.
-        milliseconds: median of the runs.
-        times: milliseconds of the network, one picture, over these.
-        share: of the multiplications that were run; the rest is reckoned in.
-    """
-
-    precision: str
-    threads: int
-    milliseconds: float
-    times: float
-    share: float
+    precision: str  # `fp32` or `int8`, of the products
+    threads: int  # of the run
+    milliseconds: float  # median of the runs
+    times: float  # milliseconds of the network, one picture, over these
+    share: float  # of the multiplications that were run; the rest is reckoned in
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured on this device.
+    """What was measured on this device."""
 
-    Attributes:
-        precision: `fp32` or `int8`, of the bundle.
-        vnni: whether the processor names the instructions for 8-bit products.
-        whole_numbers: whether 8-bit layers run in whole numbers here; else they run in float, with the same scores.
-        rows: the times.
-        peak_memory_mib: largest resident memory of this process up to the photo's score.
-        processors: that this process may use.
-        load_average: of the last minute before anything was measured; None where the system tells none.
-        floors: in float and in 8 bits; none for a network that is no vision transformer.
-    """
-
-    precision: str
-    vnni: bool
-    whole_numbers: bool
-    rows: Sequence[Timed]
-    peak_memory_mib: float
-    processors: int
-    load_average: float | None
-    floors: Sequence[Floor] = ()
+    precision: str  # `fp32` or `int8`, of the bundle
+    vnni: bool  # whether the processor names the instructions for 8-bit products
+    whole_numbers: bool  # whether 8-bit layers run in whole numbers here; else they run in float, with the same scores
+    rows: Sequence[Timed]  # the times
+    peak_memory_mib: float  # largest resident memory of this process up to the photo's score
+    processors: int  # that this process may use
+    load_average: float | None  # of the last minute before anything was measured; None where the system tells none
+    floors: Sequence[Floor] = ()  # in float and in 8 bits; none for a network that is no vision transformer
 
     def to_json(self) -> dict[str, Any]:
         """Give the figures as plain values, for JSON."""
@@ -165,7 +137,6 @@ def medians_in_turn(
 
     Args:
         works: one run of each.
-        repeats: measured turns.
 
     Returns:
         The median of each, in milliseconds.
@@ -193,10 +164,7 @@ def timed(
     """Time some work, once warm.
 
     Args:
-        what: in words.
-        work: one run.
         pictures: in one run.
-        repeats: measured runs.
     """
     work()
     marks = []

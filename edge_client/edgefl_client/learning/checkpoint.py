@@ -102,19 +102,12 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Hold a site's state between two rounds.
+    """Hold a site's state between two rounds."""
 
-    Attributes:
-        bundle_sha256: of the file of the bundle it learns with.
-        federation: name; empty for a device that learns alone.
-        round: the last one that counts.
-        state: after it.
-    """
-
-    bundle_sha256: str
-    federation: str
-    round: int
-    state: Mapping[str, NDArray[Any]]
+    bundle_sha256: str  # of the file of the bundle it learns with
+    federation: str  # name; empty for a device that learns alone
+    round: int  # the last one that counts
+    state: Mapping[str, NDArray[Any]]  # after it
 
 
 def save_standing(file: Path, standing: Standing) -> None:

@@ -45,9 +45,7 @@ class ContrastSession:
         Args:
             state: holds arrays under `FedCLFPlan.state`; left as it is.
             views: two of each picture, (B, 3, px, px), B at least 2.
-            negatives: Q_CL.
             rate: of this step.
-            key_momentum: m.
 
         Raises:
             LearningError: the loss or a value is not finite (`not_finite`).

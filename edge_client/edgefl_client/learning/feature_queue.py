@@ -18,15 +18,10 @@ Features = NDArray[np.float32]  # (n, 128), rows of length 1
 
 @dataclass(frozen=True, eq=False)
 class FeatureQueue:
-    """The newest features, the oldest first.
+    """The newest features, the oldest first."""
 
-    Attributes:
-        capacity: most rows.
-        rows: (held, 128).
-    """
-
-    capacity: int
-    rows: Features
+    capacity: int  # most rows
+    rows: Features  # (held, 128)
 
     @classmethod
     def empty(cls, capacity: int) -> "FeatureQueue":

@@ -31,7 +31,6 @@ def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> Ro
 
     Args:
         rows: the owner's pictures: those that teach, and those held back where the method judges.
-        circumstances: the rest.
 
     Raises:
         LearningError: see `learner_of`.

@@ -48,25 +48,15 @@ def read_battery(folder: Path = POWER) -> Battery | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Say what the owner allows, and where it is read.
+    """Say what the owner allows, and where it is read."""
 
-    Attributes:
-        minutes: of wall time; None for no limit.
-        memory_mib: of resident memory; None for no limit.
-        battery_percent: on battery, learning stops below this charge.
-        stopped: tells whether somebody told this process to stop.
-        battery: reads the battery.
-        memory: reads the peak memory, in MiB.
-        clock: monotonic seconds.
-    """
-
-    minutes: float | None = None
-    memory_mib: int | None = None
-    battery_percent: int = 50
-    stopped: Callable[[], bool] = lambda: False
-    battery: Callable[[], Battery | None] = read_battery
-    memory: Callable[[], float] = peak_memory_mib
-    clock: Callable[[], float] = field(default=time.monotonic)
+    minutes: float | None = None  # of wall time; None for no limit
+    memory_mib: int | None = None  # of resident memory; None for no limit
+    battery_percent: int = 50  # on battery, learning stops below this charge
+    stopped: Callable[[], bool] = lambda: False  # tells whether somebody told this process to stop
+    battery: Callable[[], Battery | None] = read_battery  # reads the battery
+    memory: Callable[[], float] = peak_memory_mib  # reads the peak memory, in MiB
+    clock: Callable[[], float] = field(default=time.monotonic)  # monotonic seconds
 
     def reached(self, started: float) -> str | None:
         """Return the limit that is reached, as a clause of a sentence; None for none.
@@ -110,7 +100,6 @@ def check_step_memory(
 
     Args:
         limits: of the owner; nothing is done where memory has none.
-        batch: B.
         largest: pictures of the largest step that batches of so many give.
         take: takes a step of so many pictures; its results are thrown away.
         least: pictures of the smallest step.

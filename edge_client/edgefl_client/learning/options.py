@@ -16,31 +16,18 @@ Report = Callable[[Mapping[str, float | int | str]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions:
-    """What the caller may change; None keeps what the bundle says.
+    """What the caller may change; None keeps what the bundle says."""
 
-    Attributes:
-        epochs: E of this round.
-        batch: pictures in a step.
-        balance: whether classes are drawn equally often.
-        threads: of a step; None for the processors this process may use.
-        seed: of the draws; a federation names its own.
-        restart: forget what was learned here and begin with the bundle's values.
-        formats: kinds of files that are read (`pictures.FORMATS`).
-        checkpoint_seconds: at most between two checkpoints.
-        limits: minutes, memory, battery.
-        report: told what happens: pictures read, steps, warnings.
-    """
-
-    epochs: int | None = None
-    batch: int | None = None
-    balance: Literal["none", "class"] | None = None
-    threads: int | None = None
-    seed: int | None = None
-    restart: bool = False
-    formats: Sequence[str] = DEFAULT_FORMATS
-    checkpoint_seconds: float = 60.0
-    limits: Limits = field(default_factory=Limits)
-    report: Report = lambda facts: None
+    epochs: int | None = None  # E of this round
+    batch: int | None = None  # pictures in a step
+    balance: Literal["none", "class"] | None = None  # whether classes are drawn equally often
+    threads: int | None = None  # of a step; None for the processors this process may use
+    seed: int | None = None  # of the draws; a federation names its own
+    restart: bool = False  # forget what was learned here and begin with the bundle's values
+    formats: Sequence[str] = DEFAULT_FORMATS  # kinds of files that are read (`pictures.FORMATS`)
+    checkpoint_seconds: float = 60.0  # at most between two checkpoints
+    limits: Limits = field(default_factory=Limits)  # minutes, memory, battery
+    report: Report = lambda facts: None  # told what happens: pictures read, steps, warnings
 
     def plan(self, bundle: Bundle) -> Plan:
         """The bundle's plan with the caller's changes.

@@ -66,17 +66,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Hold the owner's pictures in two parts; no lesion stands in both.
+    """Hold the owner's pictures in two parts; no lesion stands in both."""
 
-    Attributes:
-        learn: those that teach.
-        held: those that judge; none for a method that learns without labels.
-        refused: how many more there are, which take no part at all.
-    """
-
-    learn: Rows
-    held: Rows
-    refused: int = 0
+    learn: Rows  # those that teach
+    held: Rows  # those that judge; none for a method that learns without labels
+    refused: int = 0  # how many more there are, which take no part at all
 
     @property
     def left_out(self) -> int:
@@ -220,7 +214,6 @@ def hold_back(
     """Choose of each class the rows that are held back for the gate.
 
     Args:
-        rows: labelled pictures.
         classes: names, in index order.
         limits: class name to the highest group held back, from an earlier deal; empty at first.
 

@@ -36,16 +36,11 @@ class LabelsError(EdgeflError):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImage:
-    """Name one picture of the owner.
-
-    Attributes:
-        label: index of its class, or `UNLABELLED`.
-        lesion: what the column `lesion_id` calls the lesion, or None.
-    """
+    """Name one picture of the owner."""
 
     path: Path
-    label: int
-    lesion: str | None = None
+    label: int  # index of its class, or `UNLABELLED`
+    lesion: str | None = None  # what the column `lesion_id` calls the lesion, or None
 
 
 def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:

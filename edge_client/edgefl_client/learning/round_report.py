@@ -17,17 +17,11 @@ from edgefl_protocol.rules.maps import maps_in_broadcast
 
 @dataclass
 class Told:
-    """Keep what a learner tells while it works, for the report.
+    """Keep what a learner tells while it works, for the report."""
 
-    Attributes:
-        options: whose `report` hears it too.
-        progress: the last epoch and step.
-        judged: what the gate found; None before it.
-    """
-
-    options: TrainOptions
-    progress: dict[str, float | int | str] = field(default_factory=dict)
-    judged: PersonalState | None = None
+    options: TrainOptions  # whose `report` hears it too
+    progress: dict[str, float | int | str] = field(default_factory=dict)  # the last epoch and step
+    judged: PersonalState | None = None  # what the gate found; None before it
 
     def report(self, facts: Mapping[str, float | int | str]) -> None:
         """Hear what happens."""

@@ -34,27 +34,16 @@ LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 
 @dataclass(frozen=True, kw_only=True)
 class Draws:
-    """Everything random about one view of each picture of a batch.
+    """Everything random about one view of each picture of a batch."""
 
-    Attributes:
-        boxes: top, left, height and width in pixels, (B, 4).
-        jittered: whether its colours change, (B,).
-        order: of the four changes, for the whole batch.
-        factors: of brightness, contrast and saturation, and the hue's share of a turn, (B, 4).
-        greyed: (B,).
-        blurred: (B,).
-        sigma: of the blur in pixels, (B,).
-        mirrored: (B,).
-    """
-
-    boxes: NDArray[np.int64]
-    jittered: NDArray[np.bool_]
-    order: tuple[int, ...]
-    factors: NDArray[np.float32]
-    greyed: NDArray[np.bool_]
-    blurred: NDArray[np.bool_]
-    sigma: NDArray[np.float64]
-    mirrored: NDArray[np.bool_]
+    boxes: NDArray[np.int64]  # top, left, height and width in pixels, (B, 4)
+    jittered: NDArray[np.bool_]  # whether its colours change, (B,)
+    order: tuple[int, ...]  # of the four changes, for the whole batch
+    factors: NDArray[np.float32]  # of brightness, contrast and saturation, and the hue's share of a turn, (B, 4)
+    greyed: NDArray[np.bool_]  # (B,)
+    blurred: NDArray[np.bool_]  # (B,)
+    sigma: NDArray[np.float64]  # of the blur in pixels, (B,)
+    mirrored: NDArray[np.bool_]  # (B,)
 
 
 def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
@@ -62,7 +51,6 @@ def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
 
     Args:
         rng: source of every draw.
-        count: B.
         side: of the square pictures, in pixels.
     """
     *about_one, turn = COLOURS[RECIPE]

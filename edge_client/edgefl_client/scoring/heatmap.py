@@ -48,19 +48,12 @@ _INK, _PAPER, _QUIET, _WARN = (24, 24, 28), (255, 255, 255), (95, 95, 105), (166
 
 @dataclass(frozen=True)
 class Placed:
-    """A map stretched over a photo.
+    """A map stretched over a photo."""
 
-    Attributes:
-        values: the map at photo resolution; 0 outside `box`.
-        box: left, top, right, bottom of the part the network saw, in photo pixels.
-        low: map value at the clear end of the colour scale.
-        high: map value at the strong end.
-    """
-
-    values: Field
-    box: tuple[int, int, int, int]
-    low: float
-    high: float
+    values: Field  # the map at photo resolution; 0 outside `box`
+    box: tuple[int, int, int, int]  # left, top, right, bottom of the part the network saw, in photo pixels
+    low: float  # map value at the clear end of the colour scale
+    high: float  # map value at the strong end
 
 
 def place_map(rollout_map: RolloutMap, height_px: int, width_px: int, fit: str) -> Placed:

@@ -24,23 +24,14 @@ PERSONAL = "personal.payload"
 
 @dataclass(frozen=True, kw_only=True)
 class PersonalState:
-    """Personal values for one bundle.
+    """Personal values for one bundle."""
 
-    Attributes:
-        bundle_sha256: of the bundle's file.
-        weights: tensors by name, the scoring graph's inputs besides `image`.
-        seen: per class, whether this device's own training rows held it.
-        verdict: what the gate found.
-        images: pictures learned from.
-        round: of learning that gave them.
-    """
-
-    bundle_sha256: str
-    weights: Mapping[str, NDArray[Any]]
-    seen: tuple[bool, ...]
-    verdict: Verdict
-    images: int
-    round: int
+    bundle_sha256: str  # of the bundle's file
+    weights: Mapping[str, NDArray[Any]]  # tensors by name, the scoring graph's inputs besides `image`
+    seen: tuple[bool, ...]  # per class, whether this device's own training rows held it
+    verdict: Verdict  # what the gate found
+    images: int  # pictures learned from
+    round: int  # of learning that gave them
 
 
 def save_personal(home: Home, state: PersonalState) -> None:

@@ -91,9 +91,6 @@ class PictureReader:
     def read(self, data: bytes) -> Pixels:
         """Decode a file.
 
-        Args:
-            data: its bytes.
-
         Returns:
             The upright picture, (H, W, 3) RGB.
 

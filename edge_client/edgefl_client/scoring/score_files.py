@@ -34,17 +34,11 @@ _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A picture that gave no score.
+    """A picture that gave no score."""
 
-    Attributes:
-        image: its name as given.
-        code: what went wrong, for programs.
-        message: one sentence, for people.
-    """
-
-    image: str
-    code: str
-    message: str
+    image: str  # its name as given
+    code: str  # what went wrong, for programs
+    message: str  # one sentence, for people
 
     def to_json(self) -> dict[str, Any]:
         """Give the object that `edgefl score --json` prints."""

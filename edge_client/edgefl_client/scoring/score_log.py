@@ -83,21 +83,13 @@ _OUT_OF_SCOPE = frozenset({"not_skin", "unseen_class"})
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What every row of one run shares.
+    """What every row of one run shares."""
 
-    Attributes:
-        device: this member's name, or the machine's where it is a member of nothing.
-        model: which model speaks, and with which values.
-        preprocessing: version of the image path, and digest of the bundle's settings for it.
-        temperature: by which the probabilities are calibrated; None where the model has none.
-        threads: of one run of the network.
-    """
-
-    device: str
-    model: ModelInfo
-    preprocessing: str
-    temperature: float | None
-    threads: int
+    device: str  # this member's name, or the machine's where it is a member of nothing
+    model: ModelInfo  # which model speaks, and with which values
+    preprocessing: str  # version of the image path, and digest of the bundle's settings for it
+    temperature: float | None  # by which the probabilities are calibrated; None where the model has none
+    threads: int  # of one run of the network
 
 
 def circumstances(

@@ -44,17 +44,11 @@ class ScoreError(EdgeflError):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A picture that is ready for the network, and judged; the photograph itself is no longer needed.
+    """A picture that is ready for the network, and judged; the photograph itself is no longer needed."""
 
-    Attributes:
-        pixels: (S, S, 3), the network's input.
-        gate: reasons to refer, found before the model runs.
-        milliseconds: what this took.
-    """
-
-    pixels: NDArray[np.uint8]
-    gate: tuple[str, ...]
-    milliseconds: float
+    pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
+    gate: tuple[str, ...]  # reasons to refer, found before the model runs
+    milliseconds: float  # what this took
 
 
 class Scorer:

@@ -8,23 +8,14 @@ LEAST_HELD = 20  # pictures of each class
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the gate found.
+    """What the gate found."""
 
-    Attributes:
-        bundle: balanced accuracy of the bundle's values.
-        personal: of the personal ones.
-        held: pictures it was measured on.
-        least_of_a_class: of the class with the fewest.
-        bundle_unnoticed: pictures that the bundle's values predict wrongly and do not refer.
-        personal_unnoticed: that the personal ones do.
-    """
-
-    bundle: float
-    personal: float
-    held: int
-    least_of_a_class: int
-    bundle_unnoticed: int
-    personal_unnoticed: int
+    bundle: float  # balanced accuracy of the bundle's values
+    personal: float  # of the personal ones
+    held: int  # pictures it was measured on
+    least_of_a_class: int  # of the class with the fewest
+    bundle_unnoticed: int  # pictures that the bundle's values predict wrongly and do not refer
+    personal_unnoticed: int  # that the personal ones do
 
     @property
     def passed(self) -> bool:

@@ -36,15 +36,10 @@ CREATE TABLE IF NOT EXISTS watched (
 
 @dataclass(frozen=True)
 class Seen:
-    """A file as it was at one look.
+    """A file as it was at one look."""
 
-    Attributes:
-        size_bytes: its length.
-        time_ns: its time of change.
-    """
-
-    size_bytes: int
-    time_ns: int
+    size_bytes: int  # its length
+    time_ns: int  # its time of change
 
 
 def look(folder: Path, suffixes: Sequence[str]) -> dict[str, Seen]:

@@ -37,19 +37,12 @@ def connect_https(folder: Path, membership: Membership) -> Transport:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What the commands need of this device.
+    """What the commands need of this device."""
 
-    Attributes:
-        home: its home folder.
-        passphrase: opens encrypted keys, or None.
-        connect: makes the transport; a test passes its own.
-        clock_ms: this machine's clock.
-    """
-
-    home: Home
-    passphrase: bytes | None = None
-    connect: Connect = connect_https
-    clock_ms: Callable[[], int] = wall_clock_ms
+    home: Home  # its home folder
+    passphrase: bytes | None = None  # opens encrypted keys, or None
+    connect: Connect = connect_https  # makes the transport; a test passes its own
+    clock_ms: Callable[[], int] = wall_clock_ms  # this machine's clock
 
     def member(self) -> Member:
         """Open the membership."""
@@ -71,7 +64,6 @@ def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, sui
     """Join the federation of an invite, or go on where a joining was cut off.
 
     Args:
-        text: the invite.
         ca: file of the coordinator's certificate or authority, or None.
         proxy: proxy to use from now on, or None.
         suite: of the sealing key.

@@ -44,19 +44,12 @@ class FeaturesError(EdgeflError):
 
 @dataclass(frozen=True)
 class Encoded:
-    """What was made of a device's pictures.
+    """What was made of a device's pictures."""
 
-    Attributes:
-        rows: the features.
-        paths: the picture of each row; none of it leaves.
-        looked_at: pictures that were read.
-        left_out: reason → pictures that give no feature: of the gate, or the code of an error.
-    """
-
-    rows: Rows
-    paths: tuple[Path, ...]
-    looked_at: int
-    left_out: Mapping[str, int]
+    rows: Rows  # the features
+    paths: tuple[Path, ...]  # the picture of each row; none of it leaves
+    looked_at: int  # pictures that were read
+    left_out: Mapping[str, int]  # reason → pictures that give no feature: of the gate, or the code of an error
 
 
 class Encoder:
@@ -109,17 +102,11 @@ class Encoder:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomSource:
-    """Where the random numbers of a contribution come from.
+    """Where the random numbers of a contribution come from."""
 
-    Attributes:
-        seed: of the federation's task.
-        site: this member's name.
-        round: the round.
-    """
-
-    seed: int
-    site: str
-    round: int
+    seed: int  # of the federation's task
+    site: str  # this member's name
+    round: int  # the round
 
     def rng(self, purpose: str) -> np.random.Generator:
         """Make the generator of one purpose, `order` or `views`."""
@@ -140,7 +127,6 @@ def encode_pictures(
         encoder: of the round.
         plan: of the bundle.
         preprocess: of the bundle.
-        files: the pictures.
 
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).

@@ -69,17 +69,11 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What left this device in the 24 hours before a moment, apart from the reply in question.
+    """What left this device in the 24 hours before a moment, apart from the reply in question."""
 
-    Attributes:
-        now_ms: the moment, Unix milliseconds.
-        rounds: rounds answered, without the one in question.
-        bytes: of payloads.
-    """
-
-    now_ms: int
-    rounds: int = 0
-    bytes: int = 0
+    now_ms: int  # the moment, Unix milliseconds
+    rounds: int = 0  # rounds answered, without the one in question
+    bytes: int = 0  # of payloads
 
 
 @dataclass(frozen=True, kw_only=True)

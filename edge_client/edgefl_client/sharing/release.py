@@ -18,19 +18,12 @@ from edgefl_protocol.payload import Payload
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A contribution on its way out. A day's limits are not judged here but when it is sent.
+    """A contribution on its way out. A day's limits are not judged here but when it is sent."""
 
-    Attributes:
-        device: this device.
-        policy: the owner's decisions as they were when it began.
-        spent: the moment; nothing of a day is counted.
-        dry_run: only say what would leave.
-    """
-
-    device: Device
-    policy: Policy
-    spent: Spent
-    dry_run: bool
+    device: Device  # this device
+    policy: Policy  # the owner's decisions as they were when it began
+    spent: Spent  # the moment; nothing of a day is counted
+    dry_run: bool  # only say what would leave
 
     @classmethod
     def begin(cls, device: Device, kind: str, *, dry_run: bool) -> "Release":
@@ -38,7 +31,6 @@ class Release:
 
         Args:
             kind: of content: `maps` or `features`.
-            dry_run: refuse nothing.
 
         Raises:
             PolicyError: this kind may not leave.

@@ -47,26 +47,18 @@ from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRequest:
-    """What the owner asks for.
+    """What the owner asks for."""
 
-    Attributes:
-        images: files, folders and patterns; empty for those that learning was given last.
-        threads: of the encoder; None for the processors this process may use.
-        dry_run: keep nothing; only say what would leave.
-        sheets: folder for the two sheets that show it (`sheets`); None for none.
-    """
-
-    images: Sequence[str] = ()
-    threads: int | None = None
-    dry_run: bool = False
-    sheets: Path | None = None
+    images: Sequence[str] = ()  # files, folders and patterns; empty for those that learning was given last
+    threads: int | None = None  # of the encoder; None for the processors this process may use
+    dry_run: bool = False  # keep nothing; only say what would leave
+    sheets: Path | None = None  # folder for the two sheets that show it (`sheets`); None for none
 
 
 def contribute_features(device: Device, asked: FeatureRequest, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
     """Encode pictures here and put their features into the outbox.
 
     Args:
-        asked: what for.
         bundle: the verified bundle, with its graphs.
 
     Returns:

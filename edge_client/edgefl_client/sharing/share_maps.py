@@ -43,21 +43,13 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Found:
-    """Scored pictures whose maps may travel.
+    """Scored pictures whose maps may travel."""
 
-    Attributes:
-        paths: their files.
-        vacuity: of each.
-        maps: rollout map of each.
-        chosen: positions of those whose maps do travel, by class index.
-        left_out: how many pictures the gate left out, and its reasons.
-    """
-
-    paths: Sequence[Path]
-    vacuity: Sequence[float]
-    maps: Sequence[RolloutMap]
-    chosen: Mapping[int, Sequence[int]]
-    left_out: Mapping[str, Any]
+    paths: Sequence[Path]  # their files
+    vacuity: Sequence[float]  # of each
+    maps: Sequence[RolloutMap]  # rollout map of each
+    chosen: Mapping[int, Sequence[int]]  # positions of those whose maps do travel, by class index
+    left_out: Mapping[str, Any]  # how many pictures the gate left out, and its reasons
 
 
 def contribute_maps(

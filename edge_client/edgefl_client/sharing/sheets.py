@@ -32,25 +32,15 @@ _STAYS_HERE = "Stays here: the pictures, as the network saw them"
 
 @dataclass(frozen=True, kw_only=True)
 class SharedMap:
-    """A map that would leave, and what it was made of.
+    """A map that would leave, and what it was made of."""
 
-    Attributes:
-        array: name of the payload's array.
-        row: of that array.
-        label: name of the class.
-        values: (N,) as they would leave.
-        name: of the picture's file, which stays.
-        vacuity: of the picture.
-        pixels: (S, S, 3), the picture as the network saw it, which stays.
-    """
-
-    array: str
-    row: int
-    label: str
-    values: NDArray[np.float16]
-    name: str
-    vacuity: float
-    pixels: NDArray[np.uint8]
+    array: str  # name of the payload's array
+    row: int  # of that array
+    label: str  # name of the class
+    values: NDArray[np.float16]  # (N,) as they would leave
+    name: str  # of the picture's file, which stays
+    vacuity: float  # of the picture
+    pixels: NDArray[np.uint8]  # (S, S, 3), the picture as the network saw it, which stays
 
 
 def draw_maps(folder: Path, shared: Sequence[SharedMap], sha256: str, size: int) -> dict[str, str]:

@@ -24,23 +24,14 @@ MAX_ENTRIES = 500  # of 24 hours; the file stays small enough to be read
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A reply that left.
+    """A reply that left."""
 
-    Attributes:
-        idem: key of its work item.
-        federation: whom it was for.
-        round: the round it answered.
-        travels: kinds of content in it, with spaces between.
-        bytes: of its payload.
-        at_ms: when, Unix milliseconds.
-    """
-
-    idem: str
-    federation: str
-    round: int
-    travels: str
-    bytes: int
-    at_ms: int
+    idem: str  # key of its work item
+    federation: str  # whom it was for
+    round: int  # the round it answered
+    travels: str  # kinds of content in it, with spaces between
+    bytes: int  # of its payload
+    at_ms: int  # when, Unix milliseconds
 
 
 def read_spent(

@@ -52,15 +52,10 @@ _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_me
 
 @dataclass(frozen=True, kw_only=True)
 class Synced:
-    """What a sync did.
+    """What a sync did."""
 
-    Attributes:
-        report: what `--json` prints.
-        problem: why the open round could not be learned; None where nothing failed.
-    """
-
-    report: dict[str, Any]
-    problem: EdgeflError | None = None
+    report: dict[str, Any]  # what `--json` prints
+    problem: EdgeflError | None = None  # why the open round could not be learned; None where nothing failed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,27 +23,16 @@ _CUT_OFF = "SQLITE_READONLY_ROLLBACK"  # a kill cut a transaction off: nobody ho
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
-    """An item that waits.
+    """An item that waits."""
 
-    Attributes:
-        id: its key.
-        federation: whom it is for.
-        kind: `reply` for a contribution, `learned` for what was learned in a round.
-        round: the round it is promised to, or None.
-        state: `waiting`: never sent; `unanswered`: sent, and no signed answer came, so it may have arrived.
-        attempts: how often it was sent.
-        age_s: seconds since it was put; negative where the clock went back.
-        bytes: of it on the disk.
-    """
-
-    id: str
-    federation: str
-    kind: str
-    round: int | None
-    state: str
-    attempts: int
-    age_s: int
-    bytes: int
+    id: str  # its key
+    federation: str  # whom it is for
+    kind: str  # `reply` for a contribution, `learned` for what was learned in a round
+    round: int | None  # the round it is promised to, or None
+    state: str  # `waiting`: never sent; `unanswered`: sent, and no signed answer came, so it may have arrived
+    attempts: int  # how often it was sent
+    age_s: int  # seconds since it was put; negative where the clock went back
+    bytes: int  # of it on the disk
 
 
 def list_waiting(home: Home, now_ms: int) -> list[Waiting]:

@@ -106,7 +106,6 @@ def open_model(home: Home, archive: Archive, extra_trust: Sequence[bytes], now_m
         home: the device's home.
         archive: what was read.
         extra_trust: keys trusted for this call beside the list.
-        now_ms: Unix milliseconds.
 
     Raises:
         BundleError: it is not a bundle that a trusted signer vouches for now.

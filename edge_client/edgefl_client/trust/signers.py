@@ -24,19 +24,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Signers:
-    """The signers in force at one moment.
+    """The signers in force at one moment."""
 
-    Attributes:
-        keys: all of them.
-        by_hand: key ids of those that a person added.
-        revoked: key ids on the federation's list.
-        root: the federation's root set, or None.
-    """
-
-    keys: tuple[PublicSigningKey, ...]
-    by_hand: frozenset[str]
-    revoked: frozenset[str]
-    root: Root | None
+    keys: tuple[PublicSigningKey, ...]  # all of them
+    by_hand: frozenset[str]  # key ids of those that a person added
+    revoked: frozenset[str]  # key ids on the federation's list
+    root: Root | None  # the federation's root set, or None
 
     @property
     def public(self) -> list[bytes]:

@@ -24,17 +24,11 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedKey:
-    """A signer of bundles.
+    """A signer of bundles."""
 
-    Attributes:
-        key: the public key.
-        name: what the owner calls it.
-        added: date it was added, ISO 8601.
-    """
-
-    key: PublicSigningKey
-    name: str
-    added: str
+    key: PublicSigningKey  # the public key
+    name: str  # what the owner calls it
+    added: str  # date it was added, ISO 8601
 
     def to_json(self) -> dict[str, str]:
         """The entry `edgefl trust list --json` prints."""

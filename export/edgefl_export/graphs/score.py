@@ -41,17 +41,11 @@ MAX_BATCH = 1024
 
 @dataclass(frozen=True)
 class ScoreGraph:
-    """A scoring graph and what it needs.
+    """A scoring graph and what it needs."""
 
-    Attributes:
-        onnx: the serialised model.
-        min_runtime: oldest onnxruntime that is known to run it.
-        form: how it is written.
-    """
-
-    onnx: bytes
-    min_runtime: str
-    form: Form = "plain"
+    onnx: bytes  # the serialised model
+    min_runtime: str  # oldest onnxruntime that is known to run it
+    form: Form = "plain"  # how it is written
 
 
 class _Traced(nn.Module):

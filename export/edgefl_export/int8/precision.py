@@ -30,19 +30,12 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How alike two graphs score.
+    """How alike two graphs score."""
 
-    Attributes:
-        images: on how many pictures.
-        same_class: share of them with the same most probable class.
-        change: mean |Δvacuity|; of softmax methods, mean change of the largest probability.
-        map_change: mean change of the max-normalised map over patches and pictures; None without maps.
-    """
-
-    images: int
-    same_class: float
-    change: float
-    map_change: float | None
+    images: int  # on how many pictures
+    same_class: float  # share of them with the same most probable class
+    change: float  # mean |Δvacuity|; of softmax methods, mean change of the largest probability
+    map_change: float | None  # mean change of the max-normalised map over patches and pictures; None without maps
 
     def within(self, share: float = 1.0) -> bool:
         """Whether this lies within a share of the gate; never for a value that is not a number."""
@@ -51,17 +44,11 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which layers stay in float, and why.
+    """Which layers stay in float, and why."""
 
-    Attributes:
-        kept: their names, the most sensitive first.
-        sensitivity: layer → mean |Δvacuity| where it alone has 8 bits, in the order of the graph.
-        found: of the graph with this choice, on the pictures it was made with.
-    """
-
-    kept: tuple[str, ...]
-    sensitivity: Mapping[str, float]
-    found: Agreement
+    kept: tuple[str, ...]  # their names, the most sensitive first
+    sensitivity: Mapping[str, float]  # layer → mean |Δvacuity| where it alone has 8 bits, in the order of the graph
+    found: Agreement  # of the graph with this choice, on the pictures it was made with
 
 
 def agreement(expected: Arrays, found: Arrays) -> Agreement:

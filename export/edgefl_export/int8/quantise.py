@@ -41,15 +41,10 @@ _SETTINGS = {"MatMulConstBOnly": True, "OpTypesToExcludeOutputQuantization": OPE
 
 @dataclass(frozen=True)
 class Layer:
-    """Linear layers that read the same input, and are quantised together.
+    """Linear layers that read the same input, and are quantised together."""
 
-    Attributes:
-        name: such as `block 3 fc1`, counted from 0.
-        nodes: names of their nodes.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
+    name: str  # such as `block 3 fc1`, counted from 0
+    nodes: tuple[str, ...]  # names of their nodes
 
 
 def linear_layers(graph: bytes) -> tuple[Layer, ...]:

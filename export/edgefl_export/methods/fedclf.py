@@ -215,7 +215,6 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
     """Return the record of a network and of how it learns.
 
     Args:
-        method: hyper-parameters.
         settings: epochs and seed. How a head's run balanced its classes says nothing here: this method has no labels.
 
     Raises:

@@ -133,7 +133,6 @@ def adamw(
         gradient: of the loss.
         moments: running means of the gradient and of its square.
         count: number of this step, from 1.
-        rate: learning rate.
         decay: weight decay; a step shrinks values by rate·decay.
     """
     first = BETAS[0] * moments[0] + (1 - BETAS[0]) * gradient

@@ -22,21 +22,13 @@ Weights = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Traceable:
-    """A graph before it is traced.
+    """A graph before it is traced."""
 
-    Attributes:
-        step: named tensors in, named tensors out; nothing drawn at random, nothing remembered.
-        example: a value of every input, in the graph's order; only types and shapes matter.
-        outputs: names, in the graph's order.
-        free: inputs whose first axis is free, each with the name of that axis.
-        name: of the graph.
-    """
-
-    step: Step
-    example: Mapping[str, Tensor]
-    outputs: Sequence[str]
-    free: Mapping[str, str]
-    name: str = "train_step"
+    step: Step  # named tensors in, named tensors out; nothing drawn at random, nothing remembered
+    example: Mapping[str, Tensor]  # a value of every input, in the graph's order; only types and shapes matter
+    outputs: Sequence[str]  # names, in the graph's order
+    free: Mapping[str, str]  # inputs whose first axis is free, each with the name of that axis
+    name: str = "train_step"  # of the graph
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,17 +70,11 @@ def write_archive(members: Mapping[str, bytes]) -> bytes:
 
 @dataclass(frozen=True)
 class Archive:
-    """What a canonical archive holds. Only `open_archive` makes one.
+    """What a canonical archive holds. Only `open_archive` makes one."""
 
-    Attributes:
-        members: name to content, in the order of the file.
-        hashes: name to SHA-256 of the content, 64 hex digits.
-        sha256: of the whole file, 64 hex digits.
-    """
-
-    members: Mapping[str, bytes]
-    hashes: Mapping[str, str]
-    sha256: str
+    members: Mapping[str, bytes]  # name to content, in the order of the file
+    hashes: Mapping[str, str]  # name to SHA-256 of the content, 64 hex digits
+    sha256: str  # of the whole file, 64 hex digits
 
 
 def read_archive(data: bytes) -> dict[str, bytes]:

@@ -46,27 +46,16 @@ _SIGNATURE = re.compile(r"([0-9a-f]{2}){1,8192}")
 
 @dataclass(frozen=True, kw_only=True)
 class BundleFields:
-    """What the publisher of a bundle decides.
+    """What the publisher of a bundle decides."""
 
-    Attributes:
-        federation: `[a-z0-9-]{1,32}`, or None for a model of no federation.
-        line: product line within the federation; versions are counted per (federation, line, task).
-        task: what is told apart, such as `all` or `nevus`.
-        version: 1 or more, higher than every published one of the same (federation, line, task).
-        created_ms: time of publication.
-        expires_ms: the device refuses the bundle from then on; None for never.
-        min_client: oldest edgefl that can read it, such as `0.1.0`.
-        min_runtime: oldest onnxruntime that can run it, such as `1.23`.
-    """
-
-    federation: str | None
-    line: str
-    task: str
-    version: int
-    created_ms: int
-    expires_ms: int | None = None
-    min_client: str = CLIENT_VERSION
-    min_runtime: str = "1.23"
+    federation: str | None  # `[a-z0-9-]{1,32}`, or None for a model of no federation
+    line: str  # product line within the federation; versions are counted per (federation, line, task)
+    task: str  # what is told apart, such as `all` or `nevus`
+    version: int  # 1 or more, higher than every published one of the same (federation, line, task)
+    created_ms: int  # time of publication
+    expires_ms: int | None = None  # the device refuses the bundle from then on; None for never
+    min_client: str = CLIENT_VERSION  # oldest edgefl that can read it, such as `0.1.0`
+    min_runtime: str = "1.23"  # oldest onnxruntime that can run it, such as `1.23`
 
 
 @dataclass(frozen=True)

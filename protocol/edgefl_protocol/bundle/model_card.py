@@ -75,32 +75,20 @@ class Labels:
 class Card:
     """The model card.
 
-    Attributes:
-        intended_use: for whom and what, one paragraph.
-        method: federated method that made the model.
-        site: site whose personal model this is; None for a shared one.
-        sites: training sites and their numbers of training images.
-        metrics: figures with intervals, as JSON values.
-        temperature: T of e = f(logits/T), above 0.
-        refer_above: vacuity (softmax methods: entropy in nats) above which a person decides; None for never.
-        backbone: name of the frozen network.
-        licence_note: what the training data's licences allow.
-        research_use_only: shown to everyone who scores.
-
     Raises:
         ValueError: a value is not of that form.
     """
 
-    intended_use: str
-    method: str
-    site: str | None
-    sites: Mapping[str, int]
-    metrics: Mapping[str, object]
-    temperature: float
-    refer_above: float | None
-    backbone: str
-    licence_note: str
-    research_use_only: bool = True
+    intended_use: str  # for whom and what, one paragraph
+    method: str  # federated method that made the model
+    site: str | None  # site whose personal model this is; None for a shared one
+    sites: Mapping[str, int]  # training sites and their numbers of training images
+    metrics: Mapping[str, object]  # figures with intervals, as JSON values
+    temperature: float  # T of e = f(logits/T), above 0
+    refer_above: float | None  # vacuity (softmax methods: entropy in nats) above which a person decides; None for never
+    backbone: str  # name of the frozen network
+    licence_note: str  # what the training data's licences allow
+    research_use_only: bool = True  # shown to everyone who scores
 
     def __post_init__(self) -> None:
         for name, text in zip(_TEXTS, (self.intended_use, self.method, self.backbone, self.licence_note), strict=True):

@@ -173,15 +173,10 @@ _WIRE_TYPES: Final = {0: "int", 1: "fixed64", 2: "bytes", 5: "fixed32"}
 
 @dataclass(frozen=True)
 class TensorType:
-    """Type of a graph input or output.
+    """Type of a graph input or output."""
 
-    Attributes:
-        dtype: numpy's name of the element type.
-        dims: one entry per axis: a fixed length, or None where it is free.
-    """
-
-    dtype: str
-    dims: tuple[int | None, ...]
+    dtype: str  # numpy's name of the element type
+    dims: tuple[int | None, ...]  # one entry per axis: a fixed length, or None where it is free
 
 
 @dataclass(frozen=True)

@@ -43,19 +43,12 @@ NAMES: Final = frozenset({"blob", "blob_bytes", "blob_sha256", "blob_key"})
 
 @dataclass(frozen=True, kw_only=True)
 class BlobReference:
-    """What an envelope says of a blob: where it lies and everything needed to verify and open it.
+    """What an envelope says of a blob: where it lies and everything needed to verify and open it."""
 
-    Attributes:
-        blob: its id, 32 hexadecimal digits.
-        size: bytes of the encrypted blob.
-        sha256: hex digest of the encrypted blob.
-        key: the file key, 32 bytes; never shown by `repr`.
-    """
-
-    blob: str
-    size: int
-    sha256: str
-    key: bytes = field(repr=False)
+    blob: str  # its id, 32 hexadecimal digits
+    size: int  # bytes of the encrypted blob
+    sha256: str  # hex digest of the encrypted blob
+    key: bytes = field(repr=False)  # the file key, 32 bytes; never shown by `repr`
 
     @property
     def plain_bytes(self) -> int:
@@ -129,7 +122,6 @@ def seal_chunks(pieces: Iterable[bytes | memoryview], key: bytes) -> Iterator[by
     """Encrypt a payload that comes in pieces of any length; gives one sealed chunk after the other.
 
     Args:
-        pieces: the payload.
         key: the file key, never used before.
     """
     cipher = ChaCha20Poly1305(key)
@@ -145,9 +137,7 @@ def seal_range(read: Callable[[int, int], bytes], plain_bytes: int, key: bytes, 
     Args:
         read: gives the payload's bytes from an offset on, as many as asked for.
         plain_bytes: length of the payload; it must not change.
-        key: its file key.
         offset: first byte wanted.
-        length: bytes wanted.
 
     Raises:
         BlobError: the payload is shorter than stated.
@@ -173,10 +163,6 @@ def open_chunks(pieces: Iterable[bytes | memoryview], key: bytes) -> Iterator[by
     """Decrypt a blob that comes in pieces of any length; gives one chunk of the payload after the other.
 
     What was given is verified as a whole only when the iterator has ended: before, chunks may still be missing.
-
-    Args:
-        pieces: the blob.
-        key: its file key.
 
     Raises:
         BlobError: a chunk was changed, moved, cut, left out or added.

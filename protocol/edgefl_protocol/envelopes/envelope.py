@@ -69,25 +69,15 @@ Senders = Mapping[str, bytes] | Callable[[str], "bytes | PublicSigningKey | None
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the receiver knows before it reads: the route it routed, or the request it sent.
+    """What the receiver knows before it reads: the route it routed, or the request it sent."""
 
-    Attributes:
-        mth: HTTP method.
-        pth: path below the configured public base.
-        fed: federation.
-        typ: "request" or "reply".
-        cty: content type, the route's name.
-        irt: in a reply, SHA-256 (hex) of the request's envelope; None demands a request.
-        seq: in a reply, the request's sequence number; None where unknown.
-    """
-
-    mth: str = "POST"
-    pth: str
-    fed: str
-    typ: str
-    cty: str
-    irt: str | None = None
-    seq: int | None = None
+    mth: str = "POST"  # HTTP method
+    pth: str  # path below the configured public base
+    fed: str  # federation
+    typ: str  # "request" or "reply"
+    cty: str  # content type, the route's name
+    irt: str | None = None  # in a reply, SHA-256 (hex) of the request's envelope; None demands a request
+    seq: int | None = None  # in a reply, the request's sequence number; None where unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,19 +90,12 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Opened:
-    """An envelope that passed every check.
+    """An envelope that passed every check."""
 
-    Attributes:
-        header: the authenticated header.
-        payload: the payload's bytes.
-        sender: the key that signed it.
-        envelope_sha256: hex digest of the whole envelope: `irt` of the reply to it.
-    """
-
-    header: Header
-    payload: bytes
-    sender: PublicSigningKey
-    envelope_sha256: str
+    header: Header  # the authenticated header
+    payload: bytes  # the payload's bytes
+    sender: PublicSigningKey  # the key that signed it
+    envelope_sha256: str  # hex digest of the whole envelope: `irt` of the reply to it
 
 
 def seal(
@@ -128,7 +111,6 @@ def seal(
     Args:
         payload: the bytes to send.
         header: the fields of `header`; `v`, `skid`, `rkid` and `len` are filled in, and `mid` drawn, where absent.
-        sender: signs.
         recipient: the sealing key, or its public bytes (their length tells the suite).
         max_bytes: refuse to build a longer envelope.
 

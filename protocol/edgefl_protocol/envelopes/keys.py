@@ -52,14 +52,11 @@ _PROBE: Final = X25519PrivateKey.from_private_bytes(bytes(range(32)))
 class PublicSigningKey:
     """An Ed25519 public key.
 
-    Attributes:
-        public: 32 bytes, RFC 8032 encoding.
-
     Raises:
         KeyMaterialError: wrong length, a non-canonical encoding, or one of the 14 encodings of low order.
     """
 
-    public: bytes
+    public: bytes  # 32 bytes, RFC 8032 encoding
 
     def __post_init__(self) -> None:
         if type(self.public) is not bytes or len(self.public) != 32:
@@ -124,16 +121,12 @@ class SigningKey:
 class PublicSealingKey:
     """A key to seal for.
 
-    Attributes:
-        suite: 1 or 2.
-        public: 32 bytes (suite 1) or 1216 bytes (suite 2).
-
     Raises:
         KeyMaterialError: unknown suite, wrong length, or an X25519 part of low order.
     """
 
-    suite: int
-    public: bytes
+    suite: int  # 1 or 2
+    public: bytes  # 32 bytes (suite 1) or 1216 bytes (suite 2)
 
     def __post_init__(self) -> None:
         _check_suite(self.suite)

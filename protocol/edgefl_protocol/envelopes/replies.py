@@ -32,7 +32,6 @@ def reply_fields(request: Opened, *, sts: int, now_ms: int, lifetime_ms: int = M
 
     Args:
         request: the opened request.
-        sts: HTTP status.
         now_ms: the clock, Unix ms.
         lifetime_ms: how long the reply is valid.
     """

@@ -21,21 +21,13 @@ MAX_PIECE_BYTES = 4 * 2**20  # of a blob in one envelope
 
 @dataclass(frozen=True, kw_only=True)
 class BlobPut:
-    """A piece of a blob for the coordinator; the first one begins it.
+    """A piece of a blob for the coordinator; the first one begins it."""
 
-    Attributes:
-        blob: its id, chosen at random by the sender.
-        size: bytes of the whole blob.
-        sha256: hex digest of the whole blob.
-        offset: where the piece belongs.
-        data: the piece; empty to begin, or to ask how much is there.
-    """
-
-    blob: str
-    size: int
-    sha256: str
-    offset: int
-    data: bytes
+    blob: str  # its id, chosen at random by the sender
+    size: int  # bytes of the whole blob
+    sha256: str  # hex digest of the whole blob
+    offset: int  # where the piece belongs
+    data: bytes  # the piece; empty to begin, or to ask how much is there
 
     def __repr__(self) -> str:
         return f"BlobPut(blob={self.blob!r}, offset={self.offset}, {len(self.data)} bytes)"
@@ -65,15 +57,10 @@ class BlobPut:
 
 @dataclass(frozen=True, kw_only=True)
 class BlobPutReply:
-    """What the coordinator holds of a blob.
+    """What the coordinator holds of a blob."""
 
-    Attributes:
-        have: bytes from the beginning on that lie durably; the next piece begins there.
-        piece_bytes: longest piece that it takes.
-    """
-
-    have: int
-    piece_bytes: int
+    have: int  # bytes from the beginning on that lie durably; the next piece begins there
+    piece_bytes: int  # longest piece that it takes
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""
@@ -91,17 +78,11 @@ class BlobPutReply:
 
 @dataclass(frozen=True, kw_only=True)
 class BlobGet:
-    """Asks for a piece of a blob that a reply named.
+    """Asks for a piece of a blob that a reply named."""
 
-    Attributes:
-        blob: its id.
-        offset: where the piece begins.
-        length: bytes wanted; the last piece is shorter.
-    """
-
-    blob: str
-    offset: int
-    length: int
+    blob: str  # its id
+    offset: int  # where the piece begins
+    length: int  # bytes wanted; the last piece is shorter
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""

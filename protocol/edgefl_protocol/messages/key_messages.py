@@ -27,15 +27,10 @@ from edgefl_protocol.strict_json import MAX_INT
 
 @dataclass(frozen=True, kw_only=True)
 class RotateRequest:
-    """A member's new keys. It may come under the old key or under the new one: a retry after a lost answer.
+    """A member's new keys. It may come under the old key or under the new one: a retry after a lost answer."""
 
-    Attributes:
-        idem: stable key of this change.
-        record: what `rotation.make_rotation` made.
-    """
-
-    idem: str
-    record: bytes
+    idem: str  # stable key of this change
+    record: bytes  # what `rotation.make_rotation` made
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""
@@ -50,15 +45,10 @@ class RotateRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RotateReply:
-    """The new keys count.
+    """The new keys count."""
 
-    Attributes:
-        old_until_ms: Unix milliseconds until which the old signing key goes on counting.
-        fingerprint: of the new keys, 20 Crockford base32 characters.
-    """
-
-    old_until_ms: int
-    fingerprint: str
+    old_until_ms: int  # Unix milliseconds until which the old signing key goes on counting
+    fingerprint: str  # of the new keys, 20 Crockford base32 characters
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""

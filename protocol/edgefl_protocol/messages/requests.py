@@ -61,25 +61,15 @@ RESERVED_SCALARS = frozenset({"idem", "error", "message"}) | BLOB_NAMES  # a met
 
 @dataclass(frozen=True, kw_only=True)
 class EnrolRequest:
-    """A newcomer's first message, self-signed: its invite token and its two public keys.
+    """A newcomer's first message, self-signed: its invite token and its two public keys."""
 
-    Attributes:
-        idem: stable key of this enrolment; the retry after a lost answer repeats it.
-        token: the 32 secret bytes of the invite; never shown by `repr`.
-        name: the member's name, as the invite was made for.
-        role: "site" or "device".
-        signing_public: Ed25519 public key, 32 bytes; must hash to the envelope's `skid`.
-        sealing_suite: 1 or 2.
-        sealing_public: HPKE public key of that suite, 32 or 1184 + 32 bytes.
-    """
-
-    idem: str
-    token: bytes
-    name: str
-    role: str
-    signing_public: bytes
-    sealing_suite: int
-    sealing_public: bytes
+    idem: str  # stable key of this enrolment; the retry after a lost answer repeats it
+    token: bytes  # the 32 secret bytes of the invite; never shown by `repr`
+    name: str  # the member's name, as the invite was made for
+    role: str  # "site" or "device"
+    signing_public: bytes  # Ed25519 public key, 32 bytes; must hash to the envelope's `skid`
+    sealing_suite: int  # 1 or 2
+    sealing_public: bytes  # HPKE public key of that suite, 32 or 1184 + 32 bytes
 
     def __repr__(self) -> str:
         return f"EnrolRequest(name={self.name!r}, role={self.role!r})"
@@ -242,15 +232,10 @@ class ReplyRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyReply:
-    """The reply is stored durably. A retry gets the same answer, the first one.
+    """The reply is stored durably. A retry gets the same answer, the first one."""
 
-    Attributes:
-        accepted: always true; refusals are typed.
-        first_answer_ms: Unix milliseconds at which the work item was first accepted.
-    """
-
-    accepted: bool
-    first_answer_ms: int
+    accepted: bool  # always true; refusals are typed
+    first_answer_ms: int  # Unix milliseconds at which the work item was first accepted
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""

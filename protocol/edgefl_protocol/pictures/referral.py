@@ -36,32 +36,20 @@ GATE_REASONS = ("blur", "exposure", "size", "not_skin")
 
 @dataclass(frozen=True, kw_only=True)
 class ReferralRules:
-    """Thresholds above which a picture is referred; None switches a rule off.
+    """Thresholds above which a picture is referred; None switches a rule off."""
 
-    Attributes:
-        uncertain_above: vacuity, or entropy in nats for softmax methods.
-        dissonance_above: dissonance.
-    """
-
-    uncertain_above: float | None
-    dissonance_above: float | None
+    uncertain_above: float | None  # vacuity, or entropy in nats for softmax methods
+    dissonance_above: float | None  # dissonance
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measures:
-    """What one picture scored.
+    """What one picture scored."""
 
-    Attributes:
-        probabilities: (K,), proportional to alpha, so that its largest entry is alpha's.
-        vacuity: K/S, or None for softmax methods.
-        dissonance: conflicting evidence, or None for softmax methods.
-        entropy_nats: entropy of the probabilities.
-    """
-
-    probabilities: NDArray[np.float32]
-    vacuity: float | None
-    dissonance: float | None
-    entropy_nats: float
+    probabilities: NDArray[np.float32]  # (K,), proportional to alpha, so that its largest entry is alpha's
+    vacuity: float | None  # K/S, or None for softmax methods
+    dissonance: float | None  # conflicting evidence, or None for softmax methods
+    entropy_nats: float  # entropy of the probabilities
 
 
 def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:

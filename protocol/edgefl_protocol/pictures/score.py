@@ -18,21 +18,13 @@ RolloutMap = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major,
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """Which model spoke, and with which values.
+    """Which model spoke, and with which values."""
 
-    Attributes:
-        id: name of the bundle's line, task and version.
-        sha256: SHA-256 of the bundle file.
-        version: version number inside the line.
-        state_kind: `bundle` for the values the bundle was signed with, `personal` for those learned on this device.
-        state_sha256: digest of the values used (prompts, head, prior …).
-    """
-
-    id: str
-    sha256: str
-    version: int
-    state_kind: str
-    state_sha256: str
+    id: str  # name of the bundle's line, task and version
+    sha256: str  # SHA-256 of the bundle file
+    version: int  # version number inside the line
+    state_kind: str  # `bundle` for the values the bundle was signed with, `personal` for those learned on this device
+    state_sha256: str  # digest of the values used (prompts, head, prior …)
 
     def to_json(self) -> dict[str, Any]:
         """The `model` object of a score."""

@@ -50,21 +50,13 @@ class SignedTime:
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class IndexEntry:
-    """The current bundle of one (line, task).
+    """The current bundle of one (line, task)."""
 
-    Attributes:
-        line: line of bundles.
-        task: what it classifies.
-        version: of the current bundle; from 1.
-        sha256: of the bundle file, hex.
-        size: of the bundle file, bytes.
-    """
-
-    line: str
-    task: str
-    version: int
-    sha256: str
-    size: int
+    line: str  # line of bundles
+    task: str  # what it classifies
+    version: int  # of the current bundle; from 1
+    sha256: str  # of the bundle file, hex
+    size: int  # of the bundle file, bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,23 +75,14 @@ class Index:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyRecord:
-    """The coordinator's current keys.
+    """The coordinator's current keys."""
 
-    Attributes:
-        federation: whose coordinator.
-        number: counts up with each new record; a lower one than seen is refused.
-        signing: signs replies and records.
-        sealing: what members seal for.
-        issued_ms: Unix ms.
-        expires_ms: Unix ms.
-    """
-
-    federation: str
-    number: int
-    signing: PublicSigningKey
-    sealing: PublicSealingKey
-    issued_ms: int
-    expires_ms: int
+    federation: str  # whose coordinator
+    number: int  # counts up with each new record; a lower one than seen is refused
+    signing: PublicSigningKey  # signs replies and records
+    sealing: PublicSealingKey  # what members seal for
+    issued_ms: int  # Unix ms
+    expires_ms: int  # Unix ms
 
 
 def make_time(key: SigningKey, nonce: str, now_ms: int) -> bytes:
@@ -117,7 +100,6 @@ def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
     """Return the coordinator's time.
 
     Args:
-        record: as received.
         key: the coordinator's pinned key.
         nonce: the one we sent.
 
@@ -153,9 +135,7 @@ def verify_index(record: bytes, key: PublicSigningKey, federation: str, now_ms: 
     """Return the index.
 
     Args:
-        record: as received.
         key: the coordinator's key.
-        federation: ours.
         now_ms: the clock, Unix ms.
         seen_issued_ms: `issued_ms` of the newest index seen before; an older one is refused.
 
@@ -198,9 +178,7 @@ def verify_key_record(
     """Return the coordinator's keys, vouched for by the pinned signing key.
 
     Args:
-        record: as received.
         pinned_key_id: key id of the coordinator's signing key, from the invite.
-        federation: ours.
         now_ms: the clock, Unix ms.
         seen_number: number of the newest record seen before; a lower one is refused.
 

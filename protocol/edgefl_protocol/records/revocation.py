@@ -36,21 +36,13 @@ REVOKED_VALID_MS: Final = 24 * 3600 * 1000
 
 @dataclass(frozen=True, kw_only=True)
 class RevokedKeys:
-    """A verified list.
+    """A verified list."""
 
-    Attributes:
-        federation: whose.
-        version: rises with each revocation, from 1.
-        issued_ms: Unix ms.
-        expires_ms: Unix ms, at most 24 hours after issue.
-        key_ids: of the revoked keys.
-    """
-
-    federation: str
-    version: int
-    issued_ms: int
-    expires_ms: int
-    key_ids: frozenset[str]
+    federation: str  # whose
+    version: int  # rises with each revocation, from 1
+    issued_ms: int  # Unix ms
+    expires_ms: int  # Unix ms, at most 24 hours after issue
+    key_ids: frozenset[str]  # of the revoked keys
 
 
 def make_revoked(
@@ -78,9 +70,7 @@ def verify_revoked(
     """Return the list.
 
     Args:
-        record: as received.
         key: the coordinator's key.
-        federation: ours.
         now_ms: the clock, Unix ms.
         seen_version: of the newest list seen before; a lower one is refused.
 

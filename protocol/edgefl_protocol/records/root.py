@@ -48,30 +48,19 @@ MAX_CHAIN_BYTES: Final = 512 << 10
 class Root:
     """One version of the set.
 
-    Attributes:
-        federation: whose.
-        version: from 1, without gaps.
-        issued_ms: Unix ms.
-        expires_ms: Unix ms; from then on a device takes no new bundle.
-        root_keys: the offline keys.
-        threshold: how many of them must sign.
-        coordinators: signing keys of the coordinator that count now.
-        signers: keys whose bundles of this federation count.
-        signer_threshold: how many trusted keys must have signed a bundle of this federation.
-
     Raises:
         RecordError: a list is too long, a key stands twice, or a threshold cannot be met.
     """
 
-    federation: str
-    version: int
-    issued_ms: int
-    expires_ms: int
-    root_keys: tuple[PublicSigningKey, ...]
-    threshold: int = 1
-    coordinators: tuple[PublicSigningKey, ...]
-    signers: tuple[PublicSigningKey, ...] = ()
-    signer_threshold: int = 1
+    federation: str  # whose
+    version: int  # from 1, without gaps
+    issued_ms: int  # Unix ms
+    expires_ms: int  # Unix ms; from then on a device takes no new bundle
+    root_keys: tuple[PublicSigningKey, ...]  # the offline keys
+    threshold: int = 1  # how many of them must sign
+    coordinators: tuple[PublicSigningKey, ...]  # signing keys of the coordinator that count now
+    signers: tuple[PublicSigningKey, ...] = ()  # keys whose bundles of this federation count
+    signer_threshold: int = 1  # how many trusted keys must have signed a bundle of this federation
 
     def __post_init__(self) -> None:
         if not 1 <= self.threshold <= len(self.root_keys):
@@ -168,7 +157,6 @@ def newest_root(
 
     Args:
         chain: sets in the order of their numbers, as received.
-        federation: ours.
         pinned_key_id: of the root key that the invite pins.
         trusted: the set that counts now, or None at the first time.
 

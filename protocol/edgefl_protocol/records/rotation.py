@@ -23,21 +23,13 @@ _SEALING: Final = re.compile(r"[0-9a-f]{64,2432}")
 
 @dataclass(frozen=True, kw_only=True)
 class Rotation:
-    """A verified change of keys.
+    """A verified change of keys."""
 
-    Attributes:
-        federation: in which.
-        old: the signing key before.
-        new: the signing key from now on.
-        sealing: what the coordinator seals answers for from now on.
-        issued_ms: when the member made it, Unix ms.
-    """
-
-    federation: str
-    old: PublicSigningKey
-    new: PublicSigningKey
-    sealing: PublicSealingKey
-    issued_ms: int
+    federation: str  # in which
+    old: PublicSigningKey  # the signing key before
+    new: PublicSigningKey  # the signing key from now on
+    sealing: PublicSealingKey  # what the coordinator seals answers for from now on
+    issued_ms: int  # when the member made it, Unix ms
 
 
 def make_rotation(
@@ -62,10 +54,6 @@ def make_rotation(
 
 def verify_rotation(record: bytes, federation: str) -> Rotation:
     """Return the change of keys.
-
-    Args:
-        record: as received.
-        federation: ours.
 
     Raises:
         RecordError: code `bad_signature` where either key did not sign it, `wrong_federation` or `bad_record`.

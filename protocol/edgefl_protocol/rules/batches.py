@@ -21,7 +21,6 @@ def in_batches(rows: Iterable[Row], batch: int) -> Iterator[list[Row]]:
     At most B + 4 rows are held back. Rows that make no whole batch are one batch, however few they are.
 
     Args:
-        rows: in order.
         batch: B; where it is below four, B rows at the end are enough.
     """
     least, waiting = min(batch, LEAST_BATCH), list[Row]()

@@ -21,7 +21,6 @@ def crop_boxes(rng: np.random.Generator, count: int, side: int, smallest: float)
 
     Args:
         rng: source of every draw.
-        count: B.
         side: of the square images, in pixels.
         smallest: share of the area.
     """

@@ -67,11 +67,7 @@ def by_name(declared: type) -> Mapping[str, bool | int | float | str]:
 
 
 def usual_prompt_length(tokens: int) -> int:
-    """Return P where `prompt_length` is 0: 50 for 14 × 14 patches, in proportion otherwise (docs/methods.md, 1.2).
-
-    Args:
-        tokens: N.
-    """
+    """Return P where `prompt_length` is 0: 50 for 14 × 14 patches, in proportion otherwise (docs/methods.md, 1.2)."""
     return max(1, round(50 * tokens / 196))
 
 

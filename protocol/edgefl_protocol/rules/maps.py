@@ -135,7 +135,6 @@ def replaced(buffer: Arrays, replies: Mapping[str, Arrays], classes: int) -> dic
     Args:
         buffer: arrays of the server; those of other kinds stay.
         replies: arrays by site; those of other kinds are passed over.
-        classes: K.
 
     Raises:
         MapsError: maps of a class that the task does not have.
@@ -160,7 +159,6 @@ def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
 
     Args:
         buffer: arrays of the server.
-        sites: the receivers.
     """
     held = maps_in_buffer(buffer)
     holders = sorted({site for _, site in held})
@@ -238,8 +236,6 @@ def peer_targets(
 
     Args:
         broadcast: arrays, with class numbers of the model that learns.
-        classes: K.
-        tokens: N.
         weight: "sum" counts the peers of a class; "mean5" gives every class that has a peer the weight of five.
 
     Returns:

@@ -24,7 +24,6 @@ def first_negatives(bank: Rows, others: Rows, *, keeps_local: bool) -> Rows:
 
     Args:
         bank: Q_l, the oldest first.
-        others: Q_r.
         keeps_local: whether local features are negatives, too (`both`).
     """
     return bank if keeps_local else others
@@ -34,7 +33,6 @@ def most_negatives(queue: int, others: int, *, keeps_local: bool) -> int:
     """Give the capacity of Q_CL: K, or with others' features alone as many as came.
 
     Args:
-        queue: K.
         others: rows of Q_r.
         keeps_local: see `first_negatives`.
     """
@@ -58,7 +56,6 @@ def draw_others(rng: np.random.Generator, others: int, count: int) -> NDArray[np
     Args:
         rng: one draw a step, all steps of a round in order.
         others: rows of Q_r.
-        count: B.
 
     Returns:
         Positions in Q_r, (B,).
@@ -86,6 +83,5 @@ def has_collapsed(similarity: float, round_: int, rounds: int) -> bool:
     Args:
         similarity: mean of an epoch.
         round_: train round, from 1.
-        rounds: R.
     """
     return similarity > ALIKE and round_ in (rounds // 2, rounds)

@@ -40,7 +40,6 @@ def round_begins(
     Args:
         broadcast: arrays that came.
         own: arrays of the site's state.
-        momentum_encoder: the setting.
     """
     both = {**broadcast, **own}
     outlives = momentum_encoder != "reset"
@@ -53,7 +52,6 @@ def leaving(network: Sequence[str], kept: Collection[str], momentum_encoder: Mom
     Args:
         network: names of the encoder's tensors.
         kept: those of them that stay: batch norm's with `bn=local`.
-        momentum_encoder: the setting.
     """
     slow = [SLOW + name for name in network] if momentum_encoder == "averaged" else []
     return tuple(name for name in (*network, *slow) if name.removeprefix(SLOW) not in kept)

@@ -77,7 +77,6 @@ def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purp
     Args:
         lesions: Lesion of each image.
         labels: Class of each image.
-        limit: Most images.
 
     Returns:
         The chosen lesions, filled up greedily: one that no longer fits is passed over.

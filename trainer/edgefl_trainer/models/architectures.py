@@ -175,7 +175,6 @@ def pooled_width(network: nn.Module, name: str, image_px: int) -> int:
     """Number D of pooled features, from one pass over a black image.
 
     Args:
-        network: without classifier.
         name: for the sentence.
         image_px: side of the image.
 

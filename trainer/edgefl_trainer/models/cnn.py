@@ -50,7 +50,6 @@ class FrozenCNN(nn.Module):
 
         Args:
             network: without classifier; its forward gives pooled features (B, D).
-            spec: what it is.
         """
         super().__init__()
         self.network = network.eval().requires_grad_(False)

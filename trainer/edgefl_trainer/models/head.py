@@ -24,8 +24,6 @@ def init_head(classes: int, width: int, generator: torch.Generator) -> tuple[Flo
     """Fresh head: weights N(0, 0.02) and bias +1 for every class, so that ReLU evidence starts alive.
 
     Args:
-        classes: K.
-        width: D.
         generator: source of randomness.
 
     Returns:
@@ -55,7 +53,6 @@ def evidence_of(logits: Float[Tensor, "B K"], kind: EvidenceKind) -> Float[Tenso
 
     Args:
         logits: output of the head, already divided by the temperature, (B, K).
-        kind: evidence function.
 
     Returns:
         Not negative, (B, K).

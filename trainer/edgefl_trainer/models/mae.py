@@ -59,7 +59,6 @@ class MaskedAutoencoder(nn.Module):
         """Loss of one batch.
 
         Args:
-            images: normalised images.
             noise: a uniform number for each patch; the patches with the smallest stay visible.
             mask_ratio: share of the patches that is hidden.
             norm_pix: standardise each target patch.

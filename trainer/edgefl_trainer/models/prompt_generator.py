@@ -48,7 +48,6 @@ def initial_weights(patch: int, width: int, n: int, attention: int, rng: np.rand
     Args:
         patch: side of a patch, in pixels.
         width: token width D.
-        n: prompt tokens.
         attention: l_k = l_v.
         rng: source of randomness.
 

@@ -129,7 +129,6 @@ class ScoreModule(nn.Module):
         """Fix backbone and options.
 
         Args:
-            backbone: frozen.
             options: what the head reads and shows.
 
         Raises:

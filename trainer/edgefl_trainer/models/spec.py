@@ -18,31 +18,18 @@ feature of a convolutional network, pooled over the image."""
 
 @dataclass(frozen=True, kw_only=True)
 class ViTSpec:
-    """A plain vision transformer.
+    """A plain vision transformer."""
 
-    Attributes:
-        name: the argument that names it on the command line.
-        image_px: side of the square input in pixels.
-        patch: side of a patch in pixels.
-        depth: number of blocks L.
-        heads: attention heads h.
-        width: token width D.
-        mean: channel means in [0, 1] subtracted from the image.
-        std: channel deviations the image is divided by.
-        self_supervised: learned without labels, so that features need standardising.
-        sha256: digest of the weights in hexadecimal.
-    """
-
-    name: str
-    image_px: int
-    patch: int
-    depth: int
-    heads: int
-    width: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    self_supervised: bool
-    sha256: str
+    name: str  # the argument that names it on the command line
+    image_px: int  # side of the square input in pixels
+    patch: int  # side of a patch in pixels
+    depth: int  # number of blocks L
+    heads: int  # attention heads h
+    width: int  # token width D
+    mean: tuple[float, float, float]  # channel means in [0, 1] subtracted from the image
+    std: tuple[float, float, float]  # channel deviations the image is divided by
+    self_supervised: bool  # learned without labels, so that features need standardising
+    sha256: str  # digest of the weights in hexadecimal
 
     @property
     def grid(self) -> int:
@@ -62,27 +49,16 @@ class ViTSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class CNNSpec:
-    """A convolutional network.
+    """A convolutional network."""
 
-    Attributes:
-        name: the argument that names it on the command line.
-        architecture: timm's name of it, such as `resnet18`.
-        image_px: side of the square input in pixels.
-        width: number D of pooled features.
-        mean: channel means in [0, 1] subtracted from the image.
-        std: channel deviations the image is divided by.
-        self_supervised: learned without labels, so that features need standardising.
-        sha256: digest of the weights and running statistics in hexadecimal.
-    """
-
-    name: str
-    architecture: str
-    image_px: int
-    width: int
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
-    self_supervised: bool
-    sha256: str
+    name: str  # the argument that names it on the command line
+    architecture: str  # timm's name of it, such as `resnet18`
+    image_px: int  # side of the square input in pixels
+    width: int  # number D of pooled features
+    mean: tuple[float, float, float]  # channel means in [0, 1] subtracted from the image
+    std: tuple[float, float, float]  # channel deviations the image is divided by
+    self_supervised: bool  # learned without labels, so that features need standardising
+    sha256: str  # digest of the weights and running statistics in hexadecimal
 
 
 BackboneSpec = ViTSpec | CNNSpec

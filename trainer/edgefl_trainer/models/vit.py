@@ -45,7 +45,6 @@ class ViTOutput(NamedTuple):
         """The feature that the head reads.
 
         Args:
-            name: which.
             prompts: for `prompted`, how many of the prompt tokens join the class token.
 
         Returns:
@@ -69,7 +68,6 @@ def init_prompts(
     Args:
         spec: backbone the prompts are for.
         blocks: number of blocks they serve (l for b-prompts, L − l for t-prompts).
-        length: P.
         init: distribution, see `PromptInit`.
         generator: source of randomness.
 
@@ -119,7 +117,6 @@ class FrozenViT(nn.Module):
 
         Args:
             vit: a `timm.models.vision_transformer.VisionTransformer`; its classifier is not used.
-            spec: what it is.
 
         Raises:
             ValueError: the network lacks something this class needs, or differs from `spec`.

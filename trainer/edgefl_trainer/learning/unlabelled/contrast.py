@@ -183,8 +183,6 @@ def local_features(
     """Features of at most K of a site's images, one random view of each.
 
     Args:
-        recipe: hyper-parameters.
-        site: whose images.
         encoder: left as it was.
         *purpose: names the draws.
         training: with the statistics of each batch, as the slow copy has them while it learns; else with the running
@@ -259,8 +257,6 @@ def contrast_round(
     """E epochs of one site.
 
     Args:
-        recipe: hyper-parameters.
-        site: who learns.
         state: what it remembers.
         arrays: tensors of the network, from the server or from the site itself.
         round_: train round, from 1.

@@ -90,8 +90,6 @@ def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays
 
     Args:
         state: banks as `features.<site>` among other arrays.
-        replies: by site.
-        most: K.
 
     Raises:
         TrainingError: what a site sent is no bank of this federation.
