@@ -84,7 +84,7 @@ def main(threads: int, blocks: int, repeats: int, write: Path | None, folder: Pa
     import torch
 
     torch.set_num_threads(threads)
-    from edgefl_client.runtime import has_vnni
+    from edgefl_protocol.processor import has_vnni
 
     vnni = has_vnni()
     graphs = kept(folder, "ours", our_graphs)

@@ -7,17 +7,15 @@ there the same graph runs in float, slower and with the same scores (docs/decisi
 """
 
 import os
-import platform
 import re
 import tempfile
-from functools import cache
-from pathlib import Path
 
 import onnxruntime
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from edgefl_protocol.bundle.manifest import release
 from edgefl_protocol.errors import BundleError
+from edgefl_protocol.processor import session_settings
 
 SPINS_BRIEFLY = release("1.31")  # from here on a thread can wait for its next part of a run for a stated time
 SPIN_US = 50  # a tenth faster on free processors, and no slower on busy ones (docs/decisions/0026)
@@ -60,26 +58,6 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-@cache
-def has_vnni(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether an x86 processor says that it multiplies and adds bytes in 32 bits (VNNI).
-
-    Args:
-        cpuinfo: where the system lists the processor's flags; where it lists none, the answer is no.
-    """
-    try:
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-    except OSError:
-        return False
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
-    return "avx512_vnni" in flags or "avx_vnni" in flags
-
-
-def multiplies_bytes() -> bool:
-    """Whether 8-bit products are exact here: with VNNI, and on every processor but x86."""
-    return platform.machine().lower() not in ("x86_64", "amd64", "i386", "i686", "x86") or has_vnni()
-
-
 def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     """Load a verified graph.
 
@@ -103,8 +81,8 @@ def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
         options.add_session_config_entry("session.intra_op.spin_duration_us", str(SPIN_US))
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.inter_op.allow_spinning", "0")
-    if not multiplies_bytes():
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    for name, value in session_settings().items():
+        options.add_session_config_entry(name, value)
     with tempfile.TemporaryDirectory(prefix="edgefl-empty-") as empty:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", empty)
         try:

@@ -20,11 +20,12 @@ from typing import BinaryIO, Final
 
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
+FilePath = str | os.PathLike[str]
 MAX_PASSPHRASE_BYTES: Final = 4096
 PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of a variable, not a secret
 
 
-def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -> None:
+def write_atomic(path: FilePath, data: bytes, mode: int = 0o644) -> None:
     """Replace a file's content durably, or leave it as it was.
 
     Args:
@@ -38,7 +39,7 @@ def write_atomic(path: str | os.PathLike[str], data: bytes, mode: int = 0o644) -
     write_pieces(path, (data,), mode)
 
 
-def write_pieces(path: str | os.PathLike[str], pieces: Iterable[bytes], mode: int = 0o644) -> None:
+def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> None:
     """Replace a file's content durably by pieces that never lie in memory together, or leave it as it was.
 
     Args:
@@ -70,7 +71,7 @@ def write_pieces(path: str | os.PathLike[str], pieces: Iterable[bytes], mode: in
         raise _storage_error("write", target, error) from error
 
 
-def create_empty(path: str | os.PathLike[str], mode: int = 0o600) -> None:
+def create_empty(path: FilePath, mode: int = 0o600) -> None:
     """Make an empty file durably; it must not exist.
 
     Raises:
@@ -83,7 +84,7 @@ def create_empty(path: str | os.PathLike[str], mode: int = 0o600) -> None:
         raise _storage_error("write", Path(path), error) from error
 
 
-def write_at(path: str | os.PathLike[str], offset: int, data: bytes) -> None:
+def write_at(path: FilePath, offset: int, data: bytes) -> None:
     """Write bytes into an existing file and flush them: when this returns they survive a power cut.
 
     Raises:
@@ -103,7 +104,7 @@ def write_at(path: str | os.PathLike[str], offset: int, data: bytes) -> None:
         raise _storage_error("write", Path(path), error) from error
 
 
-def file_bytes(path: str | os.PathLike[str]) -> int:
+def file_bytes(path: FilePath) -> int:
     """Return a file's length.
 
     Raises:
@@ -115,7 +116,7 @@ def file_bytes(path: str | os.PathLike[str]) -> int:
         raise _storage_error("read", Path(path), error) from error
 
 
-def sync_folder(folder: str | os.PathLike[str]) -> None:
+def sync_folder(folder: FilePath) -> None:
     """Flush a folder's entries to the disk, so that a rename in it survives a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -124,7 +125,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
         os.close(descriptor)
 
 
-def read_bounded(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+def read_bounded(path: FilePath, max_bytes: int) -> bytes:
     """Read a whole file of at most `max_bytes`.
 
     Raises:
@@ -133,7 +134,7 @@ def read_bounded(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     return _read(Path(path), max_bytes, private=False)
 
 
-def read_private(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+def read_private(path: FilePath, max_bytes: int) -> bytes:
     """Read a secret file; refuses one that group or world can read.
 
     Raises:
@@ -143,7 +144,7 @@ def read_private(path: str | os.PathLike[str], max_bytes: int) -> bytes:
 
 
 @contextlib.contextmanager
-def open_bounded(path: str | os.PathLike[str], max_bytes: int) -> Iterator[BinaryIO]:
+def open_bounded(path: FilePath, max_bytes: int) -> Iterator[BinaryIO]:
     """Open a file of at most `max_bytes`, to read it in pieces.
 
     Raises:
@@ -155,7 +156,7 @@ def open_bounded(path: str | os.PathLike[str], max_bytes: int) -> Iterator[Binar
         yield file
 
 
-def read_pieces(path: str | os.PathLike[str], max_bytes: int, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
+def read_pieces(path: FilePath, max_bytes: int, piece_bytes: int = 1 << 20) -> Iterator[bytes]:
     """Give a file of at most `max_bytes` in pieces.
 
     Raises:
@@ -167,7 +168,7 @@ def read_pieces(path: str | os.PathLike[str], max_bytes: int, piece_bytes: int =
 
 
 @contextlib.contextmanager
-def read_anywhere(path: str | os.PathLike[str], max_bytes: int) -> Iterator[Callable[[int, int], bytes]]:
+def read_anywhere(path: FilePath, max_bytes: int) -> Iterator[Callable[[int, int], bytes]]:
     """Open a file of at most `max_bytes`; gives a function of offset and length that reads there, less at its end.
 
     Raises:

@@ -14,6 +14,7 @@ from edgefl_client.doctor import measure as measuring
 from edgefl_client.doctor.drawn_picture import camera_photo
 from edgefl_client.doctor.measure import measure, medians_in_turn, table, timed
 from edgefl_client.scoring.scorer import Scorer, without_graphs
+from edgefl_protocol import processor
 from edgefl_protocol.pictures import imaging
 
 
@@ -102,8 +103,8 @@ def test_vnni_is_read_from_the_flags(tmp_path, flags, has):
     """The names of the Linux kernel for the two forms of the instructions; a word that only begins so is none."""
     file = tmp_path / "cpuinfo"
     file.write_text(f"processor\t: 0\nmodel name\t: X\nflags\t\t: {flags}\n\nprocessor\t: 1\nflags\t\t: {flags}\n")
-    assert runtime.has_vnni(file) == has
-    assert not runtime.has_vnni(tmp_path / "none")
+    assert processor.has_vnni(str(file)) == has
+    assert not processor.has_vnni(str(tmp_path / "none"))
 
 
 @pytest.mark.parametrize(
@@ -112,9 +113,9 @@ def test_vnni_is_read_from_the_flags(tmp_path, flags, has):
 )
 def test_whole_numbers_only_where_they_are_exact(monkeypatch, plain_bundle, machine, vnni, exact):
     """docs/decisions/0026: x86 without VNNI saturates, so there 8-bit layers run in float; the score is the same."""
-    monkeypatch.setattr(runtime.platform, "machine", lambda: machine)
-    monkeypatch.setattr(runtime, "has_vnni", lambda: vnni)
-    assert runtime.multiplies_bytes() == exact
+    monkeypatch.setattr(processor.platform, "machine", lambda: machine)
+    monkeypatch.setattr(processor, "has_vnni", lambda: vnni)
+    assert processor.multiplies_bytes() == exact
     session = runtime.load_graph(plain_bundle.score_onnx, 1)
     options = session.get_session_options()
     if exact:

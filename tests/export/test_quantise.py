@@ -27,6 +27,7 @@ from edgefl_export.int8.precision import agreement, check_agreement, choose_laye
 from edgefl_export.int8.quantise import Quantiser, linear_layers
 from edgefl_export.parity.scores import gate_images, graph_scores, open_session
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
+from edgefl_protocol.processor import multiplies_bytes
 from edgefl_trainer.data.federation import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
 from edgefl_trainer.data.plan import Plan
@@ -145,6 +146,7 @@ def test_the_runtime_multiplies_whole_numbers(made, quantiser, tmp_path):
     assert integer == sum(len(layer.nodes) for layer in quantiser.layers)
 
 
+@pytest.mark.skipif(not multiplies_bytes(), reason="this processor has no exact 8-bit products to compare with")
 def test_whole_numbers_and_their_simulation_agree(biased, made, images):
     """A processor without exact 8-bit products runs the same graph in float: the scores stay, to a few roundings."""
     options = onnxruntime.SessionOptions()

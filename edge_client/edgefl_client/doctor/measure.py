@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edgefl_client.doctor.drawn_picture import camera_photo, drawn_picture
 from edgefl_client.memory import peak_memory_mib
+from edgefl_protocol.processor import has_vnni, multiplies_bytes
 
 if TYPE_CHECKING:
     from edgefl_client.doctor.linear_floor import LinearLayers
@@ -86,7 +87,7 @@ def measure(
     Returns:
         The figures; takes some seconds.
     """
-    from edgefl_client.runtime import has_vnni, multiplies_bytes, processors  # `doctor` imports this, and no runtime
+    from edgefl_client.runtime import processors  # `doctor` imports this, and no runtime
 
     load_average = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     side = max(scorer.network_px, 84)

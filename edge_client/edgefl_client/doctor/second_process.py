@@ -115,7 +115,8 @@ def _runtime() -> dict[str, Any]:
     import onnxruntime
     import PIL
 
-    from edgefl_client.runtime import multiplies_bytes, processors
+    from edgefl_client.runtime import processors
+    from edgefl_protocol.processor import multiplies_bytes
 
     return {
         "versions": {

@@ -15,6 +15,7 @@ from jaxtyping import UInt8
 from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
+from edgefl_protocol.processor import session_settings
 from edgefl_trainer.models.scoring import ScoreModule
 
 MIN_IMAGES = 64
@@ -83,10 +84,12 @@ def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch
 
 
 def open_session(graph: bytes) -> onnxruntime.InferenceSession:
-    """Load a graph of our own; its threads do not spin while they wait."""
+    """Load a graph of our own as a device does; its threads do not spin while they wait."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors only
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    for name, value in session_settings().items():
+        options.add_session_config_entry(name, value)
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 

@@ -18,7 +18,6 @@ import base64
 import binascii
 import re
 import secrets
-from pathlib import Path
 from typing import Final
 
 from cryptography.exceptions import InvalidTag, UnsupportedAlgorithm
@@ -27,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
-from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.durable import FilePath, read_bounded
 from edgefl_protocol.envelopes.keys import SECRET_BYTES, PublicSigningKey, SealingKey, SigningKey
 from edgefl_protocol.errors import KeyMaterialError
 
@@ -70,7 +69,7 @@ def signing_key_from_pem(data: bytes, passphrase: bytes | None = None) -> Signin
     return SigningKey(key.private_bytes_raw())
 
 
-def read_public_key(file: Path) -> PublicSigningKey:
+def read_public_key(file: FilePath) -> PublicSigningKey:
     """Read the public key of a file such as `signing.pub`: 64 hexadecimal digits, or PEM.
 
     Raises:
