@@ -108,6 +108,7 @@ def learn_from(loss: "Tensor", optimizer: "torch.optim.Optimizer") -> float:
 
 def edgefl_epoch(case: Case) -> Callable[[], None]:
     """An epoch of FedCLF, as `local_round` makes it."""
+    from edgefl_protocol.rules.feature_rows import BANK
     from edgefl_trainer.contract import State
     from edgefl_trainer.learning.unlabelled import contrast
     from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
@@ -115,7 +116,7 @@ def edgefl_epoch(case: Case) -> Callable[[], None]:
 
     recipe = ContrastRecipe(sgd=SgdRecipe(batch=case.batch), key_momentum=MOMENTUM)
     start, others = contrast.start(recipe, case.site.task).arrays, case.remote
-    state = State({contrast.BANK: others[:1024].cpu().numpy()})
+    state = State({BANK: others[:1024].cpu().numpy()})
 
     def epoch() -> None:
         contrast.contrast_round(recipe, case.site, state, start, 1, others=others, keeps_local=False)
