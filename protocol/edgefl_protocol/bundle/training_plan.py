@@ -38,6 +38,7 @@ from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.fields import Plain
 from edgefl_protocol.rules import defaults
+from edgefl_protocol.rules.rates import kl_weight
 from edgefl_protocol.strict_json import MAX_INT
 
 FIRST_MOMENT: Final = "optimizer.exp_avg."
@@ -173,14 +174,14 @@ class TrainingPlan:
         return (*FIGURES, *(NEXT + name for name in self.state))
 
     def kl_weight(self, round_: int, epoch: int) -> float:
-        """Weight of the KL term: lambda_t = min(1, t / anneal_epochs).
+        """Weight of the KL term in an epoch, see `rules.rates.kl_weight`.
 
         Args:
             round_: train round, from 1; a device that learns alone counts its own.
             epoch: of the round, from 0.
         """
-        t = epoch if self.anneal_clock == "round" else self.epochs_before + (round_ - 1) * self.epochs + epoch
-        return min(1.0, t / self.anneal_epochs)
+        behind = self.epochs_before + (round_ - 1) * self.epochs
+        return kl_weight(epoch, behind, self.anneal_epochs, self.anneal_clock)
 
     @property
     def fixed(self) -> Settings:

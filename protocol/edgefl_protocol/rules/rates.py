@@ -1,6 +1,10 @@
-"""Learning rates over a run: a linear warm-up, then one cosine down to zero. Source: SGDR (arXiv 1608.03983), eq. 5."""
+"""What changes over a run: learning rates, and the weight of a loss term that is let in slowly.
+
+Sources: SGDR (arXiv 1608.03983) eq. 5 without restarts; FedEvPrompt's annealing, docs/methods.md 1.3.
+"""
 
 import math
+from typing import Literal
 
 
 def cosine_rate(done: float, whole: float, warmup: float = 0.0) -> float:
@@ -27,3 +31,15 @@ def epochs_done(round_: int, epochs: int, epoch: int, step: int, steps: int) -> 
         steps: of an epoch.
     """
     return (round_ - 1) * epochs + epoch + step / steps
+
+
+def kl_weight(epoch: int, behind: int, anneal_epochs: int, clock: Literal["run", "round"]) -> float:
+    """Give the weight of FedEvPrompt's KL term, min(1, t / anneal_epochs).
+
+    Args:
+        epoch: of the round, from 0.
+        behind: epochs of the rounds before.
+        anneal_epochs: t at which the weight is 1.
+        clock: whether t counts epochs over the whole run, or from each round's start.
+    """
+    return min(1.0, (epoch if clock == "round" else behind + epoch) / anneal_epochs)

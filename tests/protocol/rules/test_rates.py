@@ -1,10 +1,10 @@
-"""Rates over a run: SGDR (arXiv 1608.03983) eq. 5 without restarts; a linear warm-up before it."""
+"""Rates over a run: SGDR (arXiv 1608.03983) eq. 5 without restarts; FedEvPrompt's annealing, docs/methods.md 1.3."""
 
 from math import cos, pi
 
 import pytest
 
-from edgefl_protocol.rules.rates import cosine_rate, epochs_done
+from edgefl_protocol.rules.rates import cosine_rate, epochs_done, kl_weight
 
 
 def test_one_cosine_spans_a_run() -> None:
@@ -22,3 +22,10 @@ def test_one_cosine_spans_a_run() -> None:
 def test_the_warm_up_rises_to_the_peak(done: float, share: float) -> None:
     """Ten of a hundred steps."""
     assert cosine_rate(done, 100, 10) == pytest.approx(share, abs=1e-12)
+
+
+def test_the_kl_term_comes_in_over_ten_epochs() -> None:
+    """docs/methods.md 1.3: lambda_t = min(1, t / 10); by hand for rounds of two epochs, on both clocks."""
+    run = [kl_weight(epoch, 2 * (round_ - 1), 10, "run") for round_ in (1, 2, 6, 9) for epoch in (0, 1)]
+    assert run == [0, 0.1, 0.2, 0.3, 1, 1, 1, 1]
+    assert [kl_weight(epoch, 2 * (round_ - 1), 10, "round") for round_ in (1, 9) for epoch in (0, 1)] == [0, 0.1] * 2

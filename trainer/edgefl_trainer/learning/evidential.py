@@ -21,6 +21,7 @@ from torch.nn.functional import cross_entropy
 from edgefl_protocol.rules.class_prior import counts_shown
 from edgefl_protocol.rules.defaults import FedEvPrompt as Default
 from edgefl_protocol.rules.defaults import usual_prompt_length
+from edgefl_protocol.rules.rates import kl_weight
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
@@ -91,9 +92,8 @@ class EvidentialRecipe:
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
 
     def kl_weight(self, round_: int, epoch: int, epochs: int) -> float:
-        """lambda_KL = min(1, t / anneal_epochs), t from 0."""
-        t = epoch if self.anneal_clock == "round" else (round_ - 1) * epochs + epoch
-        return min(1.0, t / self.anneal_epochs)
+        """Weight of the KL term in an epoch, see `rules.rates.kl_weight`."""
+        return kl_weight(epoch, (round_ - 1) * epochs, self.anneal_epochs, self.anneal_clock)
 
     def options(self, spec: BackboneSpec, readout: Readout, mode: PrefixMode = "renormalise") -> ScoreOptions:
         """How a model of this recipe scores."""
