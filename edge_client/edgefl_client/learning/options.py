@@ -43,7 +43,7 @@ class TrainOptions:
     report: Report = lambda facts: None
 
     def plan(self, bundle: Bundle) -> Plan:
-        """The bundle's plan with the caller's changes.
+        """Return the bundle's plan with the caller's changes.
 
         Raises:
             LearningError: the bundle brings no training step (`no_training`), or cannot learn so (`bad_settings`).
