@@ -207,7 +207,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
 
 
 def _int8_pictures(finished: "FinishedRun", site: str) -> "Calibration":
-    """The run's pictures, read before minutes of tracing."""
+    """Return the run's pictures, read before minutes of tracing."""
     from edgefl_export.int8.calibration import calibration_of
 
     click.echo("reading the run's tune and validation images …", err=True)
@@ -217,7 +217,7 @@ def _int8_pictures(finished: "FinishedRun", site: str) -> "Calibration":
 def _with_training(
     finished: "FinishedRun", site: str, files: Mapping[str, bytes]
 ) -> "tuple[Mapping[str, bytes], tuple[StepParity, ...]]":
-    """The members and those of the training step, and the figures of its gate."""
+    """Return the members and those of the training step, and the figures of its gate."""
     from edgefl_export.bundles.training import build_training
     from edgefl_protocol.tensors import read_tensors
 
@@ -290,7 +290,7 @@ def inspect(file: Path, as_json: bool) -> None:
 
 
 def _unverified_card(data: bytes) -> dict[str, Any]:
-    """Labels and card as the file states them, None where they are not in their form."""
+    """Return labels and card as the file states them, None where they are not in their form."""
     from edgefl_protocol.bundle.archive import read_archive
     from edgefl_protocol.strict_json import parse_json
 

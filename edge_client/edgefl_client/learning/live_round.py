@@ -129,7 +129,7 @@ def learn_live(
 
 
 def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound) -> tuple[Bundle, TrainOptions]:
-    """Bundle and options under which the federation's round is learned.
+    """Return bundle and options under which the federation's round is learned.
 
     Raises:
         LearningError: the bundle is of another method, or its step cannot learn so.
@@ -158,7 +158,7 @@ def _check_travels(told: Sequence[str], ours: Sequence[str]) -> None:
 
 
 def count_reply(home: Home, federation: str, number: int) -> None:
-    """The reply of a round was accepted: the site is now as after it. Doing it twice changes nothing.
+    """Count the reply of a round: the site is now as after it. Doing it twice changes nothing.
 
     Raises:
         StorageError: the disk failed; it can be done again.
@@ -173,7 +173,7 @@ def count_reply(home: Home, federation: str, number: int) -> None:
 
 
 def drop_reply(home: Home, federation: str, number: int, refused: str | None) -> None:
-    """The reply of a round does not count: the site stays as before it. Doing it twice changes nothing.
+    """Drop the reply of a round: the site stays as before it. Doing it twice changes nothing.
 
     Args:
         refused: why it can never be taken, so that the round is not tried again; None where the round is over.
@@ -189,7 +189,7 @@ def drop_reply(home: Home, federation: str, number: int, refused: str | None) ->
 
 
 def refused_reply(home: Home, federation: str, number: int) -> str | None:
-    """Why the reply of a round can never be taken; None where it may.
+    """Return why the reply of a round can never be taken; None where it may.
 
     Raises:
         StorageError: the record is damaged.
@@ -201,7 +201,7 @@ def refused_reply(home: Home, federation: str, number: int) -> str | None:
 
 
 def counted_round(home: Home, federation: str) -> int:
-    """The last round whose reply was accepted; 0 for none.
+    """Return the last round whose reply was accepted; 0 for none.
 
     Raises:
         StorageError: the file is damaged.

@@ -30,7 +30,7 @@ class TrainOptions:
     report: Report = lambda facts: None  # told what happens: pictures read, steps, warnings
 
     def plan(self, bundle: Bundle) -> Plan:
-        """The bundle's plan with the caller's changes.
+        """Return the bundle's plan with the caller's changes.
 
         Raises:
             LearningError: the bundle brings no training step (`no_training`), or cannot learn so (`bad_settings`).

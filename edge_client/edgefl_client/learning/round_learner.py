@@ -35,7 +35,7 @@ class RoundLearner(Protocol):
         """What a reply shares, of: maps features prompts prototypes logits weights."""
 
     def start(self) -> Arrays:
-        """The site's state before its first round."""
+        """Return the site's state before its first round."""
 
     def most_reply_bytes(self, broadcast: Payload) -> int:
         """Bytes that a round's reply takes at most, told before the work; 0 where it is small beside any limit."""
@@ -82,7 +82,7 @@ class Points(Protocol):
     """Where a learner keeps how far it has come inside a round."""
 
     def load(self) -> Payload | None:
-        """What was kept last, None where nothing was.
+        """Return what was kept last, None where nothing was.
 
         Raises:
             StorageError: it is damaged.
@@ -154,7 +154,7 @@ class Keeper:
         self._started, self._saved = around.since(), around.options.limits.clock()
 
     def stepped(self, point: Point) -> None:
-        """A step was taken.
+        """Hear that a step was taken.
 
         Raises:
             Paused: a limit is reached; the point is kept.
@@ -169,7 +169,7 @@ class Keeper:
             raise Paused(reason)
 
     def learned(self, point: Point) -> Point:
-        """All epochs are done.
+        """Keep the point after all epochs.
 
         Raises:
             StorageError: the disk is full; the point before is still there.
@@ -180,7 +180,7 @@ class Keeper:
 
 
 def phase_and_round(broadcast: Payload) -> tuple[str, int]:
-    """Phase and train round of a broadcast.
+    """Return phase and train round of a broadcast.
 
     Raises:
         LearningError: it does not tell them (`other_broadcast`).
@@ -192,7 +192,7 @@ def phase_and_round(broadcast: Payload) -> tuple[str, int]:
 
 
 def rounds_of(broadcast: Payload) -> int:
-    """How many train rounds there are, from which a method takes its rates.
+    """Return how many train rounds there are, from which a method takes its rates.
 
     Raises:
         LearningError: it does not tell (`other_broadcast`).

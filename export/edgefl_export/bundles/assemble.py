@@ -88,7 +88,7 @@ def site_model(run: FinishedRun, site: str) -> SiteModel:
 
 
 def backbone_name(spec: BackboneSpec) -> str:
-    """A name that holds elsewhere: timm's own, or the architecture; with the digest of the weights.
+    """Return a name that holds elsewhere: timm's own, or the architecture; with the digest of the weights.
 
     Returns:
         Such as `vit:192x12/12 at 84 px, sha256 0123456789ab`; never the path it was read from.
@@ -144,7 +144,7 @@ def build_members(
 def _quantised(
     graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration, report: Callable[[str], None]
 ) -> tuple[bytes, str, Choice, Agreement]:
-    """The 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
+    """Return the 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
     from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
     quantiser = quantise.Quantiser(graph, tensors, pictures.ranges)
@@ -154,7 +154,7 @@ def _quantised(
 
 
 def _int8_facts(choice: Choice, found: Agreement, pictures: Calibration) -> dict[str, object]:
-    """What the card says about 8 bits: what was measured, and on how many pictures."""
+    """Return what the card says about 8 bits: what was measured, and on how many pictures."""
     ranked = sorted(choice.sensitivity.items(), key=lambda pair: -pair[1])
     return {
         "layers": len(choice.sensitivity),
@@ -168,7 +168,7 @@ def _int8_facts(choice: Choice, found: Agreement, pictures: Calibration) -> dict
 
 
 def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
-    """The tensors the graph takes, and no others: a bundle carries exactly its graph's inputs."""
+    """Return the tensors the graph takes, and no others: a bundle carries exactly its graph's inputs."""
     names = model.predictor.module.options.tensors
     missing = [name for name in names if name not in model.predictor.tensors]
     if missing:
@@ -177,7 +177,7 @@ def _values(model: SiteModel) -> dict[str, NDArray[np.float32]]:
 
 
 def _metrics(summary: Mapping[str, Any], site: str) -> dict[str, object]:
-    """The site's figures with their intervals by lesion, and the federation's means."""
+    """Return the site's figures with their intervals by lesion, and the federation's means."""
     figures = dict(summary.get("sites", {}).get(site, {}))
     federation = ("mean_balanced_accuracy", "std_balanced_accuracy", "worst_balanced_accuracy", "reported_rows")
     return {"site": figures, "federation": {name: summary[name] for name in federation if name in summary}}

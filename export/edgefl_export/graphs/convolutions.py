@@ -40,7 +40,7 @@ def convolution(
     output_padding: Two,
     groups: int,
 ) -> Float[Tensor, "B K h2 w2"]:
-    """Forward: as it stands, or for few positions over the whole batch at once.
+    """Convolve: as it stands, or for few positions over the whole batch at once.
 
     Raises:
         ExportError: it is a transposed one.
@@ -68,7 +68,7 @@ def convolution_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of a convolution.
+    """Return the gradients of a convolution.
 
     Args:
         mask: which of input, kernel and bias are asked for.
@@ -87,7 +87,7 @@ def convolution_backward(
 
 
 def _data_gradient(gradient: Maps, image: Maps, weight: Kernel, stride: Two, padding: Two, groups: int) -> Maps:
-    """The output's gradient, spread out to the steps of the kernel, under the kernel turned by half a turn."""
+    """Return the output's gradient, spread out to the steps of the kernel, under the kernel turned by half a turn."""
     height, width = weight.shape[2:]
     if (
         (height, width) == (1, 1) and groups == 1 and not any(padding)
@@ -184,7 +184,7 @@ def _over_batch(image: Maps, weight: Kernel, stride: Two, padding: Two, dilation
 
 
 def _spread(image: Maps, stride: Two, sides: Sequence[int]) -> Maps:
-    """Zeros between neighbours: position p goes to stride·p, in a map of these sides."""
+    """Put zeros between neighbours: position p goes to stride·p, in a map of these sides."""
     for axis, (step, side) in enumerate(zip(stride, sides, strict=True), start=2):
         if step == 1:
             continue
@@ -218,7 +218,7 @@ def batch_norm(
     momentum: float,
     epsilon: float,
 ) -> tuple[Maps, Float[Tensor, " C"], Float[Tensor, " C"]]:
-    """Batch norm with the statistics of the batch.
+    """Normalise with the statistics of the batch.
 
     Args:
         running_mean: None; running statistics are moved by whoever asked (`moments`).
@@ -238,7 +238,7 @@ def batch_norm(
 
 
 def moments(image: Maps) -> tuple[Float[Tensor, " C"], Float[Tensor, " C"]]:
-    """Mean and biased variance of each channel."""
+    """Return mean and biased variance of each channel."""
     mean = image.mean(dim=(0, 2, 3))
     away = image - _each(mean)
     return mean, (away * away).mean(dim=(0, 2, 3))
@@ -256,7 +256,7 @@ def batch_norm_backward(
     epsilon: float,
     mask: Sequence[bool],
 ) -> tuple[Maps, Float[Tensor, " C"], Float[Tensor, " C"]]:
-    """Gradients of `batch_norm`.
+    """Return the gradients of `batch_norm`.
 
     Returns:
         Gradients of input, scale and shift.
@@ -272,7 +272,7 @@ def batch_norm_backward(
 
 
 def _padded(image: Float[Tensor, "*axes"], widths: Mapping[int, tuple[int, int]]) -> Float[Tensor, "*wider"]:
-    """Zeros before and after, by axis; PyTorch's own takes no free batch."""
+    """Put zeros before and after, by axis; PyTorch's own takes no free batch."""
     around = [widths.get(axis, (0, 0)) for axis in range(image.ndim)]
     if not any(map(any, around)):
         return image
@@ -295,7 +295,7 @@ def max_pool_backward(
     ceil_mode: bool,
     indices: Int[Tensor, "B C h2 w2"],
 ) -> Maps:
-    """Each gradient goes to the place that its window's maximum came from.
+    """Add each gradient at the place that its window's maximum came from.
 
     Args:
         kernel: of no meaning here, nor are the four that follow: the places say it all.
@@ -317,7 +317,7 @@ def average_pool_backward(
     count_include_pad: bool,
     divisor: int | None,
 ) -> Maps:
-    """Each gradient, shared out to the places of its window; windows that neither overlap nor reach over the edge.
+    """Share each gradient out to the places of its window; windows neither overlap nor reach over the edge.
 
     Args:
         stride: of the window; empty for the same.

@@ -64,7 +64,7 @@ class _Attention(nn.Module):
 
 
 def _linear(weight: Float[Tensor, "D D"], bias: Float[Tensor, " D"] | None) -> nn.Linear:
-    """A frozen layer."""
+    """Return a frozen layer."""
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     layer.weight = nn.Parameter(weight.clone(), requires_grad=False)
     if bias is not None:
@@ -153,12 +153,12 @@ class FusedScore(nn.Module):
 
 
 def _first(tokens: Float[Tensor, "M D"], batch: int, length: int) -> Float[Tensor, "B D"]:
-    """The class token of every image."""
+    """Return the class token of every image."""
     return tokens.reshape(batch, length, tokens.shape[1])[:, 0]
 
 
 def _normed(norm: nn.Module, tokens: Float[Tensor, "B T D"], heads: int) -> Float[Tensor, "B T D"]:
-    """A norm over the width of one head; most networks have none."""
+    """Apply a norm over the width of one head; most networks have none."""
     if isinstance(norm, nn.Identity):
         return tokens
     batch, length, width = tokens.shape

@@ -70,7 +70,7 @@ def export_training_graph(
 
 
 def _trace(step: Step, tensors: dict[str, Tensor], free: Mapping[str, str]) -> GraphModule:
-    """Only the free axes are symbols: with every length one, a network's tracing takes many minutes."""
+    """Trace with only the free axes as symbols: with every length one, a network takes many minutes."""
     table = {
         **core_aten_decompositions(),
         **special.DECOMPOSITIONS,
@@ -138,7 +138,7 @@ def _simplify(model: ir.Model) -> None:
 
 
 def _split(value: Float[Tensor, "*axes"], sizes: Sequence[int], axis: int = 0) -> list[Float[Tensor, "*parts"]]:
-    """Consecutive slices: the exporter would write a sequence, which devices do not run."""
+    """Cut consecutive slices: the exporter would write a sequence, which devices do not run."""
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         torch.ops.aten.slice.Tensor(value, axis, start, start + size) for start, size in zip(starts, sizes, strict=True)

@@ -35,7 +35,7 @@ class Calibration:
 
 
 def calibration_of(run: FinishedRun, site: str) -> Calibration:
-    """The pictures for one site of a run.
+    """Return the pictures for one site of a run.
 
     Raises:
         ExportError: the data is gone or has changed, or has too few `tune` rows.
@@ -44,7 +44,7 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
 
 
 def federation_of(run: FinishedRun) -> Federation:
-    """The very rows of a run, each in the split it had: what learned and what did not.
+    """Return the very rows of a run, each in the split it had: what learned and what did not.
 
     Args:
         run: the opened run; its data is read from where it learned, dealt by its partition where it had one.
@@ -90,5 +90,5 @@ def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
 
 
 def _drawn(groups: Iterable[NDArray[np.integer]], draw: np.random.Generator) -> NDArray[np.int64]:
-    """Row numbers, each group in drawn order, one group after the other."""
+    """Return row numbers, each group in drawn order, one group after the other."""
     return np.concatenate([draw.permutation(group.astype(np.int64)) for group in groups])

@@ -38,7 +38,7 @@ class Agreement:
     map_change: float | None  # mean change of the max-normalised map over patches and pictures; None without maps
 
     def within(self, share: float = 1.0) -> bool:
-        """Whether this lies within a share of the gate; never for a value that is not a number."""
+        """Return whether this lies within a share of the gate; never for a value that is not a number."""
         return 1 - self.same_class <= (1 - MIN_SAME_CLASS) * share + 1e-9 and self.change <= MAX_MEAN_CHANGE * share
 
 

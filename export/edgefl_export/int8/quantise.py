@@ -48,7 +48,7 @@ class Layer:
 
 
 def linear_layers(graph: bytes) -> tuple[Layer, ...]:
-    """The layers of a graph that can be quantised, in its order."""
+    """Return the layers of a graph that can be quantised, in its order."""
     model = onnx.load_from_string(graph)
     matrices = {tensor.name for tensor in model.graph.initializer if len(tensor.dims) == 2 and min(tensor.dims) > 1}
     groups: dict[str, list[onnx.NodeProto]] = defaultdict(list)
@@ -77,7 +77,7 @@ def _name(index: int, nodes: Sequence[onnx.NodeProto], added: Mapping[str, str])
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """The quantiser's advice on how to call it stays out of the log."""
+    """Keep the quantiser's advice on how to call it out of the log."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -118,7 +118,7 @@ class Quantiser:
         self._ranges = _ranges(graph, tensors, pictures)
 
     def build(self, kept: Collection[str] = ()) -> bytes:
-        """The graph with 8-bit layers.
+        """Return the graph with 8-bit layers.
 
         Args:
             kept: names of layers that stay in float.
@@ -155,7 +155,7 @@ class Quantiser:
 
 
 def _ranges(graph: bytes, tensors: Arrays, pictures: Pictures) -> TensorsData:
-    """Smallest and largest value of every input and output of a linear layer over the calibration images."""
+    """Return the smallest and largest value of each linear layer's input and output over the calibration images."""
     model = onnx.load_from_string(graph)
     fixed = {value.name: tensors[value.name] for value in model.graph.input if value.name != "image"}
     with tempfile.TemporaryDirectory(prefix="edgefl-int8-") as folder:

@@ -121,12 +121,12 @@ class FedCLFStep:
         return found, moved
 
     def encoded(self, tensors: Tensors) -> dict[str, Tensor]:
-        """`encode.onnx`: features of unit length."""
+        """Return features of unit length: `encode.onnx`."""
         statistics = {name: torch.zeros(self.plan.shape(name)) for name in (*self.plan.statistics, *self.plan.counters)}
         return {ENCODED: unit(self.features(tensors[VIEW], {**statistics, **tensors})[0])}
 
     def __call__(self, tensors: Tensors) -> dict[str, Tensor]:
-        """`train_step.onnx`: one step.
+        """Take one step: `train_step.onnx`.
 
         Args:
             tensors: as `FedCLFPlan.inputs` names them.

@@ -89,7 +89,7 @@ class FedEvPromptStep:
         return own + shared, shared, dead
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """`train_step.onnx`: one step.
+        """Take one step: `train_step.onnx`.
 
         Args:
             tensors: `image` and `target`, those of `loss`, the moments and step count under `optimizer.`, a rate of
@@ -146,7 +146,7 @@ def adamw(
 
 
 def fits(run: FinishedRun, predictor: Predictor) -> bool:
-    """Whether a run learned as devices do: FedEvPrompt with the evidential loss."""
+    """Return whether a run learned as devices do: FedEvPrompt with the evidential loss."""
     method = run.settings.build_method()
     return isinstance(method, FedEvPrompt) and method.recipe.loss == "evidential"
 

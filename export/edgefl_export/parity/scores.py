@@ -48,7 +48,7 @@ class Parity:
 
 
 def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
-    """Drawn pictures that span what a camera gives: smooth skin with a dark spot, gradients, noise, black and white.
+    """Draw pictures that span what a camera gives: smooth skin, a dark spot, gradients, noise, black and white.
 
     Args:
         side: S in pixels.
@@ -69,7 +69,7 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
 
 
 def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch: int = 8) -> Arrays:
-    """What the trainer says of these images.
+    """Return what the trainer says of these images.
 
     Returns:
         Outputs by name, n rows each.
@@ -94,7 +94,7 @@ def open_session(graph: bytes) -> onnxruntime.InferenceSession:
 
 
 def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images: Pictures, batch: int) -> Arrays:
-    """What the graph says of these images.
+    """Return what the graph says of these images.
 
     Args:
         tensors: values of its other inputs; those it does not take are ignored.
@@ -111,7 +111,7 @@ def graph_scores(session: onnxruntime.InferenceSession, tensors: Arrays, images:
 
 
 def compare(expected: Arrays, found: Arrays, batch: int) -> list[Parity]:
-    """The largest difference of each quantity.
+    """Return the largest difference of each quantity.
 
     Returns:
         One figure for each quantity of `expected`; infinite where an output is missing, misshapen or not finite.
@@ -158,7 +158,7 @@ def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pic
 
 
 def worst_of(figures: Sequence[Parity]) -> list[Parity]:
-    """The worst figure of each quantity, in the order they first appear."""
+    """Return the worst figure of each quantity, in the order they first appear."""
     return [
         max((figure for figure in figures if figure.quantity == name), key=lambda figure: figure.worst)
         for name in dict.fromkeys(figure.quantity for figure in figures)

@@ -46,13 +46,13 @@ class Reference(Protocol):
         """Learn one batch; returns the loss before the step."""
 
     def state(self) -> Arrays:
-        """A copy of everything a step changes, by its names in the graph."""
+        """Return a copy of everything a step changes, by its names in the graph."""
 
     def restore(self, state: Arrays) -> None:
         """Go back to a state that `state` gave; called where `tries` is above 1."""
 
     def quantity(self, name: str) -> str:
-        """What a tensor of the state is reported as: of each quantity, the worst tensor counts."""
+        """Return what a tensor of the state is reported as: of each quantity, the worst tensor counts."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def _compare(trainer: Reference, expected: Arrays, found: Arrays) -> list[StepPa
 
 
 def _apart(reference: NDArray[Any], other: NDArray[Any], zero: float) -> float:
-    """The distance; none where both are zero but for rounding."""
+    """Return the distance; none where both are zero but for rounding."""
     return 0.0 if max(_size(reference), _size(other)) < zero else distance(reference, other)
 
 

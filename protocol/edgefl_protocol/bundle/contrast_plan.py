@@ -161,7 +161,7 @@ class FedCLFPlan:
         return self.negatives == "both"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor of the state."""
+        """Return the shape of a tensor of the state."""
         own = name.removeprefix(BUFFER).removeprefix(SLOW)
         return () if own in self.counters else self.parameters[own] if own in self.parameters else self.statistics[own]
 
@@ -238,7 +238,7 @@ _GIVEN: Final = (FIRST, SECOND, NEGATIVES, VIEW, ENCODED, *FIGURES)
 
 
 def begun(plan: FedCLFPlan, network: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Everything a step changes, before the first of a round: the slow encoder is a copy, the buffers are zero.
+    """Return the state before a round's first step: the slow encoder is a copy, the buffers are zero.
 
     Args:
         network: its tensors by name, and under `momentum.` those of the slow encoder that are no copy.

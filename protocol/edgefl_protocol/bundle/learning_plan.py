@@ -92,14 +92,14 @@ class Plan(Protocol):
         """Why devices cannot learn with these settings, whatever the bundle, as a clause; None where they can."""
 
     def following(self, wanted: Settings) -> Self:
-        """The same record with the federation's values of what a step takes as an input.
+        """Return the same record with the federation's values of what a step takes as an input.
 
         Raises:
             ValueError: a value that the record cannot hold; the text is one clause for a sentence.
         """
 
     def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
-        """The contract of each graph that comes with the record, by the member's name.
+        """Return the contract of each graph that comes with the record, by the member's name.
 
         Raises:
             BundleError: the bundle has no such graph (`wrong_inputs`).

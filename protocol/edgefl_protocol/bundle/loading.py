@@ -210,18 +210,7 @@ def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Se
     listed = tuple(
         Member(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in sorted(members)
     )
-    manifest = Manifest(
-        federation=fields.federation,
-        line=fields.line,
-        task=fields.task,
-        version=fields.version,
-        created_ms=fields.created_ms,
-        expires_ms=fields.expires_ms,
-        min_client=fields.min_client,
-        min_runtime=fields.min_runtime,
-        members=listed,
-    )
-    signed = manifest.to_bytes()
+    signed = Manifest(**vars(fields), members=listed).to_bytes()
     ordered = sorted(signers, key=lambda key: key.key_id)
     signatures = [Signature(key.key_id, "ed25519", key.sign(SIGNING_LABEL, signed)) for key in ordered]
     content = {_MANIFEST: signed, _SIGNATURES: write_signatures(signatures)}

@@ -176,7 +176,7 @@ def _read_form(form: object) -> Form:
 
 
 def _is_form(form: Form, free: int) -> bool:
-    """Whether this is a type and lengths, of which the first `free` may be open."""
+    """Return whether this is a type and lengths, of which the first `free` may be open."""
     kind, dims = form
     known = all(type(length) is int and 1 <= length <= MAX_LENGTH for length in dims[free:])
     first = all(length is None or (type(length) is int and 1 <= length <= MAX_LENGTH) for length in dims[:free])

@@ -174,7 +174,7 @@ class TrainingPlan:
         return (*FIGURES, *(NEXT + name for name in self.state))
 
     def kl_weight(self, round_: int, epoch: int) -> float:
-        """Weight of the KL term in an epoch, see `rules.rates.kl_weight`.
+        """Return the weight of the KL term in an epoch, see `rules.rates.kl_weight`.
 
         Args:
             round_: train round, from 1; a device that learns alone counts its own.
@@ -262,7 +262,7 @@ class TrainingPlan:
 
 
 def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Everything a step changes, before the first: the bundle's values, moments of zero, no step taken.
+    """Return the state before the first step: the bundle's values, moments of zero, no step taken.
 
     Returns:
         Arrays under `TrainingPlan.state`, in that order.
@@ -275,5 +275,5 @@ def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict
 
 
 def constants(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The tensors of a bundle that a step reads and never changes."""
+    """Return the tensors of a bundle that a step reads and never changes."""
     return {name: value for name, value in weights.items() if name not in plan.trained and name not in NOT_TAKEN}

@@ -3,16 +3,16 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from edgefl_client.learning.dealt_rows import Dealt
-from edgefl_client.learning.draws import epoch_order, generator
 from numpy.typing import NDArray
 
 from edgefl_client.learning.options import Report
+from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.round_learner import Circumstances, phase_and_round
 from edgefl_client.learning.session import TrainingSession
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.step_plan import StepPlan
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.draws import epoch_order, generator
 
 Arrays = Mapping[str, NDArray[Any]]
 
