@@ -33,7 +33,7 @@ from edgefl_protocol.rules.maps import MAX_MAPS, most_certain, reply_maps, reply
 
 @dataclass(frozen=True)
 class _Work:
-    """What scores, and what may be scored."""
+    """Hold what scores the pictures of a table."""
 
     scorer: Scorer
     reader: PictureReader
@@ -43,7 +43,7 @@ class _Work:
 
 @dataclass(frozen=True)
 class _Found:
-    """Scored pictures whose maps may travel."""
+    """Hold the scored pictures whose maps may travel."""
 
     paths: Sequence[Path]  # their files
     vacuity: Sequence[float]  # of each
