@@ -40,13 +40,7 @@ def most_negatives(queue: int, others: int, *, keeps_local: bool) -> int:
 
 
 def entering(keys: Rows, drawn: Rows, *, keeps_local: bool) -> tuple[Rows, ...]:
-    """Give what enters Q_CL in a step, in this order.
-
-    Args:
-        keys: the slow encoder's features of the batch.
-        drawn: of Q_r, see `draw_others`.
-        keeps_local: see `first_negatives`.
-    """
+    """Give what enters Q_CL in a step, in this order, of the batch's keys and those that `draw_others` chose."""
     return (keys, drawn) if keeps_local else (drawn,)
 
 

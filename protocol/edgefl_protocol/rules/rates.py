@@ -21,15 +21,7 @@ def cosine_rate(done: float, whole: float, warmup: float = 0.0) -> float:
 
 
 def epochs_done(round_: int, epochs: int, epoch: int, step: int, steps: int) -> float:
-    """Give the epochs of a run that are behind before a step.
-
-    Args:
-        round_: train round, from 1.
-        epochs: E, of a round.
-        epoch: of the round, from 0.
-        step: of the epoch, from 0.
-        steps: of an epoch.
-    """
+    """Give the epochs of a run that are behind before a step; rounds count from 1, epochs and steps from 0."""
     return (round_ - 1) * epochs + epoch + step / steps
 
 
