@@ -57,7 +57,10 @@ USUAL_MAPS = 5  # rollout maps that a site may send for one class
 @PASSPHRASE
 @guarded
 def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
-    """Make a coordinator in DIR: keys, development certificate, settings."""
+    """Make the folder DIR of a new coordinator.
+
+    It holds keys, a development certificate and the settings.
+    """
     from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
     from edgefl_coordinator.settings import Home
 
