@@ -24,7 +24,7 @@ PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) -
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; about 4 minutes
+demo: $(STAMP) ## The whole path on drawn lesions: learn, export, federate, score; 2 to 4 minutes
 	@if [ "$(OUT)" = demo-out ]; then rm -rf demo-out; fi
 	$(BIN)/python examples/demo.py --out $(OUT)
 

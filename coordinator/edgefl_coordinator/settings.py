@@ -22,6 +22,9 @@ from edgefl_protocol.tensors import MAX_TENSORS
 LEAST_COHORT = 3  # others without which a contribution can be told apart: docs/security.md, exchange policy
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
+_WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", ">=": "of at least",
+          "<=": "of at most", ">": "above", "<": "below"}  # fmt: skip
+_WANTED = re.compile(r"\b(?:int|float|str|bool)\b|[<>]=?")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.+)`")  # in a sentence of msgspec
 _MAX_CONFIG_BYTES = 256 * 2**10
 _MAX_BODY_BYTES = 32 * 2**20
@@ -224,5 +227,6 @@ def _sentence(message: str, table: Mapping[str, Any]) -> str:
     if what.startswith("Invalid enum value"):
         return f"{shown}; {' and '.join(map(str, get_args(kind)))} are allowed"
     if what.startswith("Expected "):
-        return f"{shown}; {what.removeprefix('Expected ').partition(', got')[0].replace('`', '')} is needed"
+        needed = what.removeprefix("Expected ").partition(", got")[0].replace("`", "")
+        return f"{shown}; {_WANTED.sub(lambda found: _WORDS[found[0]], needed)} is needed"
     return what  # ours, of a check above

@@ -1,10 +1,8 @@
 """The command `edgefl`: score pictures, say whose models are trusted, take part in a federation.
 
 Results go to standard output, everything meant for a person in passing to standard error. Exit codes: 0 done,
-1 failed, 2 usage or a missing extra, 3 refused. A known failure is one sentence. Only `click` is imported before a
-command runs; the commands stand in `score_command`, `watch_command`, `train_command`, `sync_command`, `trust_commands`,
-`policy_commands`, `outbox_commands`, `personal_commands`, `contribute_command`, `doctor_command` and
-`federation_commands`.
+1 failed, 2 usage or a missing extra, 3 refused. A known failure is one sentence. Each command is a file of
+`commands/`; it is added to the group below. Only `click` is imported before a command runs.
 """
 
 import os

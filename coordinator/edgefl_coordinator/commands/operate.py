@@ -126,7 +126,7 @@ def _status_lines(facts: dict[str, Any]) -> list[str]:
         f"{facts['federation']}: {facts['method']} on {facts['task']} ({', '.join(facts['classes'])})",
         f"round {facts['round']} of {facts['rounds']}: {facts['state']}, "
         f"{counted(facts['replies'], 'reply', 'replies')}{beside} "
-        f"(needs {facts['quorum_min']}, closes at {facts['quorum_target']}){deadline}",
+        f"(at least {facts['quorum_min']} to aggregate, closes early at {facts['quorum_target']}){deadline}",
     ]
     if facts["state_sha256"]:
         lines.append(f"  server and sites after the last round: {facts['state_sha256']}")

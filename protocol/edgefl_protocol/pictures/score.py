@@ -71,6 +71,11 @@ class Score:
     milliseconds: float
     map: RolloutMap | None = field(default=None, repr=False, compare=False)
 
+    @property
+    def attention(self) -> RolloutMap | None:
+        """The rollout map, by the name that it had before; use `map`."""
+        return self.map
+
     def to_json(self) -> dict[str, Any]:
         """The object `edgefl score --json` prints."""
         return {

@@ -34,8 +34,8 @@ class FedEvPrompt:
     readout: Final = "auto"
     head_norm: Final = "auto"
     augment: Final = "dihedral"
-    kd_weight: Final = 1e-6
-    maps_per_class: Final = MAX_MAPS
+    kd_weight: Final = 1e-6  # lambda
+    maps_per_class: Final = MAX_MAPS  # M
     select: Final = "vacuity"
     rollout: Final = "renormalise"
     kd_metric: Final = "bilinear"

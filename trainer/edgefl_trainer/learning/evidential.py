@@ -153,7 +153,8 @@ def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
     """(K,) W from the class frequencies that training shows the site's model.
 
     These are the site's training counts, or equal ones where `--balance class` draws the classes equally: correcting
-    for the counts a second time would favour the rare classes (docs/methods.md, prior). Classes without a row keep 0.
+    for the counts a second time would favour the rare classes (docs/methods.md, prior). A class without a row counts
+    0, so its W is largest.
     A site without labelled rows, one that never trains, has W = 1.
 
     Raises:
