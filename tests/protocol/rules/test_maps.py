@@ -205,7 +205,8 @@ def test_what_the_peers_are_called_changes_no_bit(numbers):
     """
     columns = [[1] + [0] * 5, [1] * 5 + [0], [2.0**-24], [0.5]]
     stacks = [np.array(column, np.float16)[:, None] for column in columns]
-    found = peer_targets({f"maps.{numbers[peer]}.0": stacks[peer] for peer in range(4)}, 2, 1, "sum")
+    renamed = Payload({f"maps.{numbers[peer]}.0": stacks[peer] for peer in range(4)}, {})  # in the order of names
+    found = peer_targets(renamed.arrays, 2, 1, "sum")
     plain = peer_targets({f"maps.{peer}.0": stacks[peer] for peer in range(4)}, 2, 1, "sum")
     assert [array.tobytes() for array in found] == [array.tobytes() for array in plain]
 
