@@ -43,9 +43,6 @@ def dirichlet_by_class(
         alpha: Concentration; small means that few sites hold a class.
         least: Images the smallest site must have; None: 10, or half an even share where that is less.
 
-    Returns:
-        Lesion → site, 0 … C − 1.
-
     Raises:
         PartitionError: 200 draws left a site with fewer images.
     """
@@ -74,13 +71,10 @@ def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed:
     """Sites of equal size; each draws lesions by its own class prior q ~ Dir(alpha · 1) until it is full.
 
     A class that is used up leaves a site's prior, which is renormalised over the rest; where nothing of it is left,
-    the remaining lesions decide.
+    the remaining lesions decide. Where every lesion has one image, sizes differ by at most 1.
 
     Args:
         alpha: Concentration; small means that a site holds few classes.
-
-    Returns:
-        Lesion → site, 0 … C − 1. Where every lesion has one image, sizes differ by at most 1.
 
     Raises:
         PartitionError: Lesions of several images left a site without any.
@@ -119,9 +113,6 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
     Args:
         classes_per_site: n; n · C must be a multiple of the number of classes K.
 
-    Returns:
-        Lesion → site, 0 … C − 1.
-
     Raises:
         PartitionError: The numbers do not fit one another, or a class has fewer lesions than places.
     """
@@ -146,15 +137,13 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
 
 
 def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpose: str, seed: int) -> dict[str, int]:
-    """Deal the rows that only report, by the shares of each class that the sites learn from.
+    """Deal the lesions of a split that only reports, by the shares of each class that the sites learn from.
+
+    A site without training images of a class gets none of it here.
 
     Args:
-        lesions: Lesions of one split.
         counts: Class → training images of each site; a class that nobody learns from follows the sites' sizes.
         purpose: Keeps the splits independent.
-
-    Returns:
-        Lesion → site. A site without training images of a class gets none of it here.
     """
     sizes = np.sum(np.array(list(counts.values()), dtype=np.int64), axis=0)
     site_of: dict[str, int] = {}
@@ -165,14 +154,12 @@ def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpo
 
 
 def cut(ordered: Sequence[Lesion], shares: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Cut lesions in order by cumulative floors of the shares of their images; leftovers go to the last holder.
+    """The site of each lesion of a class, cut in order by cumulative floors of the shares of their images.
+
+    Leftovers go to the last holder; a site whose share is 0 gets none.
 
     Args:
-        ordered: Lesions of one class.
         shares: (C,) shares that sum to 1, or whole numbers in proportion to them (then no rounding enters).
-
-    Returns:
-        (len,) the site of each lesion; never one whose share is 0.
     """
     ends = np.cumsum([lesion.images for lesion in ordered], dtype=np.int64)
     if not len(ends):

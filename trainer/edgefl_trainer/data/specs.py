@@ -61,20 +61,12 @@ def parse_spec(text: str) -> Spec:
 
 
 def read_spec(spec: Spec, seed: int) -> Table:
-    """Read the rows of one SPEC; `seed` is the run's, for kinds that draw a split.
-
-    Raises:
-        DataError: The data cannot be used.
-    """
+    """Read the rows of one SPEC, or raise a `DataError`; `seed` is the run's, for kinds that draw a split."""
     return READERS[spec.kind](spec, seed)
 
 
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
-    """The options of a SPEC over their defaults.
-
-    Raises:
-        SpecError: An option is not known.
-    """
+    """The options of a SPEC over their defaults; a `SpecError` for one that is not known."""
     for name in spec.options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
@@ -83,11 +75,7 @@ def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_site_name(name: str, where: str) -> None:
-    """Refuse a site name that could not be a file name or a wire field everywhere.
-
-    Raises:
-        DataError: It is not 1 to 64 letters, digits, `_`, `.` and `-`, beginning with a letter or digit.
-    """
+    """Refuse, by a `DataError`, a site name that could not be a file name or a wire field everywhere."""
     if not _SITE_NAME.fullmatch(name):
         raise DataError(f"{where!r} names the site {name!r}; use up to 64 letters, digits, '_', '.' and '-'.")
 

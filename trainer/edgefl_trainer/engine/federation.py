@@ -313,8 +313,7 @@ class LocalEngine:
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
 
-    Raises:
-        RunError: a line is not an object.
+    A `RunError` where a line is not an object.
     """
     path = folder / "metrics.jsonl"
     if not path.exists():
@@ -329,9 +328,6 @@ def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Gene
     """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`.
 
     Args:
-        payload: what the method made for one receiver.
-        phase: that it opens.
-        rounds: train rounds R.
         dealing: deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
     """
     arrays = payload.arrays if dealing is None else dealt(payload.arrays, dealing)

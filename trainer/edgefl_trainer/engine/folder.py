@@ -26,11 +26,7 @@ NOT_COMPARED = {"device", "hyper"}  # a run may go on elsewhere; hyper-parameter
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; one that is there is fine.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
+    """Make a folder and its parents, or raise a `StorageError`; one that is there is fine."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -173,11 +173,7 @@ def _check_specs(specs: Sequence[str]) -> None:
 
 
 def method_class(name: str) -> type[Method]:
-    """A method by name.
-
-    Raises:
-        SettingError: unknown; the sentence names the nearest one.
-    """
+    """A method by name; a `SettingError` that names the nearest one where there is none."""
     if name not in METHODS:
         raise SettingError(
             f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`."

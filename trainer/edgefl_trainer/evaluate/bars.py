@@ -33,13 +33,9 @@ class Bar:
 
 
 def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, title: str = "") -> bytes:
-    """Return the picture as PNG bytes.
+    """Return the picture as PNG bytes; `rows` names each row's bars, column by column.
 
-    Args:
-        rows: Name of a row → its bars, column by column.
-
-    Raises:
-        ValueError: There is no figure to draw, or there are too many rows.
+    A `ValueError` where there is no figure to draw, or there are too many rows.
     """
     bars = [bar for line in rows.values() for bar in line]
     if not any(bar.ours is not None for bar in bars):
@@ -99,11 +95,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
 
 
 def _annotate(axes: Axes, x: float, bar: Bar, floor: float, room: float) -> None:
-    """The figures of one bar.
-
-    Args:
-        room: what a figure needs above its bar, in per cent of the axis.
-    """
+    """The figures of one bar; `room` is what a figure needs above it, in per cent of the axis."""
     ours = floor if bar.ours is None else bar.ours
     end = ours + (bar.std or 0.0)
     inside = bar.paper is not None and ours <= bar.paper < end + room and ours - floor > room  # the line is in the way

@@ -28,13 +28,9 @@ Rows = Mapping[str, Sequence[Bar]]
 
 
 def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "") -> bytes:
-    """Return the picture as PNG bytes.
+    """Return the picture as PNG bytes; `parts` holds each part's rows and the names of its columns.
 
-    Args:
-        parts: Name of a part of the table → its rows and the names of its columns.
-
-    Raises:
-        ValueError: There is no figure to draw, or there are too many rows.
+    A `ValueError` where there is no figure to draw, or there are too many rows.
     """
     drawn = {name: part for name, part in parts.items() if part[0]}
     panels = [

@@ -20,13 +20,8 @@ _KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
 
 
 def read_manifest(path: Path) -> Table:
-    """Read a manifest.
-
-    Args:
-        path: The CSV, or a folder or zip that holds `index.csv`.
-
-    Returns:
-        Its rows, in the order of the file. Without a `file` column the picture is `<image>.jpg`.
+    """The rows of a CSV, or of the `index.csv` in a folder or zip; without a `file` column the picture is
+    `<image>.jpg`.
 
     Raises:
         DataError: One sentence about the file, column, row or value that cannot be used.
