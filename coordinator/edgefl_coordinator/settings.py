@@ -188,8 +188,7 @@ def load_settings(home: Home) -> Settings:
 def settings_from_table(table: Mapping[str, Any]) -> Settings:
     """Build settings from parsed TOML.
 
-    Raises:
-        ValueError: an unknown or missing key, a wrong type, or a value out of bounds.
+    A `ValueError` for an unknown or missing key, a wrong type, or a value out of bounds.
     """
     try:
         return msgspec.convert(table, Settings)

@@ -98,11 +98,7 @@ def accept_reply(
 
 
 def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: Member, number: int) -> None:
-    """Refuse a reply that the round does not take of this member.
-
-    Raises:
-        RefusedError: as `accept_reply`.
-    """
+    """Refuse a reply that the round does not take of this member, as `accept_reply` does."""
     verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
     if verdict == "no_round":
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")

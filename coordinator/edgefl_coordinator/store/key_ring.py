@@ -93,11 +93,7 @@ def ring_to_bytes(ring: SealingRing, passphrase: bytes | None = None) -> bytes:
 
 
 def save_ring(home: Home, ring: SealingRing, passphrase: bytes | None = None) -> None:
-    """Replace the file.
-
-    Raises:
-        StorageError: the disk is full; the ring before is still there.
-    """
+    """Replace the file; a `StorageError` where the disk is full, with the ring before still there."""
     write_atomic(home.sealing_ring, ring_to_bytes(ring, passphrase), mode=0o600)
 
 

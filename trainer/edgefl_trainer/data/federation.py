@@ -87,8 +87,9 @@ def load_federation(
     cache_dir: Path | None = None,
     partition: Partition | None = None,
 ) -> Federation:
-    """Read the data of a federation and deal its rows; with `@site=NAME` only that site, with the rows it has beside
-    others.
+    """Read the data of a federation and deal its rows.
+
+    With `@site=NAME` the federation has only that site, with the same rows it has beside the others.
 
     Args:
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`.

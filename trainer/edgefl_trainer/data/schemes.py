@@ -1,8 +1,8 @@
 """Partition schemes: which site gets which lesion, drawn from a class mix that the scheme promises.
 
-Guarantees: every lesion goes to exactly one site; the result is a function of seed, classes, lesion names and image
-counts, never of the order of rows; every draw comes from numpy's generator under a seed of its own purpose (the saved
-partition, not the generator, is what runs share).
+Guarantees: every lesion goes to exactly one site, 0 … C − 1; the result is a function of seed, classes, lesion names
+and image counts, never of the order of rows; every draw comes from numpy's generator under a seed of its own purpose
+(the saved partition, not the generator, is what runs share).
 Source: docs/methods.md 8.1 (pathological, the rule of SGPT) and 8.2 (Dirichlet by class as in NIID-Bench, by site as
 in FedDyn). Counts are images, cuts fall between lesions.
 Differs from them: a site of the pathological scheme holds at least one lesion of each of its classes; the redraw loops

@@ -23,11 +23,7 @@ HELD_OUT_COLOUR = COLOURS[3]
 
 
 def plot_partition(partition: Partition, title: str = "") -> bytes:
-    """Return the picture as PNG bytes.
-
-    Args:
-        title: Above the picture; empty: scheme, numbers and seed.
-    """
+    """Return the picture as PNG bytes; without a title its scheme, numbers and seed stand above it."""
     sites, classes = list(partition.sites), list(partition.classes)
     learning = partition.counts(("train", "tune"))
     counts = np.array([[learning[site][label] for site in sites] for label in classes], dtype=np.int64)  # (K, C)

@@ -36,9 +36,7 @@ FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axi
 def curves(lines: Lines, metric: str = "balanced_accuracy") -> Curves:
     """Pick one figure from the lines of a run; a later line of the same round and site replaces an earlier one.
 
-    Args:
-        lines: Objects with ``round`` and ``site``; those without the figure, or with ``None``, are passed over.
-        metric: Key of the figure.
+    Lines without round, site or the figure, or with ``None``, are passed over.
     """
     found: Curves = {}
     for line in lines:
@@ -197,11 +195,7 @@ def _name_lines(axes: Axes) -> None:
 
 
 def spread_out(wanted: Sequence[float], room: float) -> list[float]:
-    """Heights as near the wanted ones as can be, in their order, at least `room` apart, within [0, 1] while they fit.
-
-    Args:
-        wanted: Heights as shares of the axes.
-    """
+    """Heights (shares of the axes) as near the wanted ones as can be, in order, `room` apart, within [0, 1]."""
     order = np.argsort(wanted, kind="stable")
     room = min(room, 1 / max(1, len(order) - 1))
     groups: list[tuple[float, int]] = []  # middle and number of names that touch one another

@@ -81,8 +81,7 @@ class Exchanges:
     def settled(self, delivery: Delivery) -> None:
         """Take note of what became of a reply, before the outbox forgets it. Doing it twice changes nothing.
 
-        Raises:
-            StorageError: the disk is full.
+        A `StorageError` where the disk is full.
         """
         number = delivery.round
         if delivery.outcome != "accepted":
@@ -109,11 +108,9 @@ class Exchanges:
     def judged(self, broadcast: Payload) -> Mapping[str, Scalar]:
         """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.
 
-        Args:
-            broadcast: of the exchange that follows, or the last hand-out.
-
-        Returns:
-            The figure by name; empty where there is no model, no tune row or no exchange yet.
+        The broadcast is that of the exchange that follows, or the last hand-out. Gives the figure by name; nothing
+        where there
+        is no model, no tune row or no exchange yet.
         """
         lines = read_metrics(self.folder)
         if not lines or lines[-1]["phase"] == "warm" or int(lines[-1]["phase_index"]) != self.done - 1:

@@ -105,12 +105,11 @@ class Seat:
     def meet(self, reply: Reply | None, settled: Settled) -> tuple[TaskReply, list[Delivery]]:
         """One meeting with the coordinator: a new reply enters the outbox, the task is asked for, what waits is sent.
 
+        Gives the task, and what became of each reply that was offered.
+
         Args:
             reply: what was learned since the last meeting; given again, it is kept once.
             settled: told what became of a reply before the outbox forgets it; after a crash in between, again.
-
-        Returns:
-            The task, and what became of each reply that was offered.
 
         Raises:
             FederationRefused: the server is not the trusted one, or refuses for good.

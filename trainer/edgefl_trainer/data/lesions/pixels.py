@@ -72,8 +72,7 @@ def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, 
 
 
 def draw_skin(*, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> Photo:
-    """Healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion; `number` from 0.
-    """
+    """Healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion."""
     return healthy_skin(_style(site, sites, seed), px, stream(seed, _SKIN_STREAM, site, number))
 
 
