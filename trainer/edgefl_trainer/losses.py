@@ -55,8 +55,8 @@ def evidential_loss(
 ) -> Float[Tensor, ""]:
     """Expected squared error under the Dirichlet plus a penalty on evidence for wrong classes, mean over the batch.
 
-    L_mse = Σ_k (y_k − p_k)² + α_k(S − α_k)/(S²(S+1)) with α = e + W, p = α/S; the penalty is KL(Dir(α̃)‖Dir(W)) with
-    α̃ = y·W + (1−y)·α. Source: FedEvPrompt section 3.1; the annealing min(1, t/10) is the caller's `kl_weight`.
+    L_mse = Σ_k (y_k − p_k)² + α_k(S − α_k)/(S²(S+1)) with α = e + W, p = α/S; the penalty is KL(Dir(α̃)‖Dir(W)) with α̃
+    = y·W + (1−y)·α. Source: FedEvPrompt section 3.1; the annealing min(1, t/10) is the caller's `kl_weight`.
     """
     # lnΓ of a large S keeps no digit of a small divergence in float32, and the tensors here are tiny.
     weight = prior.to(device=evidence.device, dtype=torch.float64)
@@ -76,10 +76,10 @@ def distillation_targets(
 ) -> tuple[Float[Tensor, "K _"], Float[Tensor, " K"]]:
     """Fold the peers' buffered rollout maps into one mean map and one peer count per class.
 
-    Averaging each peer first gives every peer the weight 1/m_i of its own number of maps, as FedEvPrompt eq. 7 with
-    M = m_i asks. A peer without maps of a class does not count for it. Peers are summed in the order of their means'
-    bytes, so that the result is the same bit for bit whatever the peers are called: a coordinator numbers them anew for
-    every receiver. A class that no peer holds has a mean of zeros.
+    Averaging each peer first gives every peer the weight 1/m_i of its own number of maps, as FedEvPrompt eq. 7 with M =
+    m_i asks. A peer without maps of a class does not count for it. Peers are summed in the order of their means' bytes,
+    so that the result is the same bit for bit whatever the peers are called: a coordinator numbers them anew for every
+    receiver. A class that no peer holds has a mean of zeros.
 
     Args:
         maps_by_peer: {peer: {class index: (m, N) max-normalised maps}}; if any is float64, so is the result.

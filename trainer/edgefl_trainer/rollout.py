@@ -23,8 +23,7 @@ def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Ten
     """Attention of the class token over the N patches, not normalised, rolled through per-block factors.
 
     The factors, first block first and at least one, are head-averaged attention over the T = 1+N class and patch
-    tokens; a
-    `ValueError` where there is none.
+    tokens; a `ValueError` where there is none.
     """
     if not factors:
         raise ValueError("rollout needs the attention of at least one block; found none")

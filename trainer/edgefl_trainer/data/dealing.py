@@ -33,8 +33,8 @@ USUAL = Shares()
 def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:
     """Lesions in an order whose every prefix holds the classes in about equal shares of each.
 
-    Inside a class the order is that of SHA-256(seed, purpose, lesion); lesion i of the n of a class stands at
-    (i + ½)/n, and the classes are merged by that position.
+    Inside a class the order is that of SHA-256(seed, purpose, lesion); lesion i of the n of a class stands at (i +
+    ½)/n, and the classes are merged by that position.
 
     Args:
         classes_by_lesion: Lesion → class name (any stratum).

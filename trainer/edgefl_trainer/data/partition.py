@@ -167,8 +167,8 @@ def takes_part(row: Row, scheme: str, classes: Sequence[str]) -> bool:
 def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
     """Give rows the sites and splits of a partition; tune rows are `train` here.
 
-    Unlabelled images keep their site under `natural`; under the other schemes they have none and can be spread.
-    A `DataError` where the rows are not those that were dealt.
+    Unlabelled images keep their site under `natural`; under the other schemes they have none and can be spread. A
+    `DataError` where the rows are not those that were dealt.
     """
     places = {
         image: (site, kind, label)

@@ -70,8 +70,8 @@ def dirichlet_by_class(
 def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed: int) -> dict[str, int]:
     """Sites of equal size; each draws lesions by its own class prior q ~ Dir(alpha · 1) until it is full.
 
-    A class that is used up leaves a site's prior, which is renormalised over the rest; where nothing of it is left,
-    the remaining lesions decide. Where every lesion has one image, sizes differ by at most 1.
+    A class that is used up leaves a site's prior, which is renormalised over the rest; where nothing of it is left, the
+    remaining lesions decide. Where every lesion has one image, sizes differ by at most 1.
 
     Args:
         alpha: Concentration; small means that a site holds few classes.

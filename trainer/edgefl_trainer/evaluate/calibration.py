@@ -47,8 +47,7 @@ def negative_log_likelihood(
     """Return the mean of ``−ln p`` of the true class, in nats.
 
     ``prior`` is the Dirichlet prior W, with ``None`` 1 for every class; it is not used without ``evidence``, the
-    method's
-    evidence function, which is ``None`` for softmax.
+    method's evidence function, which is ``None`` for softmax.
     """
     scaled = logits.astype(np.float64) / temperature
     rows = np.arange(target.shape[0])

@@ -61,8 +61,7 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
 
     Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``. A run whose method
     answers in more than one way has a row for each, the further ones as ``NAME, WAY``. A ``ValueError`` where there is
-    no
-    run, or the runs are of different tasks.
+    no run, or the runs are of different tasks.
     """
     if not summaries:
         raise ValueError("there is no run to show; give at least one run folder")

@@ -85,8 +85,7 @@ def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
     """Decide for one site with a private head: its readout and, where used, its feature statistics.
 
     Of `wanted`, `cls` or `mean` stands and `auto` takes the one that probes better. Gives the value `readout` and,
-    where
-    used, `features.mean` and `features.std` (D,).
+    where used, `features.mean` and `features.std` (D,).
     """
     assert site.backbone is not None
     wanted = settled_readout(wanted, site.backbone.spec)

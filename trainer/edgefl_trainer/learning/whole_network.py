@@ -170,8 +170,7 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
 
     The schedule runs over all epochs of all rounds. A batch of one image has no spread to normalise by: it learns with
     the running statistics and leaves them alone. The optimiser goes on from `before` (None begins afresh); its state
-    after
-    the last step is returned.
+    after the last step is returned.
     """
     blocks = 0 if model.readout == "pooled" else len(model.network.blocks)
     if blocks:

@@ -109,8 +109,7 @@ class Exchanges:
         """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.
 
         The broadcast is that of the exchange that follows, or the last hand-out. Gives the figure by name; nothing
-        where there
-        is no model, no tune row or no exchange yet.
+        where there is no model, no tune row or no exchange yet.
         """
         lines = read_metrics(self.folder)
         if not lines or lines[-1]["phase"] == "warm" or int(lines[-1]["phase_index"]) != self.done - 1:

@@ -53,7 +53,7 @@ def dirichlet_summary(
 def unusualness(
     features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], whitening: Float[Tensor, "D D"]
 ) -> Float[Tensor, " B"]:
-    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (`learning.unusual_features`)."""
+    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (see `unusual_features`)."""
     return ((features - mean) @ whitening.T).square().sum(dim=-1)
 
 
@@ -61,8 +61,7 @@ def discounted(evidence: Float[Tensor, "B K"], unusual: Float[Tensor, " B"]) -> 
     """Evidence of an opinion that is trusted with t = min(1, 1/d²): its belief e/S becomes t·e/S, the rest is vacuity.
 
     Solved for evidence, never above `evidence`: t·e·K/(K + (1 − t)·Σe); the classes keep their proportions. `unusual`
-    is
-    d² of `unusualness`. Source: Jøsang, "Subjective logic" (2016), trust discounting; docs/decisions/0023.
+    is d² of `unusualness`. Source: Jøsang, "Subjective logic" (2016), trust discounting; docs/decisions/0023.
     """
     trust = (1 / unusual.clamp(min=1))[:, None]  # (B, 1)
     classes = evidence.shape[-1]

@@ -63,8 +63,7 @@ def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, 
     """One photograph of one lesion, as site `site` of `sites` (counted from 0) takes it.
 
     `label` is a key of `SIGNS`, `number` any from 0. Gives the picture, uint8 (px, px, 3), and its mask, uint8 (px,
-    px):
-    0 = skin, 255 = lesion.
+    px): 0 = skin, 255 = lesion.
     """
     style = _style(site, sites, seed)
     lesion = paint_lesion(label, style, px, stream(seed, _LESION_STREAM, site, number))

@@ -230,10 +230,8 @@ def learn(
     """Learn E epochs on all of a site's images, in place; `model` is on the site's device.
 
     The site is told of each epoch the mean loss, the images, the seconds it took, and those among them in which there
-    was
-    nothing to learn from yet (images read, views made); and `facts`, which are asked after each epoch. A
-    `TrainingError`
-    for a loss that is not finite, or a site with a single image.
+    was nothing to learn from yet (images read, views made); and `facts`, which are asked after each epoch. A
+    `TrainingError` for a loss that is not finite, or a site with a single image.
     """
     learned = [value for value in model.parameters() if value.requires_grad]
     optimizer = torch.optim.SGD(learned, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
