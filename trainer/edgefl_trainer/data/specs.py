@@ -135,33 +135,19 @@ def _without_options(read: Callable[[Path], Table]) -> Callable[[Spec, int], Tab
     return reader
 
 
-def _isic2019(spec: Spec, seed: int) -> Table:
-    options = take_options(spec, {"split": "lesion"})
-    return read_isic2019(_path(spec), options["split"])
-
-
 def _lesions(spec: Spec, seed: int) -> Table:
     if spec.body:
         raise SpecError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
-def _domainnet(spec: Spec, seed: int) -> Table:
-    options = take_options(spec, {"classes": "ten"})
-    return read_domainnet(_path(spec), options["classes"])
-
-
-def _inat(spec: Spec, seed: int) -> Table:
-    return read_inat(_path(spec), take_options(spec, INAT_OPTIONS))
-
-
 READERS: dict[str, Callable[[Spec, int], Table]] = {
     "manifest": _without_options(read_manifest),
-    "isic2019": _isic2019,
+    "isic2019": lambda spec, _: read_isic2019(_path(spec), **take_options(spec, {"split": "lesion"})),
     "folder": _without_options(read_folder),
     "lesions": _lesions,
     "cifar100": _without_options(read_cifar100),
     "tiny-imagenet": _without_options(read_tiny_imagenet),
-    "domainnet": _domainnet,
-    "inat": _inat,
+    "domainnet": lambda spec, _: read_domainnet(_path(spec), **take_options(spec, {"classes": "ten"})),
+    "inat": lambda spec, _: read_inat(_path(spec), take_options(spec, INAT_OPTIONS)),
 }

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -79,7 +78,6 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
     if len(tracks) > MAX_NAMES:
         raise ValueError(f"{len(tracks)} lines do not fit into one picture, which holds {MAX_NAMES}")
     figure = Figure(figsize=(13, max(4.8, 0.27 * len(tracks))), dpi=110, layout="constrained")  # inches
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, {name: both[0] for name, both in tracks.items()})
     _draw(right, {name: both[1] for name, both in tracks.items()})
@@ -91,8 +89,13 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
     for axes in (left, right):
         _name_lines(axes)
     figure.suptitle(title)
+    return png(figure, metadata={"Software": None})
+
+
+def png(figure: Figure, **options: Any) -> bytes:
+    """The bytes of a figure as PNG."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
+    figure.savefig(out, format="png", **options)
     return out.getvalue()
 
 

@@ -84,7 +84,8 @@ class Seat:
                 return self._same(known, found)
             self._make_home()
             own_ca = trust_certificate(self.home, found, None if ca is None else read_ca(ca))
-            return self._enrol(found, own_ca, proxy)
+            transport = HttpsTransport(found.url, self.home / "ca.pem" if own_ca else None, proxy)
+            return enrol(self.home, found, transport, own_ca=own_ca, proxy=proxy, passphrase=self.passphrase)
 
     @contextmanager
     def member(self) -> Iterator[Member]:
@@ -150,10 +151,6 @@ class Seat:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the folder {self.home}: {error.strerror}; name another --out") from error
-
-    def _enrol(self, invite: Invite, own_ca: bool, proxy: str | None) -> Membership:
-        transport = HttpsTransport(invite.url, self.home / "ca.pem" if own_ca else None, proxy)
-        return enrol(self.home, invite, transport, own_ca=own_ca, proxy=proxy, passphrase=self.passphrase)
 
     def _transport(self, membership: Membership) -> HttpsTransport:
         return HttpsTransport(membership.url, ca_file(self.home, membership), membership.proxy)
