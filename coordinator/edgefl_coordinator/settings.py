@@ -173,9 +173,8 @@ class Home:
 def load_settings(home: Home) -> Settings:
     """Read and check `config.toml`.
 
-    Raises:
-        OperatorError: it is missing, no TOML, or a setting is unknown or out of bounds.
-        StorageError: it cannot be read.
+    An `OperatorError` where it is missing, no TOML, or a setting is unknown or out of bounds; a `StorageError` where it
+    cannot be read.
     """
     if not home.config.exists():
         raise OperatorError(f"{home.root} holds no coordinator; make one with: edgefl-coordinator init {home.root}")

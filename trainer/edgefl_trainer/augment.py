@@ -46,8 +46,7 @@ def random_crops(
 ) -> UInt8[Tensor, "B H W 3"]:
     """MAE's only augmentation: a random part of the image, resized back (bicubic), then a dihedral turn.
 
-    Args:
-        smallest: smallest share of the area that is kept, in (0, 1].
+    `smallest` is the smallest share of the area that is kept, in (0, 1].
     """
     boxes = crop_boxes(rng, len(images), images.shape[1], smallest)
     resample = resized_one_by_one if images.device.type == "cpu" else resized_together

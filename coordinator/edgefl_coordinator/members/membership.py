@@ -103,9 +103,7 @@ def prove(connection: Connection, now_ms: int, member: Member) -> str:
 def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> Member:
     """Let a pending member in, if the typed fingerprint is the one of its keys.
 
-    Raises:
-        OperatorError: nobody of that name waits.
-        PolicyError: the fingerprint differs; nobody was let in.
+    An `OperatorError` where nobody of that name waits; a `PolicyError` where the fingerprint differs.
     """
     member = _by_name(connection, name)
     if member.state not in ("pending", "approved"):

@@ -100,9 +100,8 @@ def save_ring(home: Home, ring: SealingRing, passphrase: bytes | None = None) ->
 def load_ring(home: Home, passphrase: bytes | None = None) -> SealingRing:
     """Read the file; a home from before there was one has its single key in `sealing.key`.
 
-    Raises:
-        StorageError: it is missing, or others can read it.
-        KeyMaterialError: it is damaged, or the passphrase does not fit.
+    A `StorageError` where it is missing, or others can read it; a `KeyMaterialError` where it is damaged, or the
+    passphrase does not fit.
     """
     first = home.keys / "sealing.key"
     if not home.sealing_ring.exists() and first.exists():

@@ -61,9 +61,7 @@ def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
 def transact(call: Call, effect: Effect[Value]) -> Value:
     """Carry out the effect of an admitted message in one transaction.
 
-    Raises:
-        RefusedError: the effect did not happen; an audit row was kept.
-        StorageError: nothing was kept.
+    A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nothing was kept.
     """
     with _refusals_written(call) as (connection, member), connection.begin_nested():
         return effect(connection, _entitled(member, call.route))

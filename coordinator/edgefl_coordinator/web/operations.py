@@ -65,12 +65,7 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Let a pending member in: {name, fingerprint} → the member.
-
-    Raises:
-        OperatorError: nobody of that name waits.
-        PolicyError: the fingerprint differs.
-    """
+    """Let a pending member in: {name, fingerprint} → the member; raises as `membership.approve`."""
     federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
     mismatch: PolicyError | None = None
     with coordinator.store.transaction() as connection:
@@ -108,12 +103,7 @@ def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `coordinator_keys` tells.
-
-    Raises:
-        OperatorError: no root set lists the next signing key yet.
-        StorageError: the disk is full.
-    """
+    """Renew the sealing key, or change the signing key: {signing: bool} → what `coordinator_keys` tells."""
     if arguments["signing"]:
         return dict(coordinator_keys.change_signing(coordinator))
     return dict(coordinator_keys.renew_sealing(coordinator))

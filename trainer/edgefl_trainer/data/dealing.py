@@ -33,12 +33,8 @@ USUAL = Shares()
 def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:
     """Lesions in an order whose every prefix holds the classes in about equal shares of each.
 
-    Inside a class the order is that of SHA-256(seed, purpose, lesion); lesion i of the n of a class stands at (i +
-    ½)/n, and the classes are merged by that position.
-
-    Args:
-        classes_by_lesion: Lesion → class name (any stratum).
-        purpose: Keeps the choices for different purposes independent.
+    Inside a class the order is that of SHA-256(seed, purpose, lesion), so that choices for different purposes are
+    independent; lesion i of the n of a class stands at (i + ½)/n, and the classes are merged by that position.
     """
     strata: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for lesion, label in classes_by_lesion.items():
@@ -129,9 +125,7 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
 def spread(lesions: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[str | None]:
     """The site of each image of no site: dealt in proportion to the sites' size, whole lesions at a time.
 
-    Args:
-        lesions: Lesion of each image.
-        sizes: Site → number of its training images; where none has any, the answer is None for all.
+    `sizes` are numbers of training images; where no site has any, the answer is None for all.
     """
     if not sizes:
         return [None] * len(lesions)

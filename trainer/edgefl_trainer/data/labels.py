@@ -52,12 +52,7 @@ def labelled(
 
     The lesions stand in the order of SHA-256(seed, purpose, lesion). Of each class the first of them are taken until
     ceil(share · n) of its n images have a label; a lesion whose images differ in class keeps or loses all of them.
-
-    Args:
-        lesions: of each image.
-        targets: class index of each image, (n,).
-        share: in (0, 1]; read as the decimal it prints as, so that 0.1 of 30 images is 3.
-        purpose: keeps choices for different purposes independent.
+    `share` is read as the decimal it prints as, so that 0.1 of 30 images is 3.
     """
     rank = {lesion: hashlib.sha256(f"{seed}\0{purpose}\0{lesion}".encode()).digest() for lesion in set(lesions)}
     order = sorted(range(len(lesions)), key=lambda i: (rank[lesions[i]], lesions[i]))

@@ -201,9 +201,7 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
 def read_partition(path: Path) -> Partition:
     """Read and check a partition file.
 
-    Raises:
-        DataError: It is not one, or was changed since it was made.
-        StorageError: It cannot be read.
+    A `DataError` where it is none, or was changed since it was made; a `StorageError` where it cannot be read.
     """
     try:
         found = json.loads(read_bounded(path, MAX_PARTITION_BYTES))

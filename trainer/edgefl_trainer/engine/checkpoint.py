@@ -154,9 +154,7 @@ class Checkpoints:
     ) -> None:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
 
-        Args:
-            better: of these, whose model is now the best one so far.
-            encoder: the weights, where the learned encoder is the best one so far.
+        `better` are the sites, and `encoder` the weights, whose model or encoder is now the best one so far.
         """
         folder = self._phase(phase)
         make_folder(folder)

@@ -331,8 +331,7 @@ def placed(result: SiteResult, index: int, phase: Phase, site: str, broadcast: P
 def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Generator | None = None) -> Payload:
     """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`.
 
-    Args:
-        dealing: deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
+    `dealing` deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
     """
     arrays = payload.arrays if dealing is None else dealt(payload.arrays, dealing)
     return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})

@@ -94,11 +94,7 @@ class RunSettings:
 
 
 def from_toml(data: bytes, source: str) -> dict[str, Any]:
-    """The settings a TOML file names.
-
-    Raises:
-        SettingError: it is not TOML, or names a setting that does not exist.
-    """
+    """The settings a TOML file names; a `SettingError` where it is no TOML or names one that does not exist."""
     try:
         found: dict[str, Any] = msgspec.toml.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -115,9 +111,7 @@ def from_toml(data: bytes, source: str) -> dict[str, Any]:
 def read_settings(path: Path) -> RunSettings:
     """The settings of a run from its `config.toml`.
 
-    Raises:
-        RunError: the file does not hold the settings of a run (code `damaged`).
-        StorageError: it cannot be read.
+    A `RunError` (code `damaged`) where it does not hold them; a `StorageError` where it cannot be read.
     """
     try:
         found = from_toml(read_bounded(path, MAX_CONFIG_BYTES), str(path))

@@ -21,9 +21,7 @@ def adamw_step(
 ) -> dict[str, NDArray[np.generic]]:
     """Step every array that has a gradient; give all arrays, the stepped ones in float64, and moments as `adamw.`.
 
-    Args:
-        arrays: values by name, and what earlier steps left.
-        weight_decay: decoupled decay; a step shrinks values by lr·weight_decay.
+    `arrays` hold what earlier steps left, too. `weight_decay` is decoupled: a step shrinks values by lr·weight_decay.
     """
     stepped = dict(arrays)
     for name in sorted(gradients):

@@ -21,10 +21,7 @@ def weighted_mean(
 ) -> dict[str, NDArray[np.generic]]:
     """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, in their own dtypes.
 
-    Args:
-        replies: by site; all hold these tensors.
-        weights: one non-negative number for each site; a `TrainingError` where none is above zero.
-        tensors: names of those that are averaged; all of the replies by default.
+    `replies` by site all hold `tensors`, by default all of theirs. A `TrainingError` where no weight is above zero.
     """
     names = sorted(replies)
     total = math.fsum(weights[name] for name in names)

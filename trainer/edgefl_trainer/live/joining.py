@@ -152,9 +152,7 @@ def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> boo
 def _learn(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply) -> Reply:
     """Learn the open round, or give what was learned before a kill.
 
-    Raises:
-        Refused: its broadcast is not to be had.
-        TrainingError: learning failed, or the reply is larger than the federation takes.
+    `Refused` where its broadcast is not to be had; a `TrainingError` where learning failed, or the reply is too large.
     """
     number = told.round
     broadcast = _patiently(call, lambda: _broadcast(seat, number))

@@ -91,9 +91,8 @@ class Seat:
     def member(self) -> Iterator[Member]:
         """The membership, opened: holds the keys until the end.
 
-        Raises:
-            FederationRefused: the server is not the trusted one, or refuses for good.
-            ExchangeError: the folder holds no finished enrolment, or nothing answered.
+        A `FederationRefused` where the server is not the trusted one, or refuses for good; an `ExchangeError` where the
+        folder holds no finished enrolment, or nothing answered.
         """
         with refusals(), Member(self.home, self._transport, passphrase=self.passphrase) as member:
             yield member
