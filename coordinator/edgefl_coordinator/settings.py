@@ -176,9 +176,8 @@ class Home:
 def load_settings(home: Home) -> Settings:
     """Read and check `config.toml`.
 
-    Raises:
-        OperatorError: it is missing, no TOML, or a setting is unknown or out of bounds.
-        StorageError: it cannot be read.
+    An `OperatorError` where it is missing, no TOML, or a setting is unknown or out of bounds; a `StorageError` where it
+    cannot be read.
     """
     if not home.config.exists():
         raise OperatorError(f"{home.root} holds no coordinator; make one with: edgefl-coordinator init {home.root}")
@@ -191,8 +190,7 @@ def load_settings(home: Home) -> Settings:
 def settings_from_table(table: Mapping[str, Any]) -> Settings:
     """Build settings from parsed TOML.
 
-    Raises:
-        ValueError: an unknown or missing key, a wrong type, or a value out of bounds.
+    A `ValueError` for an unknown or missing key, a wrong type, or a value out of bounds.
     """
     try:
         return msgspec.convert(table, Settings)

@@ -32,14 +32,7 @@ from edgefl_trainer.seeded import seeded
 
 
 def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt8[Tensor, "B H W 3"]:
-    """Turn and mirror each image at random: a skin lesion has no upright position.
-
-    Args:
-        rng: one of eight symmetries is drawn for each image.
-
-    Returns:
-        The turned images, one for each input, in order.
-    """
+    """Turn and mirror each image by one of eight symmetries, drawn at random: a skin lesion has no upright position."""
     views = images.clone()
     for positions, turns, mirrored in turned_alike(symmetries(rng, len(images))):
         chosen = torch.from_numpy(positions)
@@ -53,12 +46,7 @@ def random_crops(
 ) -> UInt8[Tensor, "B H W 3"]:
     """MAE's only augmentation: a random part of the image, resized back (bicubic), then a dihedral turn.
 
-    Args:
-        rng: source of every draw.
-        smallest: smallest share of the area that is kept, in (0, 1].
-
-    Returns:
-        One view for each image.
+    `smallest` is the smallest share of the area that is kept, in (0, 1].
     """
     boxes = crop_boxes(rng, len(images), images.shape[1], smallest)
     resample = resized_one_by_one if images.device.type == "cpu" else resized_together
@@ -109,15 +97,7 @@ def bicubic_weights(start: Int[Tensor, " B"], length: Int[Tensor, " B"], side: i
 def contrastive_views(
     images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator, recipe: Recipe, view_px: int
 ) -> Float[Tensor, "B 3 px px"]:
-    """One random view of each image.
-
-    Args:
-        rng: source of every draw.
-        view_px: side of the views in pixels.
-
-    Returns:
-        Views in [0, 1], in the order of the images; not yet normalised.
-    """
+    """One random view of each image, of `view_px` pixels a side; in [0, 1], not yet normalised."""
     pictures = images.permute(0, 3, 1, 2).float().div(255)
     with seeded(int(rng.integers(2**63))):  # kornia draws on the CPU, whatever the device of the images
         views: Tensor = _pipeline(recipe, view_px)(pictures)
@@ -127,8 +107,7 @@ def contrastive_views(
 def quarter_turns(images: Float[Tensor, "B 3 px px"]) -> tuple[Float[Tensor, "four_B 3 px px"], Int[Tensor, " four_B"]]:
     """All four rotations of each image, and which: label r is r quarter turns counter-clockwise (RotNet).
 
-    Returns:
-        First all images as they are, then all turned once, and so on; labels 0 … 3.
+    First come all images as they are, then all turned once, and so on.
     """
     turned = torch.cat([torch.rot90(images, turns, dims=(2, 3)) for turns in range(4)])
     return turned, torch.arange(4, device=images.device).repeat_interleave(len(images))

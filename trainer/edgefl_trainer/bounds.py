@@ -4,13 +4,9 @@ from edgefl_trainer.errors import SettingError
 
 
 def check_bounds(settings: object, **checks: tuple[bool, str]) -> None:
-    """Refuse settings of which one is out of range.
+    """Refuse, by a `SettingError`, settings of which one is out of range.
 
-    Args:
-        **checks: by the name of the value: whether it is in range, and what is allowed.
-
-    Raises:
-        SettingError: the first that is not.
+    `checks` tells by the name of the value whether it is in range, and what is allowed.
     """
     for name, (holds, allowed) in checks.items():
         if not holds:

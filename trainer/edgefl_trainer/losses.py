@@ -23,7 +23,7 @@ MapStack = Float[Tensor, "M N"] | NDArray[np.floating]
 
 
 def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
-    """Skewed Dirichlet prior W of a site: frequent classes get little prior mass.
+    """Skewed Dirichlet prior W of a site, in float64: frequent classes get little prior mass.
 
     W_k = K/(K−1)·(1 − N_k/N), raised to `floor`, then rescaled to sum K, so that vacuity is 1 at zero evidence. After
     the rescaling the smallest entry may lie a little below the floor. Source: FedEvPrompt section 3.1.
@@ -32,9 +32,6 @@ def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
         counts: number of training rows of each class, (K,).
         floor: smallest value before rescaling; a site with one class only would otherwise have W_k = 0.
 
-    Returns:
-        The prior in float64, (K,).
-
     Raises:
         ValueError: fewer than two classes, a negative or not finite count, or no rows at all.
     """
@@ -42,15 +39,7 @@ def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
 
 
 def dirichlet_kl(alpha: Float[Tensor, "B K"], prior: Float[Tensor, " K"]) -> Float[Tensor, " B"]:
-    """KL(Dir(alpha) ‖ Dir(prior)) of each row.
-
-    Args:
-        alpha: concentrations above zero, (B, K).
-        prior: concentrations above zero, (K,).
-
-    Returns:
-        Divergences in nats, (B,).
-    """
+    """KL(Dir(alpha) ‖ Dir(prior)) of each row in nats; all concentrations are above zero."""
     strength = alpha.sum(dim=-1)
     log_norm = torch.lgamma(strength) - torch.lgamma(prior.sum())
     log_norm = log_norm + (torch.lgamma(prior) - torch.lgamma(alpha)).sum(dim=-1)
@@ -64,19 +53,10 @@ def evidential_loss(
     prior: Float[Tensor, " K"],
     kl_weight: float | Float[Tensor, ""],
 ) -> Float[Tensor, ""]:
-    """Expected squared error under the Dirichlet plus a penalty on evidence for wrong classes.
+    """Expected squared error under the Dirichlet plus a penalty on evidence for wrong classes, mean over the batch.
 
-    L_mse = Σ_k (y_k − p_k)² + α_k(S − α_k)/(S²(S+1)) with α = e + W, p = α/S; the penalty is KL(Dir(α̃)‖Dir(W)) with
-    α̃ = y·W + (1−y)·α. Source: FedEvPrompt section 3.1; the annealing min(1, t/10) is the caller's `kl_weight`.
-
-    Args:
-        evidence: not negative, (B, K).
-        target: class index of each row, (B,).
-        prior: W, (K,).
-        kl_weight: weight of the penalty.
-
-    Returns:
-        Mean over the batch, in the dtype of `evidence`.
+    L_mse = Σ_k (y_k − p_k)² + α_k(S − α_k)/(S²(S+1)) with α = e + W, p = α/S; the penalty is KL(Dir(α̃)‖Dir(W)) with α̃
+    = y·W + (1−y)·α. Source: FedEvPrompt section 3.1; the annealing min(1, t/10) is the caller's `kl_weight`.
     """
     # lnΓ of a large S keeps no digit of a small divergence in float32, and the tensors here are tiny.
     weight = prior.to(device=evidence.device, dtype=torch.float64)
@@ -96,19 +76,15 @@ def distillation_targets(
 ) -> tuple[Float[Tensor, "K _"], Float[Tensor, " K"]]:
     """Fold the peers' buffered rollout maps into one mean map and one peer count per class.
 
-    Averaging each peer first gives every peer the weight 1/m_i of its own number of maps, as FedEvPrompt eq. 7 with
-    M = m_i asks. A peer without maps of a class does not count for it. Peers are summed in the order of their means'
-    bytes, so that the result is the same bit for bit whatever the peers are called: a coordinator numbers them anew for
-    every receiver.
+    Averaging each peer first gives every peer the weight 1/m_i of its own number of maps, as FedEvPrompt eq. 7 with M =
+    m_i asks. A peer without maps of a class does not count for it. Peers are summed in the order of their means' bytes,
+    so that the result is the same bit for bit whatever the peers are called: a coordinator numbers them anew for every
+    receiver. A class that no peer holds has a mean of zeros.
 
     Args:
-        maps_by_peer: {peer: {class index: (m, N) max-normalised maps}}.
+        maps_by_peer: {peer: {class index: (m, N) max-normalised maps}}; if any is float64, so is the result.
         classes: K; by default one more than the highest class index found.
         tokens: N; by default that of the maps, and 0 when there are none.
-
-    Returns:
-        Mean over peers of the peer's mean map, (K, N), zero where no peer holds the class; number of such peers, (K,).
-        float64 if any map is float64, else float32.
 
     Raises:
         ValueError: maps of different lengths, or a class index outside `classes`.
@@ -134,17 +110,14 @@ def rollout_distillation(
     """Squared distance of each image's rollout map to the peers' maps of its class, at the upsampled size.
 
     The value is mean_b n·(a−ā)ᵀG(a−ā), n = `peer_counts[y_b]`, ā = `peer_means[y_b]`: FedEvPrompt eq. 7 without the
-    spread of the buffer around ā, which has no gradient. A class that no peer holds contributes 0.
+    spread of the buffer around ā, which has no gradient. A class that no peer holds contributes 0. The weight λ is the
+    caller's.
 
     Args:
         maps: max-normalised rollout maps, (B, N).
-        target: class index of each row, (B,).
-        peer_means: see `distillation_targets`, (K, N); rows above the highest class any peer holds may be missing.
+        peer_means: see `distillation_targets`; rows above the highest class any peer holds may be missing.
         peer_counts: number of peers holding each class (or the weight in its place), (K,).
-        gram: UᵀU of the upsampling U, (N, N); see `edgefl_trainer.rollout.bilinear_gram`.
-
-    Returns:
-        Mean over the batch, before the weight λ.
+        gram: UᵀU of the upsampling U; see `edgefl_trainer.rollout.bilinear_gram`.
     """
     rows = peer_counts.shape[0]
     if rows == 0:
@@ -160,19 +133,10 @@ def rollout_distillation(
 def contrastive_loss(
     q: Float[Tensor, "B D"], k: Float[Tensor, "B D"], negatives: Float[Tensor, "Q D"], temperature: float
 ) -> Float[Tensor, ""]:
-    """Contrast each query with its own key against a bank of negatives.
+    """Contrast each query with its own key against a bank of negatives; in nats.
 
     −log( exp(q·k/τ) / (exp(q·k/τ) + Σ_n exp(q·n/τ)) ), mean over the batch. Source: FedCLF eq. 6. The vectors are used
     as given: the caller normalises them and stops the gradient of keys and negatives.
-
-    Args:
-        q: queries of unit length, (B, D).
-        k: positive key of each query, (B, D).
-        negatives: bank of features, (Q, D).
-        temperature: τ above zero.
-
-    Returns:
-        Mean over the batch, in nats.
     """
     positive = (q * k).sum(dim=-1, keepdim=True)  # (B, 1)
     logits = torch.cat([positive, q @ negatives.T], dim=-1) / temperature  # (B, 1+Q)
@@ -180,18 +144,10 @@ def contrastive_loss(
 
 
 def paired_loss(first: Float[Tensor, "B D"], second: Float[Tensor, "B D"], temperature: float) -> Float[Tensor, ""]:
-    """SimCLR's loss: each of the 2B views has to find the other view of its image among the 2B − 1 others.
+    """SimCLR's loss in nats: each of the 2B views has to find the other view of its image among the 2B − 1 others.
 
     The mean over the 2B views, as the paper's Algorithm 1 has it; its public code adds the two directions, which is
     twice this. The vectors are used as given: the caller normalises them.
-
-    Args:
-        first: one view of each image, unit length, (B, D).
-        second: the other, (B, D).
-        temperature: τ above zero.
-
-    Returns:
-        In nats.
     """
     both = torch.cat([first, second])  # (2B, D)
     similar = (both @ both.T / temperature).fill_diagonal_(-torch.inf)  # a view is not its own negative

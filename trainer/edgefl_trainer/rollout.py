@@ -20,16 +20,10 @@ logits); `sink` only drops them, so that mass given to prefixes is lost."""
 
 
 def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Tensor, "B N"]:
-    """Roll the class-token row through per-block factors.
+    """Attention of the class token over the N patches, not normalised, rolled through per-block factors.
 
-    Args:
-        factors: head-averaged attention over the T = 1+N class and patch tokens, first block first, (B, T, T).
-
-    Returns:
-        Attention of the class token over the N patches, (B, N), not normalised.
-
-    Raises:
-        ValueError: no factor was given.
+    The factors, first block first and at least one, are head-averaged attention over the T = 1+N class and patch
+    tokens; a `ValueError` where there is none.
     """
     if not factors:
         raise ValueError("rollout needs the attention of at least one block; found none")
@@ -44,15 +38,12 @@ def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Ten
 def attention_rollout(
     attentions: Sequence[Float[Tensor, "B H T C"]], prefix_length: int, mode: PrefixMode = "renormalise"
 ) -> Float[Tensor, "B N"]:
-    """Class-token rollout of recorded attention probabilities.
+    """Class-token rollout of recorded attention probabilities: maps before max-normalisation.
 
     Args:
         attentions: probabilities of each block, first block first, (B, heads, 1+N, P+1+N), prefix columns first.
         prefix_length: P, the number of prefix columns to drop.
         mode: what happens to the dropped mass, see `PrefixMode`.
-
-    Returns:
-        Maps before max-normalisation, (B, N).
 
     Raises:
         ValueError: the columns are not P+1+N.
@@ -72,14 +63,7 @@ def attention_rollout(
 
 
 def max_normalise(maps: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-    """Divide each map by its largest value; a map of zeros stays zero.
-
-    Args:
-        maps: not negative, (B, N).
-
-    Returns:
-        Maps with maximum 1, (B, N).
-    """
+    """Divide each map, which is not negative, by its largest value; a map of zeros stays zero."""
     return maps / maps.amax(dim=-1, keepdim=True).clamp(min=torch.finfo(maps.dtype).tiny)
 
 
@@ -94,17 +78,10 @@ def _interpolation(grid: int, out_px: int) -> Float[Tensor, "out grid"]:
 
 
 def bilinear_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
-    """UᵀU of bilinear upsampling from grid × grid to out_px × out_px.
+    """UᵀU of bilinear upsampling from grid × grid patches, row by row, to out_px × out_px pixels; float64.
 
     (a−b)ᵀ UᵀU (a−b) is the squared distance of the two upsampled maps, computed on the token grid. The reference size
     stays 224 whatever the image size, so that the weight λ keeps its meaning.
-
-    Args:
-        grid: patches along one side, √N.
-        out_px: side of the upsampled map in pixels.
-
-    Returns:
-        Float64, (N, N), patches row by row.
     """
     axis = _interpolation(grid, out_px)  # (out, grid)
     square = axis.T @ axis
@@ -112,14 +89,6 @@ def bilinear_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
 
 
 def nearest_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
-    """UᵀU of nearest-neighbour upsampling: how many pixels show each patch (256 each for 14 → 224).
-
-    Args:
-        grid: patches along one side, √N.
-        out_px: side of the upsampled map in pixels.
-
-    Returns:
-        Float64, diagonal, (N, N), patches row by row.
-    """
+    """UᵀU of nearest-neighbour upsampling: how many pixels show each patch (256 each for 14 → 224), float64."""
     shown = torch.bincount(torch.arange(out_px) * grid // out_px, minlength=grid).to(torch.float64)
     return torch.diag(torch.kron(shown, shown))

@@ -8,13 +8,9 @@ import torch
 
 @contextmanager
 def seeded(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the CPU's generator, and that of a GPU where one is named, and put them back afterwards.
+    """Seed the CPU's generator, and that of a GPU where `device` is one, and put them back afterwards.
 
-    Generators of other GPUs are left alone, which `torch.manual_seed` would seed, too.
-
-    Args:
-        seed: 0 to 2⁶³ − 1.
-        device: where draws are made besides the CPU.
+    Generators of other GPUs are left alone, which `torch.manual_seed` would seed, too. A seed is 0 to 2⁶³ − 1.
     """
     gpus = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpus):

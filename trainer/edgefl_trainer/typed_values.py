@@ -67,11 +67,7 @@ def allowed(wanted: Any, value: object) -> str:
 
 
 def read_value(value: object, wanted: Any, name: str) -> Any:
-    """The value as its declared type.
-
-    Raises:
-        SettingError: it does not fit; the sentence says what is allowed.
-    """
+    """The value as its declared type, or a `SettingError` whose sentence says what is allowed."""
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:

@@ -80,9 +80,8 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that the options of `init` stand for, as parsed TOML.
 
-    Raises:
-        OperatorError: options contradict each other or lack something.
-        EdgeflError: no such run, method or backbone.
+    An `OperatorError` where options contradict each other or lack something; an `EdgeflError` where there is no such
+    run, method or backbone.
     """
     host, port = options["host"], options["port"]
     task, rounds = _task(options)

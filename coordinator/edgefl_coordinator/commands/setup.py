@@ -74,11 +74,7 @@ def make_home(
 
 
 def check_table(table: Mapping[str, Any]) -> Settings:
-    """Return the settings of a parsed TOML table.
-
-    Raises:
-        OperatorError: a setting is unknown, missing or out of bounds.
-    """
+    """Return the settings of a parsed TOML table; an `OperatorError` where one is unknown, missing or out of bounds."""
     try:
         return settings_from_table(table)
     except (ValueError, TypeError) as error:

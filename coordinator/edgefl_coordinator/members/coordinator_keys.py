@@ -28,13 +28,9 @@ log = logging.getLogger("edgefl_coordinator")
 
 
 def tend_keys(coordinator: Coordinator) -> bool:
-    """Renew the sealing key where a week is over, and forget keys whose time is over.
+    """Renew the sealing key where a week is over, and forget keys whose time is over; return whether something changed.
 
-    Returns:
-        Whether something changed.
-
-    Raises:
-        StorageError: the disk; the keys before go on counting.
+    A `StorageError` of the disk leaves the keys before in use.
     """
     keys, now_ms = coordinator.keys, coordinator.clock()
     with keys.changing:
@@ -66,8 +62,7 @@ def note_keys(coordinator: Coordinator) -> None:
 def renew_sealing(coordinator: Coordinator) -> Facts:
     """Renew the sealing key now; the one before opens messages for two days more.
 
-    Raises:
-        StorageError: the disk; the keys before go on counting.
+    A `StorageError` of the disk leaves the keys before in use.
     """
     with coordinator.keys.changing:
         _renew(coordinator, keep_old=True)
@@ -78,10 +73,7 @@ def change_signing(coordinator: Coordinator) -> Facts:
     """Change the signing key, in two steps: make the next one; then, once the root set lists it, use it.
 
     With the change the sealing keys are new as well, and none of before opens anything: who stole one key may have
-    stolen all.
-
-    Returns:
-        state ("prepared" or "changed"), public key, key id and file of the public key.
+    stolen all. Returns state ("prepared" or "changed"), public key, key id and file of the public key.
 
     Raises:
         OperatorError: the next key is made, but no published root set lists it yet.

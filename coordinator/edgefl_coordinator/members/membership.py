@@ -44,8 +44,7 @@ class Member:
 def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
     """Store an invite. An earlier enrolment of that name which was never approved gives way; its older invites expire.
 
-    Raises:
-        OperatorError: an approved member has this name.
+    An `OperatorError` where an approved member has this name.
     """
     name, expires_ms = invite.name, invite.expires_ms
     holder = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
@@ -104,9 +103,7 @@ def prove(connection: Connection, now_ms: int, member: Member) -> str:
 def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> Member:
     """Let a pending member in, if the typed fingerprint is the one of its keys.
 
-    Raises:
-        OperatorError: nobody of that name waits.
-        PolicyError: the fingerprint differs; nobody was let in.
+    An `OperatorError` where nobody of that name waits; a `PolicyError` where the fingerprint differs.
     """
     member = _by_name(connection, name)
     if member.state not in ("pending", "approved"):
@@ -122,11 +119,7 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
 
 
 def revoke(connection: Connection, now_ms: int, name: str) -> Member:
-    """Shut a member out for good, from the next request on.
-
-    Raises:
-        OperatorError: no such member.
-    """
+    """Shut a member out for good, from the next request on; an `OperatorError` where there is none."""
     member = _by_name(connection, name)
     _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
     audit.append(connection, now_ms, "revoked", name, {"skid": member.skid})
@@ -158,11 +151,8 @@ def sender(connection: Connection, skid: str, at_ms: int) -> tuple[Member, Publi
 def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotation, record: bytes) -> int:
     """Take a member's new keys; asking again with the same ones changes nothing.
 
-    Args:
-        record: as received, kept as proof.
-
-    Returns:
-        Unix milliseconds until which the old signing key goes on counting.
+    The `record` is kept as received, as proof. Returns Unix milliseconds until which the old signing key goes on
+    counting.
 
     Raises:
         RefusedError: `replaced_key`, the old key is not the member's current one; `known_key`, a new key is in use.

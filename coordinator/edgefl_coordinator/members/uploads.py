@@ -37,11 +37,7 @@ def find(connection: Connection, skid: str, blob: str) -> Upload | None:
 
 
 def same(upload: Upload, put: BlobPut) -> Upload:
-    """Return the upload if the piece is of the same blob.
-
-    Raises:
-        RefusedError: `idem_conflict`, the id was used for another one.
-    """
+    """Return the upload if the piece is of the same blob; `idem_conflict` where the id was used for another one."""
     if (upload.size, upload.sha256) != (put.size, put.sha256):
         raise RefusedError("idem_conflict", "this blob id was used for another blob; use a new one")
     return upload
@@ -50,13 +46,9 @@ def same(upload: Upload, put: BlobPut) -> Upload:
 def begin(
     connection: Connection, now_ms: int, member: Member, put: BlobPut, file: str, most: int
 ) -> tuple[Upload, list[str]]:
-    """Begin an upload whose empty file exists.
+    """Begin an upload, one of at most `most` of a member, whose empty file exists.
 
-    Args:
-        most: uploads of one member.
-
-    Returns:
-        The upload, and files that no row names any more, to be deleted after the commit.
+    Returns it, and files that no row names any more, to be deleted after the commit.
     """
     order = (uploads.c.touched_ms.desc(), uploads.c.id)
     held = connection.execute(select(uploads).where(uploads.c.skid == member.skid).order_by(*order)).all()

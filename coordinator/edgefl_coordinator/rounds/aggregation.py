@@ -42,13 +42,10 @@ class Due:
 
 
 def step(coordinator: Coordinator, run_worker: RunWorker) -> bool:
-    """Close the round if it is time, then do the job that is due, if any.
+    """Close the round if it is time, then do the job that is due, if any; return whether one was done.
 
     Whatever the disk, the start of a process or a damaged result raises becomes one of the errors below, so the caller
     needs no other to keep going.
-
-    Returns:
-        Whether a job was done.
 
     Raises:
         OperatorError: the job failed; the store is as before but for an audit row.
@@ -121,11 +118,7 @@ def sweep_uploads(coordinator: Coordinator) -> None:
 
 
 def commit(coordinator: Coordinator, due: Due, result: JobFiles) -> None:
-    """Store a job's result, once.
-
-    Raises:
-        StorageError: nothing was stored.
-    """
+    """Store a job's result once, or nothing: then a `StorageError`."""
     store, job = coordinator.store, due.job
     if result.problem:
         with store.transaction() as connection:

@@ -134,9 +134,7 @@ def write_result(folder: Path, result: JobResult) -> None:
 def read_result(folder: Path) -> JobFiles:
     """Read which files the worker left; whatever their names, they lie in `folder`.
 
-    Raises:
-        StorageError: there is no result.
-        OperatorError: it lacks a part, or is no JSON.
+    A `StorageError` where there is no result; an `OperatorError` where it lacks a part, or is no JSON.
     """
     data = read_bounded(folder / _RESULT, _MAX_JOB_BYTES)
     try:

@@ -75,7 +75,6 @@ def judge(
 
     Args:
         broadcasts: what these sites were sent at the start of the round.
-        take: the method's aggregation.
         quorum: sound replies below which nothing is aggregated, contributions not counted.
         beside: see `beside_the_average`.
     """

@@ -18,11 +18,7 @@ _HALF_STEP = 2**-11  # half the spacing of float16 just below 1
 
 
 def check_reply(payload: Payload, task: TaskSettings) -> str:
-    """Check a method's reply and return the site's digest in it.
-
-    Raises:
-        RefusedError: code `bad_contribution`; nothing was stored.
-    """
+    """Check a method's reply and return the site's digest in it, or refuse it with `bad_contribution`."""
     site_sha256 = payload.scalars.get("site_sha256")
     if not isinstance(site_sha256, str) or _SHA256.fullmatch(site_sha256) is None:
         raise _bad("the reply lacks the scalar site_sha256 (64 lower-case hexadecimal digits)")

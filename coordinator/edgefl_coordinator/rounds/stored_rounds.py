@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Select, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
@@ -98,11 +98,7 @@ def accept_reply(
 
 
 def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: Member, number: int) -> None:
-    """Refuse a reply that the round does not take of this member.
-
-    Raises:
-        RefusedError: as `accept_reply`.
-    """
+    """Refuse a reply that the round does not take of this member, as `accept_reply` does."""
     verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
     if verdict == "no_round":
         raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
@@ -110,7 +106,8 @@ def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, m
         raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
     if has_replied(connection, member.skid, number):
         raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
-    why = connection.scalar(_refusal_of(member.skid, number))
+    mine = (refused_replies.c.number == number) & (refused_replies.c.skid == member.skid)
+    why = connection.scalar(select(refused_replies.c.reason).where(mine))
     if why is not None:
         raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
 
@@ -195,10 +192,6 @@ def _drop(connection: Connection, which: ColumnElement[bool]) -> list[str]:
     blobs = [name for name in connection.scalars(select(replies.c.blob).where(which)) if name is not None]
     connection.execute(delete(replies).where(which))
     return blobs
-
-
-def _refusal_of(skid: str, number: int) -> Select[tuple[str]]:
-    return select(refused_replies.c.reason).where(refused_replies.c.number == number, refused_replies.c.skid == skid)
 
 
 def replies_of(connection: Connection, number: int) -> dict[str, str]:

@@ -43,8 +43,7 @@ class WorkerProcess:
     def __call__(self, folder: Path, timeout_s: float) -> None:
         """Run the job in `folder` and wait for it.
 
-        Raises:
-            OperatorError: it failed, took too long or was stopped; the sentence holds its last line.
+        An `OperatorError` with its last line where it failed, took too long or was stopped.
         """
         with self._asking:
             status = self._ask(folder, timeout_s)

@@ -51,8 +51,7 @@ def newest_of(connection: Connection, events: Collection[str]) -> tuple[str, str
 def verify(connection: Connection) -> int:
     """Recompute the chain and return its number of rows.
 
-    Raises:
-        OperatorError: a row was changed, removed or moved; the sentence names the first.
+    An `OperatorError` names the first row that was changed, removed or moved.
     """
     previous, number = _FIRST, 0
     for row in connection.execute(select(audit).order_by(audit.c.number)):

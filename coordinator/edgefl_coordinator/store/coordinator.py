@@ -76,9 +76,8 @@ class Coordinator:
 def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
     """Read the keys of a home.
 
-    Raises:
-        StorageError: a file is missing, or others can read it.
-        KeyMaterialError: it holds no such key, or the passphrase does not fit.
+    A `StorageError` where a file is missing, or others can read it; a `KeyMaterialError` where it holds no such key, or
+    the passphrase does not fit.
     """
     secret = read_private(home.keys / "secret.bin", SECRET_BYTES)
     if len(secret) != SECRET_BYTES:

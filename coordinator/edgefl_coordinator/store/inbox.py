@@ -50,8 +50,7 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
 def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: str) -> bytes | None:
     """Return the stored first answer to this work item, or None if it is new.
 
-    Raises:
-        RefusedError: `idem_conflict`, the key was used with another payload.
+    `idem_conflict` where the key was used with another payload.
     """
     found = select(idempotency).where(idempotency.c.skid == skid, idempotency.c.idem == idem)
     row = connection.execute(found).first()

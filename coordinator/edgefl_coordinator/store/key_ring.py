@@ -93,20 +93,15 @@ def ring_to_bytes(ring: SealingRing, passphrase: bytes | None = None) -> bytes:
 
 
 def save_ring(home: Home, ring: SealingRing, passphrase: bytes | None = None) -> None:
-    """Replace the file.
-
-    Raises:
-        StorageError: the disk is full; the ring before is still there.
-    """
+    """Replace the file; a `StorageError` where the disk is full, with the ring before still there."""
     write_atomic(home.sealing_ring, ring_to_bytes(ring, passphrase), mode=0o600)
 
 
 def load_ring(home: Home, passphrase: bytes | None = None) -> SealingRing:
     """Read the file; a home from before there was one has its single key in `sealing.key`.
 
-    Raises:
-        StorageError: it is missing, or others can read it.
-        KeyMaterialError: it is damaged, or the passphrase does not fit.
+    A `StorageError` where it is missing, or others can read it; a `KeyMaterialError` where it is damaged, or the
+    passphrase does not fit.
     """
     first = home.keys / "sealing.key"
     if not home.sealing_ring.exists() and first.exists():

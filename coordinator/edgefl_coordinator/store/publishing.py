@@ -70,11 +70,7 @@ def _standing(connection: Connection, rows: Iterable[Row[Any]]) -> list[Row[Any]
 
 
 def bundle_blob(connection: Connection, line: str, task: str, version: int) -> str:
-    """Return the blob of a published bundle.
-
-    Raises:
-        RefusedError: `not_found`.
-    """
+    """Return the blob of a published bundle; `not_found` where there is none."""
     found = select(bundles.c.blob).where(bundles.c.line == line, bundles.c.task == task, bundles.c.version == version)
     blob = connection.scalar(found)
     if blob is None:

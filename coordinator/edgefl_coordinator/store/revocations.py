@@ -19,12 +19,7 @@ MAX_SIGNERS = MAX_REVOKED // 2  # revoked signers always stand in the list; of m
 
 
 def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iterable[str]) -> None:
-    """Revoke keys; one that is revoked already stays as it is.
-
-    Args:
-        kind: "member" or "signer".
-        name: whose, for the audit log.
-    """
+    """Revoke keys of a kind, "member" or "signer"; one that is revoked stays as it is. `name` is for the audit log."""
     for key_id in key_ids:
         row = {"key_id": key_id, "kind": kind, "name": name, "revoked_ms": now_ms}
         if connection.execute(insert(revocations).prefix_with("OR IGNORE").values(row)).rowcount == 1:
@@ -32,11 +27,7 @@ def add(connection: Connection, now_ms: int, kind: str, name: str, key_ids: Iter
 
 
 def revoke_signer(connection: Connection, now_ms: int, key_id: str, name: str) -> None:
-    """Revoke a signer of bundles.
-
-    Raises:
-        OperatorError: the list has no room for another one.
-    """
+    """Revoke a signer of bundles; an `OperatorError` where the list has no room for another one."""
     count = connection.scalar(select(func.count()).select_from(revocations).where(revocations.c.kind == "signer")) or 0
     if count >= MAX_SIGNERS:
         raise OperatorError(f"{MAX_SIGNERS} signers are revoked, no more fit the list; leave them out of the root set")

@@ -223,8 +223,7 @@ audit = _table(
 def prepare(connection: Connection) -> None:
     """Make the tables in an empty file; open one from before there were versions if its tables are the same.
 
-    Raises:
-        OperatorError: the file has other tables; nothing was changed.
+    An `OperatorError` where the file has other tables; nothing was changed.
     """
     version = connection.scalar(text("PRAGMA user_version"))
     if version == VERSION:

@@ -56,8 +56,7 @@ def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: byt
 def _run_alone(home: Home, name: str, arguments: "Arguments", passphrase: bytes | None) -> "Facts":
     """Run one operation over the store itself.
 
-    Raises:
-        OperatorError: another process has it (`IN_USE`), or the operation failed.
+    An `OperatorError` where another process has it (`IN_USE`), or the operation failed.
     """
     from edgefl_coordinator.store.coordinator import open_coordinator
     from edgefl_coordinator.web.operations import OPERATIONS
@@ -72,8 +71,7 @@ def _run_alone(home: Home, name: str, arguments: "Arguments", passphrase: bytes 
 async def serve_admin(coordinator: "Coordinator") -> asyncio.Server:
     """Listen on the administration socket; close the returned server at the end.
 
-    Raises:
-        OperatorError: the home's path is too long for a socket.
+    An `OperatorError` where the home's path is too long for a socket.
     """
 
     async def client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

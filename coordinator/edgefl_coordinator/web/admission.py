@@ -51,11 +51,7 @@ def admit(call: Call) -> None:
 
 
 def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
-    """Decode the payload of an admitted message.
-
-    Raises:
-        RefusedError: `bad_message`, it breaks its format.
-    """
+    """Decode the payload of an admitted message; `bad_message` where it breaks its format."""
     try:
         return parse(Payload.from_bytes(call.opened.payload))
     except PayloadError as error:
@@ -65,20 +61,14 @@ def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
 def transact(call: Call, effect: Effect[Value]) -> Value:
     """Carry out the effect of an admitted message in one transaction.
 
-    Raises:
-        RefusedError: the effect did not happen; an audit row was kept.
-        StorageError: nothing was kept.
+    A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nothing was kept.
     """
     with _refusals_written(call) as (connection, member), connection.begin_nested():
         return effect(connection, _entitled(member, call.route))
 
 
 def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) -> NoReturn:
-    """Refuse an admitted message outside a transaction: write the audit row and raise.
-
-    Raises:
-        RefusedError: always.
-    """
+    """Refuse an admitted message outside a transaction: write the audit row and raise `RefusedError`."""
     with _refusals_written(call):
         raise refused from cause
 
@@ -86,29 +76,20 @@ def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) ->
 def keep_window(connection: Connection, call: Call) -> None:
     """Judge the message's number and id within the caller's transaction, and keep them.
 
-    Raises:
-        RefusedError: `replayed`, `seq_behind` or `seq_jump`; nothing was kept.
+    `replayed`, `seq_behind` or `seq_jump` where nothing was kept.
     """
     header = call.opened.header
     inbox.admit(connection, header, call.now_ms, header.exp + call.coordinator.settings.limits.skew_ms)
 
 
 def check_round(call: Call) -> None:
-    """Refuse a round on a route that knows none: it would be signed and mean nothing.
-
-    Raises:
-        RefusedError: `bad_message`.
-    """
+    """Refuse, as `bad_message`, a round on a route that knows none: it would be signed and mean nothing."""
     if call.opened.header.rnd != 0 and not call.route.in_round:
         raise RefusedError("bad_message", f"the header's rnd is 0 on the route {call.route.cty}")
 
 
 def _entitled(member: Member | None, route: Route) -> Member:
-    """Return the member if its state lets it use the route.
-
-    Raises:
-        RefusedError: `pending` or `not_approved`.
-    """
+    """Return the member if its state lets it use the route, or refuse it as `pending` or `not_approved`."""
     if member is None or member.state == "revoked":
         raise RefusedError("not_approved", "this key was revoked")
     if not route.roles or member.state == "approved":

@@ -72,11 +72,7 @@ def make_app(coordinator: Coordinator) -> Application:
 
 
 def _only_nonce(request: Request) -> str:
-    """Return the nonce of the query.
-
-    Raises:
-        RecordError: there is no nonce, or something beside it.
-    """
+    """Return the nonce of the query; a `RecordError` where there is none, or something beside it."""
     items = request.query_params.multi_items()
     if len(items) != 1 or items[0][0] != "nonce":
         raise RecordError("ask with exactly one parameter, nonce: 16 to 64 characters of base64url")

@@ -84,8 +84,7 @@ def drop_upload(call: Call, reference: BlobReference) -> None:
 def offer(call: Call, blob: str) -> BlobReference:
     """Return the reference by which the member fetches a stored payload; the same each time.
 
-    Raises:
-        StorageError: the payload is gone.
+    A `StorageError` where the payload is gone.
     """
     coordinator, store = call.coordinator, call.coordinator.store
 

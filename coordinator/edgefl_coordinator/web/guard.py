@@ -113,11 +113,7 @@ class Guard:
             self._waiting -= held
 
     def _check(self, scope: Scope) -> int:
-        """Return the length of the body that may be read.
-
-        Raises:
-            NotPassed: the request does not pass.
-        """
+        """Return the length of the body that may be read; `NotPassed` where the request does not pass."""
         method, path = scope["method"], scope["path"]
         allowed = PLAIN_PATHS if method == "GET" else SEALED_PATHS if method == "POST" else frozenset[str]()
         if path not in allowed or (scope["query_string"] and path != "/v1/time"):

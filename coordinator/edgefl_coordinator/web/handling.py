@@ -71,11 +71,7 @@ def handle(coordinator: Coordinator, route: Route, body: bytes) -> Answer:
 
 
 def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> Call:
-    """Run step (1).
-
-    Raises:
-        EnvelopeError: whatever it is, the caller answers the same.
-    """
+    """Run step (1); whatever the `EnvelopeError` is, the caller answers the same."""
     settings = coordinator.settings
     expected = Expected(pth=route.path, fed=settings.federation, typ="request", cty=route.cty)
     tolerance = Tolerance(skew_ms=settings.limits.skew_ms, lifetime_ms=settings.limits.lifetime_ms)

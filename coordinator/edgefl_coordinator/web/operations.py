@@ -65,12 +65,7 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Let a pending member in: {name, fingerprint} → the member.
-
-    Raises:
-        OperatorError: nobody of that name waits.
-        PolicyError: the fingerprint differs.
-    """
+    """Let a pending member in: {name, fingerprint} → the member; raises as `membership.approve`."""
     federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
     mismatch: PolicyError | None = None
     with coordinator.store.transaction() as connection:
@@ -86,8 +81,7 @@ def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Shut a member out for good: {name} → {name, state}. Its reply of the open round is dropped.
 
-    Raises:
-        OperatorError: no such member.
+    An `OperatorError` where there is no such member.
     """
     with coordinator.store.transaction() as connection:
         member = membership.revoke(connection, coordinator.clock(), str(arguments["name"]))
@@ -99,8 +93,7 @@ def revoke(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Revoke a signer of bundles: {key_id, name} → {key_id, version} of the list that members fetch.
 
-    Raises:
-        OperatorError: the list is full.
+    An `OperatorError` where the list is full.
     """
     key_id = str(arguments["key_id"])
     with coordinator.store.transaction() as connection:
@@ -110,12 +103,7 @@ def revoke_signer(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def rotate(coordinator: Coordinator, arguments: Arguments) -> Facts:
-    """Renew the coordinator's sealing key, or change its signing key: {signing: bool} → what `coordinator_keys` tells.
-
-    Raises:
-        OperatorError: no root set lists the next signing key yet.
-        StorageError: the disk is full.
-    """
+    """Renew the sealing key, or change the signing key: {signing: bool} → what `coordinator_keys` tells."""
     if arguments["signing"]:
         return dict(coordinator_keys.change_signing(coordinator))
     return dict(coordinator_keys.renew_sealing(coordinator))
@@ -151,8 +139,7 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def start(coordinator: Coordinator, _: Arguments) -> Facts:
     """Open the first round with whoever is approved: {} → {approved}.
 
-    Raises:
-        OperatorError: nobody is approved, or the rounds have begun.
+    An `OperatorError` where nobody is approved, or the rounds have begun.
     """
     with coordinator.store.transaction() as connection:
         approved = membership.approved(connection)
@@ -262,11 +249,7 @@ def publish(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
 
 def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:
-    """Recompute the audit log's chain: {} → {rows}.
-
-    Raises:
-        OperatorError: the chain is broken.
-    """
+    """Recompute the audit log's chain: {} → {rows}; an `OperatorError` where it is broken."""
     with coordinator.store.transaction() as connection:
         return {"rows": audit.verify(connection)}
 

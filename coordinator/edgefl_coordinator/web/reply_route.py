@@ -66,11 +66,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
 
 
 def _check_handed_on(connection: Connection, most: int | None) -> None:
-    """Refuse a reply, which was just stored, where all maps together would be too many to be handed on.
-
-    Raises:
-        RefusedError: `too_large`.
-    """
+    """Refuse, as `too_large`, a reply, just stored, where all maps together would be too many to be handed on."""
     if most is not None and (held := stored_rounds.held_arrays(connection)) > most:
         raise RefusedError(
             "too_large",

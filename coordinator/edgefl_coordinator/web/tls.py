@@ -29,11 +29,9 @@ class DevelopmentCertificate:
 
 
 def make_development_certificate(hosts: list[str], now: datetime.datetime) -> DevelopmentCertificate:
-    """Make a CA and a server certificate signed by it.
+    """Make a CA and a server certificate signed by it, valid from an hour before `now`.
 
-    Args:
-        hosts: DNS names and IP addresses of the server; localhost, 127.0.0.1 and ::1 are always added.
-        now: start of validity (it begins an hour before).
+    `hosts` are DNS names and IP addresses of the server; localhost, 127.0.0.1 and ::1 are always added.
     """
     start, end = now - datetime.timedelta(hours=1), now + datetime.timedelta(days=VALID_DAYS)
     ca_key = ec.generate_private_key(ec.SECP256R1())
@@ -76,8 +74,7 @@ def certificate_sha256(pem: bytes) -> str:
 def server_context(chain: Path, key: Path) -> ssl.SSLContext:
     """Return the server's TLS context.
 
-    Raises:
-        OSError: a file is missing or does not fit the other (ssl.SSLError is an OSError).
+    An `OSError` where a file is missing or does not fit the other (ssl.SSLError is an OSError).
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2

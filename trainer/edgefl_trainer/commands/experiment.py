@@ -84,11 +84,7 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
 
 
 def _choice(out: Path, seeds: str, rows: str | None, parts: str | None, **options: Any) -> "Choice":
-    """The command line's options as a choice.
-
-    Raises:
-        SettingError: the seeds are not whole numbers.
-    """
+    """The command line's options as a choice; a `SettingError` where the seeds are not whole numbers."""
     from edgefl_trainer.errors import SettingError
     from edgefl_trainer.experiments.planning import Choice
 

@@ -94,8 +94,7 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
 def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a fine-tuning run: those given that are not None, the rest from the run that it goes on with.
 
-    Raises:
-        RunError: the run learned no network.
+    A `RunError` where that run learned no network.
     """
     from edgefl_trainer.engine.settings import method_class
     from edgefl_trainer.errors import RunError

@@ -47,15 +47,12 @@ def default_cache_dir() -> Path:
 
 
 def cached_pictures(tables: Sequence[Table], image_px: int, fit: Fit, cache_dir: Path) -> Pictures:
-    """The pictures of all rows of all tables, in order, decoded at most once.
+    """The pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
+
+    Masks are kept only where every table knows masks.
 
     Args:
-        image_px: Side of the square pictures, pixels.
         fit: `squash` or `crop`.
-        cache_dir: Folder of the cache; made when absent.
-
-    Returns:
-        Memory-mapped pictures. `masks` only when every table knows masks.
 
     Raises:
         DataError: A picture cannot be read, or the cache folder cannot be written.

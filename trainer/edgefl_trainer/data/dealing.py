@@ -33,15 +33,8 @@ USUAL = Shares()
 def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:
     """Lesions in an order whose every prefix holds the classes in about equal shares of each.
 
-    Inside a class the order is that of SHA-256(seed, purpose, lesion); lesion i of the n of a class stands at
-    (i + ½)/n, and the classes are merged by that position.
-
-    Args:
-        classes_by_lesion: Lesion → class name (any stratum).
-        purpose: Keeps the choices for different purposes independent.
-
-    Returns:
-        All lesions, once each.
+    Inside a class the order is that of SHA-256(seed, purpose, lesion), so that choices for different purposes are
+    independent; lesion i of the n of a class stands at (i + ½)/n, and the classes are merged by that position.
     """
     strata: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for lesion, label in classes_by_lesion.items():
@@ -62,11 +55,7 @@ def choose_share(classes_by_lesion: Mapping[str, str], share: float, purpose: st
 
 
 def choose_tune(site: str, learning: Sequence[Row], seed: int, share: float = TUNE_SHARE) -> set[str]:
-    """The tune lesions of a site, a share of those it learns from, stratified by class.
-
-    Args:
-        site: Its name; sites draw independently.
-    """
+    """The tune lesions of a site, a share of those it learns from, stratified by class; sites draw independently."""
     class_of = {row.lesion: str(row.label) for row in sorted(learning, key=lambda row: row.image, reverse=True)}
     return choose_share(class_of, share, f"tune:{site}", seed)
 
@@ -74,12 +63,7 @@ def choose_tune(site: str, learning: Sequence[Row], seed: int, share: float = TU
 def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purpose: str, seed: int) -> set[str]:
     """Lesions whose images together are at most `limit`, stratified by class.
 
-    Args:
-        lesions: Lesion of each image.
-        labels: Class of each image.
-
-    Returns:
-        The chosen lesions, filled up greedily: one that no longer fits is passed over.
+    They are filled up greedily: one that no longer fits is passed over. `lesions` and `labels` are those of each image.
     """
     sizes: dict[str, int] = defaultdict(int)
     classes: dict[str, str] = {}
@@ -99,10 +83,7 @@ def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
     """Give rows whose source names no split `train` or `test`, a share of each site's lesions, in every run alike.
 
     A lesion that stands in two sites is dealt once, with the first of them in name order. The lesions of a smaller
-    share are among those of a larger one.
-
-    Returns:
-        The rows in order; rows without label become `unlabelled`.
+    share are among those of a larger one. Rows keep their order; those without label become `unlabelled`.
     """
     site_of: dict[str, str] = {}
     class_of: dict[str, str] = {}
@@ -127,8 +108,7 @@ def deal_test(rows: Sequence[Row], share: float = TEST_SHARE) -> list[Row]:
 def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
     """Deal all rows to `sites` new sites `iid-1` … by lesion, stratified by class and split.
 
-    Raises:
-        DataError: There are fewer lesions than sites.
+    A `DataError` where there are fewer lesions than sites.
     """
     strata = {row.lesion: f"{row.split}\0{row.label}" for row in sorted(rows, key=_row_key, reverse=True)}
     if len(strata) < sites:
@@ -143,14 +123,9 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
 
 
 def spread(lesions: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[str | None]:
-    """Deal images of no site to the sites in proportion to their size, whole lesions at a time.
+    """The site of each image of no site: dealt in proportion to the sites' size, whole lesions at a time.
 
-    Args:
-        lesions: Lesion of each image.
-        sizes: Site → number of its training images.
-
-    Returns:
-        The site of each image; None for all where no site has training images.
+    `sizes` are numbers of training images; where no site has any, the answer is None for all.
     """
     if not sizes:
         return [None] * len(lesions)

@@ -89,8 +89,9 @@ def load_federation(
 ) -> Federation:
     """Read the data of a federation and deal its rows.
 
+    With `@site=NAME` the federation has only that site, with the same rows it has beside the others.
+
     Args:
-        image_px: Side of the pictures, pixels.
         task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`.
         classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.
         seed: Of every choice of rows but that of `test`, which is the same in every run.
@@ -100,9 +101,6 @@ def load_federation(
         fit: How a picture becomes square, `squash` or `crop`.
         cache_dir: Folder of decoded pictures; None: `EDGEFL_CACHE`, else `~/.cache/edgefl`.
         partition: Who has which image, made of the same specs; its seed then makes every choice of rows.
-
-    Returns:
-        The federation; with `@site=NAME` only that site, with the same rows it has beside the others.
 
     Raises:
         DataError: One sentence about what in the data cannot be used.

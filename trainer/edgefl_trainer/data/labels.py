@@ -20,16 +20,14 @@ from edgefl_trainer.data.federation import Federation, Indices, SiteRows
 
 
 def keep_labels(federation: Federation, share: float, seed: int, *, keep_images: bool = False) -> Federation:
-    """The federation as it is when only a share of each site's training images has a label.
+    """The federation as it is when only a share of each site's training images has a label; the others have −1.
+
+    The partition digest, which says who has which rows, stays.
 
     Args:
-        federation: as read; its partition digest, which says who has which rows, stays.
         share: of the training images of each class, in (0, 1].
         seed: of the ranking of lesions; equal seeds give nested choices.
         keep_images: images that lose their label become unlabelled rows of their site; else they are left out.
-
-    Returns:
-        The same pictures; the labels of the other training rows are −1.
 
     Raises:
         ValueError: the share is not in (0, 1].
@@ -50,19 +48,11 @@ def keep_labels(federation: Federation, share: float, seed: int, *, keep_images:
 def labelled(
     lesions: Sequence[str], targets: NDArray[np.int64], share: float, purpose: str, seed: int
 ) -> NDArray[np.bool_]:
-    """Which of a site's training images keep their label.
+    """Which of a site's training images keep their label, (n,).
 
     The lesions stand in the order of SHA-256(seed, purpose, lesion). Of each class the first of them are taken until
     ceil(share · n) of its n images have a label; a lesion whose images differ in class keeps or loses all of them.
-
-    Args:
-        lesions: of each image.
-        targets: class index of each image, (n,).
-        share: in (0, 1]; read as the decimal it prints as, so that 0.1 of 30 images is 3.
-        purpose: keeps choices for different purposes independent.
-
-    Returns:
-        (n,).
+    `share` is read as the decimal it prints as, so that 0.1 of 30 images is 3.
     """
     rank = {lesion: hashlib.sha256(f"{seed}\0{purpose}\0{lesion}".encode()).digest() for lesion in set(lesions)}
     order = sorted(range(len(lesions)), key=lambda i: (rank[lesions[i]], lesions[i]))

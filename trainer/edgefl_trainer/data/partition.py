@@ -90,10 +90,7 @@ def content_digest(sites: Content, held_out: Sequence[str] = ()) -> str:
 
 
 def make_partition(specs: Sequence[str], plan: Plan, seed: int, classes: Sequence[str] | None = None) -> Partition:
-    """Read the rows of the data (no pictures) and deal them.
-
-    Args:
-        classes: Deal only rows of these classes; None deals all.
+    """Read the rows of the data (no pictures) and deal those of some classes; None deals all.
 
     Raises:
         DataError: The data cannot be read.
@@ -117,11 +114,7 @@ def deal(
     *,
     tune_share: float = TUNE_SHARE,
 ) -> Partition:
-    """The partition of rows whose test rows are dealt.
-
-    Raises:
-        DataError: See `make_partition`.
-    """
+    """The partition of rows whose test rows are dealt; raises as `make_partition`."""
     present = {row.label for row in rows if row.label is not None}
     wanted = tuple(sorted(present if classes is None else set(classes)))
     unknown = [name for name in wanted if name not in present]
@@ -174,10 +167,8 @@ def takes_part(row: Row, scheme: str, classes: Sequence[str]) -> bool:
 def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
     """Give rows the sites and splits of a partition; tune rows are `train` here.
 
-    Unlabelled images keep their site under `natural`; under the other schemes they have none and can be spread.
-
-    Raises:
-        DataError: The rows are not those that were dealt.
+    Unlabelled images keep their site under `natural`; under the other schemes they have none and can be spread. A
+    `DataError` where the rows are not those that were dealt.
     """
     places = {
         image: (site, kind, label)
@@ -210,9 +201,7 @@ def place_rows(rows: Sequence[Row], partition: Partition) -> list[Row]:
 def read_partition(path: Path) -> Partition:
     """Read and check a partition file.
 
-    Raises:
-        DataError: It is not one, or was changed since it was made.
-        StorageError: It cannot be read.
+    A `DataError` where it is none, or was changed since it was made; a `StorageError` where it cannot be read.
     """
     try:
         found = json.loads(read_bounded(path, MAX_PARTITION_BYTES))

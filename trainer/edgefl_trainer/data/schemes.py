@@ -1,8 +1,8 @@
 """Partition schemes: which site gets which lesion, drawn from a class mix that the scheme promises.
 
-Guarantees: every lesion goes to exactly one site; the result is a function of seed, classes, lesion names and image
-counts, never of the order of rows; every draw comes from numpy's generator under a seed of its own purpose (the saved
-partition, not the generator, is what runs share).
+Guarantees: every lesion goes to exactly one site, 0 … C − 1; the result is a function of seed, classes, lesion names
+and image counts, never of the order of rows; every draw comes from numpy's generator under a seed of its own purpose
+(the saved partition, not the generator, is what runs share).
 Source: docs/methods.md 8.1 (pathological, the rule of SGPT) and 8.2 (Dirichlet by class as in NIID-Bench, by site as
 in FedDyn). Counts are images, cuts fall between lesions.
 Differs from them: a site of the pathological scheme holds at least one lesion of each of its classes; the redraw loops
@@ -43,9 +43,6 @@ def dirichlet_by_class(
         alpha: Concentration; small means that few sites hold a class.
         least: Images the smallest site must have; None: 10, or half an even share where that is less.
 
-    Returns:
-        Lesion → site, 0 … C − 1.
-
     Raises:
         PartitionError: 200 draws left a site with fewer images.
     """
@@ -73,14 +70,11 @@ def dirichlet_by_class(
 def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed: int) -> dict[str, int]:
     """Sites of equal size; each draws lesions by its own class prior q ~ Dir(alpha · 1) until it is full.
 
-    A class that is used up leaves a site's prior, which is renormalised over the rest; where nothing of it is left,
-    the remaining lesions decide.
+    A class that is used up leaves a site's prior, which is renormalised over the rest; where nothing of it is left, the
+    remaining lesions decide. Where every lesion has one image, sizes differ by at most 1.
 
     Args:
         alpha: Concentration; small means that a site holds few classes.
-
-    Returns:
-        Lesion → site, 0 … C − 1. Where every lesion has one image, sizes differ by at most 1.
 
     Raises:
         PartitionError: Lesions of several images left a site without any.
@@ -119,9 +113,6 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
     Args:
         classes_per_site: n; n · C must be a multiple of the number of classes K.
 
-    Returns:
-        Lesion → site, 0 … C − 1.
-
     Raises:
         PartitionError: The numbers do not fit one another, or a class has fewer lesions than places.
     """
@@ -146,15 +137,13 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
 
 
 def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpose: str, seed: int) -> dict[str, int]:
-    """Deal the rows that only report, by the shares of each class that the sites learn from.
+    """Deal the lesions of a split that only reports, by the shares of each class that the sites learn from.
+
+    A site without training images of a class gets none of it here.
 
     Args:
-        lesions: Lesions of one split.
         counts: Class → training images of each site; a class that nobody learns from follows the sites' sizes.
         purpose: Keeps the splits independent.
-
-    Returns:
-        Lesion → site. A site without training images of a class gets none of it here.
     """
     sizes = np.sum(np.array(list(counts.values()), dtype=np.int64), axis=0)
     site_of: dict[str, int] = {}
@@ -165,14 +154,12 @@ def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpo
 
 
 def cut(ordered: Sequence[Lesion], shares: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Cut lesions in order by cumulative floors of the shares of their images; leftovers go to the last holder.
+    """The site of each lesion of a class, cut in order by cumulative floors of the shares of their images.
+
+    Leftovers go to the last holder; a site whose share is 0 gets none.
 
     Args:
-        ordered: Lesions of one class.
         shares: (C,) shares that sum to 1, or whole numbers in proportion to them (then no rounding enters).
-
-    Returns:
-        (len,) the site of each lesion; never one whose share is 0.
     """
     ends = np.cumsum([lesion.images for lesion in ordered], dtype=np.int64)
     if not len(ends):

@@ -61,20 +61,12 @@ def parse_spec(text: str) -> Spec:
 
 
 def read_spec(spec: Spec, seed: int) -> Table:
-    """Read the rows of one SPEC; `seed` is the run's, for kinds that draw a split.
-
-    Raises:
-        DataError: The data cannot be used.
-    """
+    """Read the rows of one SPEC, or raise a `DataError`; `seed` is the run's, for kinds that draw a split."""
     return READERS[spec.kind](spec, seed)
 
 
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
-    """The options of a SPEC over their defaults.
-
-    Raises:
-        SpecError: An option is not known.
-    """
+    """The options of a SPEC over their defaults; a `SpecError` for one that is not known."""
     for name in spec.options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
@@ -83,11 +75,7 @@ def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_site_name(name: str, where: str) -> None:
-    """Refuse a site name that could not be a file name or a wire field everywhere.
-
-    Raises:
-        DataError: It is not 1 to 64 letters, digits, `_`, `.` and `-`, beginning with a letter or digit.
-    """
+    """Refuse, by a `DataError`, a site name that could not be a file name or a wire field everywhere."""
     if not _SITE_NAME.fullmatch(name):
         raise DataError(f"{where!r} names the site {name!r}; use up to 64 letters, digits, '_', '.' and '-'.")
 
@@ -147,33 +135,19 @@ def _without_options(read: Callable[[Path], Table]) -> Callable[[Spec, int], Tab
     return reader
 
 
-def _isic2019(spec: Spec, seed: int) -> Table:
-    options = take_options(spec, {"split": "lesion"})
-    return read_isic2019(_path(spec), options["split"])
-
-
 def _lesions(spec: Spec, seed: int) -> Table:
     if spec.body:
         raise SpecError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
-def _domainnet(spec: Spec, seed: int) -> Table:
-    options = take_options(spec, {"classes": "ten"})
-    return read_domainnet(_path(spec), options["classes"])
-
-
-def _inat(spec: Spec, seed: int) -> Table:
-    return read_inat(_path(spec), take_options(spec, INAT_OPTIONS))
-
-
 READERS: dict[str, Callable[[Spec, int], Table]] = {
     "manifest": _without_options(read_manifest),
-    "isic2019": _isic2019,
+    "isic2019": lambda spec, _: read_isic2019(_path(spec), **take_options(spec, {"split": "lesion"})),
     "folder": _without_options(read_folder),
     "lesions": _lesions,
     "cifar100": _without_options(read_cifar100),
     "tiny-imagenet": _without_options(read_tiny_imagenet),
-    "domainnet": _domainnet,
-    "inat": _inat,
+    "domainnet": lambda spec, _: read_domainnet(_path(spec), **take_options(spec, {"classes": "ten"})),
+    "inat": lambda spec, _: read_inat(_path(spec), take_options(spec, INAT_OPTIONS)),
 }

@@ -87,11 +87,7 @@ class Checkpoints:
         make_folder(folder)
 
     def progress(self) -> Progress:
-        """What `latest.json` says; nothing finished where there is none.
-
-        Raises:
-            RunError: the file is not ours.
-        """
+        """What `latest.json` says; nothing finished where there is none, a `RunError` where the file is not ours."""
         path = self._folder / "latest.json"
         if not path.exists():
             return Progress()
@@ -104,20 +100,12 @@ class Checkpoints:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
     def load_state(self, file: str) -> State:
-        """A state by the file name that `Progress` holds.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
+        """A state by the file name that `Progress` holds; raises as `load_payload`."""
         payload = self.load_payload(file)
         return State(payload.arrays, payload.scalars)
 
     def load_payload(self, file: str) -> Payload:
-        """A payload by the file name that `Progress` holds.
-
-        Raises:
-            RunError: the file is missing or damaged.
-        """
+        """A payload by the file name that `Progress` holds; a `RunError` where it is missing or damaged."""
         try:
             return Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
         except EdgeflError as error:
@@ -166,9 +154,7 @@ class Checkpoints:
     ) -> None:
         """Make a phase final: the server's state, then `latest.json`, then remove what nothing names any more.
 
-        Args:
-            better: of these, whose model is now the best one so far.
-            encoder: the weights, where the learned encoder is the best one so far.
+        `better` are the sites, and `encoder` the weights, whose model or encoder is now the best one so far.
         """
         folder = self._phase(phase)
         make_folder(folder)

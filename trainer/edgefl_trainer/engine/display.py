@@ -37,12 +37,7 @@ class Pace:
         participation: float = 1.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """Count the work.
-
-        Args:
-            images: site → images that it learns from in an epoch.
-            participation: share of the sites in each round.
-        """
+        """Count the work: images that each site learns from in an epoch, and the share of sites in each round."""
         self._phases, self._images, self._clock = list(phases), images, clock
         everyone = sum(images.values())
         self._sizes = [everyone * (participation if one.kind == "train" else SHORT_PHASE) for one in phases]

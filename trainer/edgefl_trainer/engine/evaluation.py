@@ -33,13 +33,12 @@ def evaluate(
 ) -> dict[str, Any]:
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
+    Gives the keys of `summary.json` without bytes and seconds, `reported_rows`, and `sites_without_model`: sites of the
+    data that are not judged; with foreign pictures `ood`.
+
     Args:
         data: SPECs; their sites are matched by name.
         foreign: sources of pictures that are not of the task, see `data.foreign`.
-
-    Returns:
-        The keys of `summary.json` without bytes and seconds, `reported_rows`, and `sites_without_model`: sites
-        of the data that are not judged; with foreign pictures `ood`.
 
     Raises:
         DataError: the data cannot be read or names classes the run does not know.
@@ -129,16 +128,10 @@ def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.
 def foreign_figures(
     run: FinishedRun, sources: Sequence[str], scored: Mapping[str, Scored], device: torch.device
 ) -> dict[str, dict[str, Any]]:
-    """How well each site's uncertainty tells its reported rows from foreign pictures.
+    """How well each site's uncertainty tells its reported rows from foreign pictures (`data.foreign.read_foreign`).
 
-    Args:
-        sources: see `data.foreign.read_foreign`.
-
-    Returns:
-        For each source `images`, `auroc` by site (null where a site has no reported row), `mean_auroc`, `worst_auroc`.
-
-    Raises:
-        DataError: a source cannot be used.
+    Gives for each source `images`, `auroc` by site (null where a site has no reported row), `mean_auroc` and
+    `worst_auroc`. A `DataError` where a source cannot be used.
     """
     found = {}
     for source in sources:

@@ -25,6 +25,7 @@ from edgefl_trainer.engine.checkpoint import Best, BestEncoder, Candidate, Check
 from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.learning.linear_probe import ProbeReport, choose_readout
 
+METRICS = "metrics.jsonl"
 WORK = {"images", "wait_seconds"}  # facts of a step that a site's line of metrics sums up
 JUDGED = "tune_balanced_accuracy"  # the figure of a site's model after a round, where it has one
 OPEN = "tune_open_accuracy"  # the same for tables whose paper lets a model name any class
@@ -193,7 +194,10 @@ class LocalEngine:
         files = progress.sites
         server = checkpoints.load_state(progress.server) if progress.server else self.method.start(self.task, names)
         states = {name: checkpoints.load_state(files[name]) if name in files else State() for name in names}
-        self._keep_metrics_of(progress.phases)
+        # without the lines of a phase whose end a kill hid, so that none appears twice
+        write_metrics(
+            self.folder, [line for line in read_metrics(self.folder) if line["phase_index"] < progress.phases]
+        )
         for index, phase in enumerate(self.method.phases(self.task.rounds)):
             if index < progress.phases:
                 continue
@@ -202,7 +206,8 @@ class LocalEngine:
             states.update({name: result.state for name, result in results.items()})
             judged, broadcasts = self._judged(phase, server, states, results)
             judged, encoder = self._probed(phase, server, states, judged, checkpoints.progress().encoder)
-            self._append_metrics(index, judged)
+            new = [judged[name].metrics for name in sorted(judged)]
+            write_metrics(self.folder, [*read_metrics(self.folder), *new])
             better = self._better(phase, judged, broadcasts, checkpoints.progress().best)
             checkpoints.finish_phase(index, server, results, better, encoder)
         return FederationState(server, states, *self._kept(checkpoints))
@@ -236,9 +241,7 @@ class LocalEngine:
                 broadcast = stamped(broadcasts[name], phase, self.task.rounds, dealing)
                 report = partial(self.observer.site_reported, name)
                 result = self.sites[name].local_round(states[name], broadcast, report)
-                sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
-                where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": name}
-                result = replace(result, metrics={**where, **sizes, **result.metrics})
+                result = placed(result, index, phase, name, broadcast)
                 checkpoints.save_site(index, name, result)
             self.observer.site_finished(name, result.metrics)
             results[name] = result
@@ -297,26 +300,13 @@ class LocalEngine:
                 better[name] = Candidate(phase.round, figure, broadcasts[name])
         return better
 
-    def _append_metrics(self, index: int, results: Mapping[str, SiteResult]) -> None:
-        lines = [json.dumps(dict(results[name].metrics), sort_keys=True) for name in sorted(results)]
-        path = self.folder / "metrics.jsonl"
-        before = path.read_text() if path.exists() else ""
-        write_atomic(path, (before + "".join(f"{line}\n" for line in lines)).encode())
-
-    def _keep_metrics_of(self, phases: int) -> None:
-        """Drop lines of a phase whose end a kill hid, so that none appears twice."""
-        kept = [line for line in read_metrics(self.folder) if int(line["phase_index"]) < phases]
-        text = "".join(f"{json.dumps(line, sort_keys=True)}\n" for line in kept)
-        write_atomic(self.folder / "metrics.jsonl", text.encode())
-
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
 
-    Raises:
-        RunError: a line is not an object.
+    A `RunError` where a line is not an object.
     """
-    path = folder / "metrics.jsonl"
+    path = folder / METRICS
     if not path.exists():
         return []
     try:
@@ -325,14 +315,23 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         raise RunError(f"{path} is damaged ({error}): put it back from a copy.", "damaged") from error
 
 
+def write_metrics(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Replace the lines of `metrics.jsonl`."""
+    text = "".join(f"{json.dumps(dict(line), sort_keys=True)}\n" for line in lines)
+    write_atomic(folder / METRICS, text.encode())
+
+
+def placed(result: SiteResult, index: int, phase: Phase, site: str, broadcast: Payload) -> SiteResult:
+    """A result whose line of metrics says where in the run it stands and how many bytes went either way."""
+    where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": site}
+    sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
+    return replace(result, metrics={**where, **sizes, **result.metrics})
+
+
 def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Generator | None = None) -> Payload:
     """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`.
 
-    Args:
-        payload: what the method made for one receiver.
-        phase: that it opens.
-        rounds: train rounds R.
-        dealing: deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
+    `dealing` deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
     """
     arrays = payload.arrays if dealing is None else dealt(payload.arrays, dealing)
     return Payload(arrays, {**payload.scalars, "phase": phase.kind, "round": phase.round, "rounds": rounds})

@@ -44,11 +44,8 @@ def learned_by(backbone: str) -> dict[str, Any] | None:
 def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, plan: Plan | None = None) -> str:
     """Digest of what was asked of a run and of the run that learned its network, but for seeds and devices.
 
-    Runs that share it are repetitions of one another. Of a first run its folder does not count.
-
-    Args:
-        first: what `learned_by` found of its backbone.
-        plan: how its partition was made, where it has one.
+    Runs that share it are repetitions of one another. Of a first run, which `learned_by` found, its folder does not
+    count. `plan` says how the run's partition was made, where it has one.
     """
     asked = None if first is None else first.get("settings_sha256")
     start = settings if asked is None else replace(settings, backbone=f"run:{asked}")

@@ -26,11 +26,7 @@ NOT_COMPARED = {"device", "hyper"}  # a run may go on elsewhere; hyper-parameter
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents; one that is there is fine.
-
-    Raises:
-        StorageError: it cannot be made.
-    """
+    """Make a folder and its parents, or raise a `StorageError`; one that is there is fine."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -38,11 +34,7 @@ def make_folder(path: Path) -> None:
 
 
 def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
-    """Check that these settings may run in this directory.
-
-    Raises:
-        RunError: the folder holds another run, or one that was not asked to be resumed.
-    """
+    """Refuse, by a `RunError`, a folder that holds another run, or one that was not asked to be resumed."""
     path = folder / CONFIG
     if not path.exists():
         return
@@ -93,9 +85,8 @@ def finished_summary(folder: Path) -> dict[str, Any] | None:
 def working_in(folder: Path, settings: RunSettings, *, resume: bool) -> Iterator[None]:
     """Take the directory for this process and write `config.toml`; the lock falls with the process, even by kill −9.
 
-    Raises:
-        RunError: another process works in it, or began another run in it meanwhile.
-        StorageError: the folder cannot be written.
+    A `RunError` where another process works in it, or began another run in it meanwhile; a `StorageError` where it
+    cannot be written.
     """
     make_folder(folder)
     try:

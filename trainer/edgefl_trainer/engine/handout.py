@@ -30,11 +30,7 @@ def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -
 
 
 def received_encoder(broadcast: Payload) -> Arrays:
-    """The encoder of a federation's last hand-out, by timm's names.
-
-    Raises:
-        TrainingError: it holds none.
-    """
+    """The encoder of a federation's last hand-out, by timm's names; a `TrainingError` where it holds none."""
     encoder = {
         name.removeprefix(ENCODER): value for name, value in broadcast.arrays.items() if name.startswith(ENCODER)
     }

@@ -73,13 +73,9 @@ class FinishedRun:
         return tuple(sorted(self.summary.get("further", {})))
 
     def predictor(self, site: str, further: str = "") -> Predictor:
-        """What a site scores with.
+        """What a site scores with: the method's first model, or the one of `further` that is named.
 
-        Args:
-            further: one of `further`, for that model instead of the method's first.
-
-        Raises:
-            RunError: no such site, or a damaged file.
+        A `RunError` where there is no such site or its file is damaged.
         """
         if site not in self.sites:
             raise RunError(f"the run in {self.folder} has no model of site {site!r}; it has {', '.join(self.sites)}.")
@@ -87,11 +83,7 @@ class FinishedRun:
 
 
 def open_run(folder: Path) -> FinishedRun:
-    """Open a finished run.
-
-    Raises:
-        RunError: not a run directory, or the run is not finished.
-    """
+    """Open a run directory; a `RunError` where it is none, or its run is not finished."""
     files = {name: folder / name for name in ("config.toml", "summary.json", "calibration.json")}
     if not files["config.toml"].exists():
         raise RunError(f"{folder} is not a run directory: name one that `edgefl-train run … --out` made.")
@@ -119,11 +111,7 @@ def save_predictor(path: Path, predictor: Predictor) -> None:
 
 
 def load_predictor(path: Path, backbone: Backbone) -> Predictor:
-    """Read what `save_predictor` wrote.
-
-    Raises:
-        RunError: missing or damaged.
-    """
+    """Read what `save_predictor` wrote; a `RunError` where it is missing or damaged."""
     try:
         payload = Payload.from_bytes(read_bounded(path, MAX_MODEL_BYTES), MAX_MODEL_BYTES)
         options = options_from_json(json.loads(str(payload.scalars["options"])))
@@ -140,14 +128,9 @@ def load_predictor(path: Path, backbone: Backbone) -> Predictor:
 
 
 def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.device | None = None) -> Prediction:
-    """Score prepared images in batches.
+    """Score images prepared by `edgefl_protocol.pictures.imaging` (B, px, px, 3), in order and in batches.
 
-    Args:
-        images: (B, px, px, 3), prepared by `edgefl_protocol.pictures.imaging`.
-        device: where to compute; the CPU by default.
-
-    Returns:
-        The scores, in order.
+    `device` is where to compute; None is the CPU.
     """
     where = device or torch.device("cpu")
     module = predictor.module.to(where).eval()

@@ -19,16 +19,10 @@ from edgefl_trainer.engine.models import FinishedRun, predict
 
 
 def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """Score photographs one by one with the model of a site.
+    """Score photographs (JPEG or PNG) one by one with the model of a site.
 
-    Args:
-        files: JPEG or PNG files.
-
-    Yields:
-        The object `edgefl score --json` prints for each file, or `{"image", "error"}` for one that cannot be used.
-
-    Raises:
-        RunError: the run has no model of this site.
+    Yields the object `edgefl score --json` prints for each file, or `{"image", "error"}` for one that cannot be used. A
+    `RunError` where the run has no model of this site.
     """
     predictor = run.predictor(site)
     refer_above = float(run.calibration["sites"][site]["refer_above"])

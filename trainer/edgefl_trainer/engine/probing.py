@@ -31,11 +31,8 @@ ProbedRows = Mapping[str, tuple[Examples, Examples]]  # site → rows to fit on,
 def make_prober(method: Method, task: Task, sites: Mapping[str, Site], every: int) -> Prober | None:
     """A function that probes a run's encoder after a phase, if it is due.
 
-    `every` counts the rounds from one probe to the next; the last round is always probed. 0: never.
-
-    Returns:
-        Phase, server and site states after it → the probe, or None where none is due; None instead of a function where
-        the method learns no backbone or no site has labelled rows.
+    `every` counts the rounds from one probe to the next; the last round is always probed. 0: never. None instead of a
+    function where the method learns no backbone or no site has labelled rows.
     """
     rows = {name: rows_of(site) for name, site in sites.items() if len(site.train) and len(site.tune)}
     if not every or not rows or declared(method).encoder is None:

@@ -190,11 +190,7 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
 
 
 def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: torch.device) -> Scored:
-    """The scores of some rows; of none, where there are none.
-
-    Args:
-        lesions: of every row of the federation.
-    """
+    """The scores of some rows; of none, where there are none. `lesions` are those of every row of the federation."""
     names = tuple(lesions[i] for i in rows.rows)
     if len(rows) == 0:
         empty = np.zeros((0, len(predictor.seen)), dtype=np.float32)

@@ -53,13 +53,9 @@ SELF_SUPERVISED_TASK = "pixels"
 
 
 def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
-    """Run a method and leave its results in `folder`.
+    """Run a method, leave its results in `folder` and return the contents of `summary.json`.
 
-    Returns:
-        The contents of `summary.json`.
-
-    Raises:
-        EdgeflError: one sentence about what is wrong and what to do.
+    An `EdgeflError` is one sentence about what is wrong and what to do.
     """
     method = settings.build_method()
     check_claim(folder, settings, resume=resume)
@@ -101,9 +97,7 @@ def write_summary(
 ) -> dict[str, Any]:
     """Write `summary.json`: the head, then bytes, speed, cost of privacy and seconds, then digests.
 
-    Args:
-        states: of the sites at the end, by name.
-        evaluated: seconds that judging took.
+    `states` are the sites' at the end; `evaluated` is the seconds that judging took.
     """
     summary = {
         **head,

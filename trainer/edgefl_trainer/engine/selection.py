@@ -34,8 +34,7 @@ def tune_judge(
 ) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
     """A function that scores a site's current model on its tune rows.
 
-    Args:
-        most: rows to judge on, drawn once for the whole run; None takes all.
+    At most `most` of them, drawn once for the whole run; None takes all.
     """
 
     def judge_site(name: str, state: State, broadcast: Payload) -> Mapping[str, Scalar]:

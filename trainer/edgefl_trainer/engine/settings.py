@@ -94,11 +94,7 @@ class RunSettings:
 
 
 def from_toml(data: bytes, source: str) -> dict[str, Any]:
-    """The settings a TOML file names.
-
-    Raises:
-        SettingError: it is not TOML, or names a setting that does not exist.
-    """
+    """The settings a TOML file names; a `SettingError` where it is no TOML or names one that does not exist."""
     try:
         found: dict[str, Any] = msgspec.toml.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -115,9 +111,7 @@ def from_toml(data: bytes, source: str) -> dict[str, Any]:
 def read_settings(path: Path) -> RunSettings:
     """The settings of a run from its `config.toml`.
 
-    Raises:
-        RunError: the file does not hold the settings of a run (code `damaged`).
-        StorageError: it cannot be read.
+    A `RunError` (code `damaged`) where it does not hold them; a `StorageError` where it cannot be read.
     """
     try:
         found = from_toml(read_bounded(path, MAX_CONFIG_BYTES), str(path))
@@ -173,11 +167,7 @@ def _check_specs(specs: Sequence[str]) -> None:
 
 
 def method_class(name: str) -> type[Method]:
-    """A method by name.
-
-    Raises:
-        SettingError: unknown; the sentence names the nearest one.
-    """
+    """A method by name; a `SettingError` that names the nearest one where there is none."""
     if name not in METHODS:
         raise SettingError(
             f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`."

@@ -14,11 +14,7 @@ from edgefl_trainer.models.cnn import Backbone
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one.
-
-    Raises:
-        SettingError: CUDA was asked for and there is none.
-    """
+    """`auto` takes CUDA where there is one; a `SettingError` where `cuda` was asked for and there is none."""
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingError("this machine has no CUDA device: use --device cpu or auto.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
@@ -35,8 +31,7 @@ def build_sites(
 ) -> Mapping[str, Site]:
     """One `Site` for each member of the federation that trains.
 
-    Raises:
-        TrainingError: sites have fewer rows than the method learns from; each is named.
+    A `TrainingError` names each that has fewer rows than the method learns from.
     """
     trained = [name for name in federation.sites if name not in federation.held_out]
     sites = _sites(federation, trained, task, backbone, settings)

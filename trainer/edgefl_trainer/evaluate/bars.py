@@ -5,15 +5,13 @@ figure stands at the end of its bar and the paper's at its line, never one where
 out: no file, no display, no global state of the plotting library.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from edgefl_trainer.evaluate.plot import COLOURS
+from edgefl_trainer.evaluate.plot import COLOURS, png
 
 PAPER = "the paper, in italics"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
@@ -33,13 +31,9 @@ class Bar:
 
 
 def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, title: str = "") -> bytes:
-    """Return the picture as PNG bytes.
+    """Return the picture as PNG bytes; `rows` names each row's bars, column by column.
 
-    Args:
-        rows: Name of a row → its bars, column by column.
-
-    Raises:
-        ValueError: There is no figure to draw, or there are too many rows.
+    A `ValueError` where there is no figure to draw, or there are too many rows.
     """
     bars = [bar for line in rows.values() for bar in line]
     if not any(bar.ours is not None for bar in bars):
@@ -47,7 +41,6 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
     if len(rows) > MAX_BARS:
         raise ValueError(f"{len(rows)} bars in a group are more than the {MAX_BARS} that can be told apart")
     figure = Figure(figsize=(2.4 + 2.6 * len(columns), 4.4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     width = SPAN / len(rows)
     low = min(value for bar in bars for value in (bar.ours, bar.paper) if value is not None)
@@ -67,9 +60,7 @@ def plot_bars(rows: Mapping[str, Sequence[Bar]], columns: Sequence[str], *, titl
     figure.legend(loc="outside lower center", ncols=min(4, len(rows) + 1), frameon=False, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=150)
-    return out.getvalue()
+    return png(figure, dpi=150)
 
 
 def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, place: int, width: float) -> None:
@@ -99,11 +90,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
 
 
 def _annotate(axes: Axes, x: float, bar: Bar, floor: float, room: float) -> None:
-    """The figures of one bar.
-
-    Args:
-        room: what a figure needs above its bar, in per cent of the axis.
-    """
+    """The figures of one bar; `room` is what a figure needs above it, in per cent of the axis."""
     ours = floor if bar.ours is None else bar.ours
     end = ours + (bar.std or 0.0)
     inside = bar.paper is not None and ours <= bar.paper < end + room and ours - floor > room  # the line is in the way

@@ -46,11 +46,8 @@ def negative_log_likelihood(
 ) -> float:
     """Return the mean of ``−ln p`` of the true class, in nats.
 
-    Args:
-        target: True class, 0 … K-1.
-        prior: Dirichlet prior W; with ``None`` every class has 1. Not used without ``evidence``.
-        evidence: Evidence function of the method; ``None`` for softmax.
-        temperature: Divides the logits.
+    ``prior`` is the Dirichlet prior W, with ``None`` 1 for every class; it is not used without ``evidence``, the
+    method's evidence function, which is ``None`` for softmax.
     """
     scaled = logits.astype(np.float64) / temperature
     rows = np.arange(target.shape[0])
@@ -71,16 +68,8 @@ def fit_temperature(
     """Return the temperature in [0.1, 10] that makes the tune rows most likely.
 
     A coarse grid finds the valley (the evidential likelihood need not have only one), scipy's bounded search its floor.
-
-    Args:
-        logits: Of the tune rows.
-        target: True class of the tune rows.
-        prior: Dirichlet prior W of the site; see ``negative_log_likelihood``.
-        evidence: Evidence function of the method; ``None`` for softmax.
-        min_rows: Below this many rows the answer is 1.
-
-    Returns:
-        The temperature; 1.0 with too few rows, with a single class, or where nothing beats 1.0.
+    The answer is 1 with fewer than ``min_rows`` rows, with a single class, or where nothing beats 1. Arguments as of
+    ``negative_log_likelihood``.
     """
     if target.shape[0] < min_rows or np.unique(target).size < 2:
         return 1.0
@@ -107,6 +96,8 @@ def refer_threshold(
 ) -> float:
     """Return ``refer_above``: a score whose vacuity is higher is referred to a doctor.
 
+    Where no threshold in [0, ``ceiling``] meets the target, it is the one that refers ``max_referred``.
+
     Args:
         vacuity: Of the tune rows, after the temperature, in [0, 1]; for softmax methods the entropy in nats.
         correct: Whether the shown class was right.
@@ -114,9 +105,6 @@ def refer_threshold(
         max_referred: Largest share of the tune rows that may be referred to reach it.
         min_rows: Below this many rows the answer is ``ceiling``: only a model without evidence refers.
         ceiling: Largest answer; for an entropy give ln K.
-
-    Returns:
-        A threshold in [0, ``ceiling``]. Where no threshold meets the target, the one that refers ``max_referred``.
     """
     rows = vacuity.shape[0]
     if rows < min_rows:

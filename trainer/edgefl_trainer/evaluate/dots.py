@@ -6,15 +6,14 @@ recall and an area under the curve do not compare. Values in, bytes out: no file
 plotting library.
 """
 
-import io
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from edgefl_trainer.evaluate.bars import Bar
+from edgefl_trainer.evaluate.plot import png
 
 OURS, PAPER = "#0072B2", "#D55E00"
 MAX_ROWS = 40
@@ -28,13 +27,9 @@ Rows = Mapping[str, Sequence[Bar]]
 
 
 def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "") -> bytes:
-    """Return the picture as PNG bytes.
+    """Return the picture as PNG bytes; `parts` holds each part's rows and the names of its columns.
 
-    Args:
-        parts: Name of a part of the table → its rows and the names of its columns.
-
-    Raises:
-        ValueError: There is no figure to draw, or there are too many rows.
+    A `ValueError` where there is no figure to draw, or there are too many rows.
     """
     drawn = {name: part for name, part in parts.items() if part[0]}
     panels = [
@@ -51,7 +46,6 @@ def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "
     width = max(len(line) for line in panels)
     size = (2.0 + PANEL_INCHES * width, 1.0 + sum(ROW_INCHES * height + 0.75 for height in heights))
     figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(len(panels), width, squeeze=False, gridspec_kw={"height_ratios": heights})
     for places, line in zip(grid, panels, strict=True):
         for axes in places[len(line) :]:
@@ -62,9 +56,7 @@ def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "
     figure.legend(handles=_kinds(bars), loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     if title:
         figure.suptitle(title, fontsize=11)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=150)
-    return out.getvalue()
+    return png(figure, dpi=150)
 
 
 def _lines(part: str, rows: Rows, columns: Sequence[str]) -> list[dict[str, dict[str, Bar]]]:

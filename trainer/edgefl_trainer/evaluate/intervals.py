@@ -58,11 +58,7 @@ def pooled(parts: Sequence[Scored]) -> Scored:
 
 
 def resample(scored: Scored, resamples: int = RESAMPLES) -> dict[str, Float[np.ndarray, " R"]]:
-    """Every figure of ``METRIC_NAMES`` over the draws; NaN where a draw does not define it.
-
-    Args:
-        scored: rows with their lesions; at least one row.
-    """
+    """Every figure of ``METRIC_NAMES`` over the draws of at least one row; NaN where a draw does not define it."""
     parts = [weighted_figures(scored, weights) for weights in _draws(scored.lesions, resamples)]
     return {name: np.concatenate([part[name] for part in parts]) for name in METRIC_NAMES}
 
@@ -77,11 +73,7 @@ def interval(values: Float[np.ndarray, " R"]) -> list[float] | None:
 
 
 def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:
-    """Every figure of ``METRIC_NAMES`` for each draw, each row counting as often as its weight says.
-
-    Args:
-        weights: whole numbers; no draw is empty.
-    """
+    """Every figure of ``METRIC_NAMES`` for each draw, each row counting as often as its weight (whole) says."""
     classes = scored.probabilities.shape[1]
     probabilities = scored.probabilities.astype(np.float64)
     correct = scored.predicted == scored.target

@@ -51,7 +51,7 @@ def site_metrics(
     vacuity: Float[np.ndarray, " B"] | None = None,
     present: Bool[np.ndarray, " K"] | None = None,
 ) -> SiteMetrics:
-    """Return every figure of one site's reported rows.
+    """Return ``n_test`` and all of ``METRIC_NAMES`` for one site's reported rows; these are ``None`` for zero rows.
 
     Args:
         probabilities: Each row sums to 1.
@@ -59,9 +59,6 @@ def site_metrics(
         predicted: Class shown to the user, or -1 where the model abstained (see the module's text).
         vacuity: In [0, 1]; orders the risk-coverage curve. Without it (softmax methods) the entropy does.
         present: Classes to average over; those without a row in ``target`` are left out in any case. Default: all.
-
-    Returns:
-        ``n_test`` and the names of ``METRIC_NAMES``; all but ``n_test`` are ``None`` for zero rows.
 
     Raises:
         ValueError: Lengths disagree, a class is outside the range, or a value is not finite.
@@ -92,11 +89,7 @@ def site_metrics(
 
 
 def open_answers(probabilities: Float[np.ndarray, "B K"]) -> Int[np.ndarray, " B"]:
-    """Return the most probable of all classes for each row, also of those that the site has never seen.
-
-    Args:
-        probabilities: Each row sums to 1.
-    """
+    """Return the most probable of all classes for each row, also of those that the site has never seen."""
     return np.asarray(probabilities.argmax(axis=1))
 
 
@@ -158,15 +151,9 @@ def _confusion_figures(
 def auroc(
     probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray, " B"], counted: Bool[np.ndarray, " K"]
 ) -> float | None:
-    """Return the area under the ROC curve: of class 1 for two classes, else the mean over classes against the rest.
+    """Return the area under the ROC curve: of class 1 for two classes, else the mean over ``counted`` against the rest.
 
-    Args:
-        probabilities: Each row sums to 1.
-        target: True class, 0 … K-1.
-        counted: Classes to average over; one without both outcomes among the rows is left out.
-
-    Returns:
-        The area, or ``None`` where no class has both outcomes.
+    A class without both outcomes among the rows is left out; ``None`` where every class is.
     """
     from sklearn.metrics import roc_auc_score  # loaded where it is used: see `linear`
 
@@ -183,15 +170,9 @@ def auroc(
 def expected_calibration_error(
     confidence: Float[np.ndarray, " B"], correct: Bool[np.ndarray, " B"], bins: int = ECE_BINS
 ) -> float | None:
-    """Return the mean over bins of ``|accuracy − mean confidence|``, weighted by the bins' rows.
+    """Return the mean over bins (see ``ece_bin``) of ``|accuracy − mean confidence|``, weighted by the bins' rows.
 
-    Args:
-        confidence: Top probability of each row, in [0, 1].
-        correct: Whether the shown class was right.
-        bins: Equal-width bins ``((i−1)/bins, i/bins]`` of [0, 1]; 0 falls into the first.
-
-    Returns:
-        The error in [0, 1], or ``None`` for zero rows.
+    Confidence is the top probability of each row; ``None`` for zero rows.
     """
     rows = confidence.shape[0]
     if rows == 0:
@@ -201,24 +182,14 @@ def expected_calibration_error(
 
 
 def ece_bin(confidence: Float[np.ndarray, " B"], bins: int = ECE_BINS) -> Int[np.ndarray, " B"]:
-    """Return the bin of each confidence: bin i is ``(i/bins, (i+1)/bins]``; 0 falls into the first.
-
-    Args:
-        confidence: In [0, 1].
-        bins: Number of equal-width bins.
-    """
+    """Return the bin of each confidence in [0, 1]: bin i is ``(i/bins, (i+1)/bins]``; 0 falls into the first."""
     return np.clip(np.ceil(confidence.astype(np.float64) * bins).astype(np.int64) - 1, 0, bins - 1)
 
 
 def out_of_distribution_auroc(inside: Float[np.ndarray, " B"], outside: Float[np.ndarray, " M"]) -> float | None:
     """Return how well an uncertainty tells foreign pictures from those of the task: 1 is perfect, 0.5 is chance.
 
-    Args:
-        inside: Uncertainty of pictures of the task.
-        outside: Uncertainty of foreign pictures, which should be higher.
-
-    Returns:
-        The area under the ROC curve, foreign counting as positive; ``None`` where one side is empty.
+    The area under the ROC curve, foreign (``outside``) counting as positive; ``None`` where one side is empty.
     """
     from sklearn.metrics import roc_auc_score
 
@@ -229,12 +200,7 @@ def out_of_distribution_auroc(inside: Float[np.ndarray, " B"], outside: Float[np
 
 
 def brier_score(probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray, " B"]) -> float | None:
-    """Return the mean over rows of ``Σ_k (p_k − y_k)²``, in [0, 2]; ``None`` for zero rows.
-
-    Args:
-        probabilities: Each row sums to 1.
-        target: True class, 0 … K-1.
-    """
+    """Return the mean over rows of ``Σ_k (p_k − y_k)²``, in [0, 2]; ``None`` for zero rows."""
     if target.shape[0] == 0:
         return None
     wanted = np.eye(probabilities.shape[1])[target]  # (B, K)
@@ -242,28 +208,17 @@ def brier_score(probabilities: Float[np.ndarray, "B K"], target: Int[np.ndarray,
 
 
 def entropy_nats(probabilities: Float[np.ndarray, "B K"]) -> Float[np.ndarray, " B"]:
-    """Return the entropy ``−Σ_k p_k ln p_k`` of each row, with ``0 ln 0 = 0``.
-
-    Args:
-        probabilities: Each row sums to 1.
-    """
+    """Return the entropy ``−Σ_k p_k ln p_k`` of each row, with ``0 ln 0 = 0``."""
     p = probabilities.astype(np.float64)
     logarithm = np.log(np.where(p > 0.0, p, 1.0))
     return np.asarray(-(p * logarithm).sum(axis=1))
 
 
 def area_under_risk_coverage(uncertainty: Float[np.ndarray, " B"], correct: Bool[np.ndarray, " B"]) -> float | None:
-    """Return the mean over ``i = 1 … B`` of the error rate among the ``i`` least uncertain rows.
+    """Return the mean over ``i = 1 … B`` of the error rate among the ``i`` least uncertain rows; ``None`` without any.
 
     Rows of equal uncertainty have no order: each takes its group's error rate, which is the expected value over all
     orders of the group, so a file sorted by class gives no other figure than a shuffled one.
-
-    Args:
-        uncertainty: Higher is less certain; any scale.
-        correct: Whether the shown class was right.
-
-    Returns:
-        The area in [0, 1], or ``None`` for zero rows.
     """
     if correct.shape[0] == 0:
         return None
@@ -276,12 +231,9 @@ def area_under_risk_coverage(uncertainty: Float[np.ndarray, " B"], correct: Bool
 def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, float | int | None]:
     """Summarise balanced accuracy over sites, each site counting once whatever its size.
 
-    Args:
-        sites: Site name to its figures (``site_metrics``). A site without a balanced accuracy is left out and counted.
-
-    Returns:
-        ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p5_``, ``p10_``,
-        ``p15_balanced_accuracy`` (percentiles, numpy's linear interpolation), and ``sites_without_figures``.
+    Gives ``mean_``, ``std_`` (ddof=1; ``None`` below two sites), ``worst_`` and ``p5_``, ``p10_``,
+    ``p15_balanced_accuracy`` (percentiles, numpy's linear interpolation), and ``sites_without_figures``, the number of
+    sites without a balanced accuracy, which are left out.
     """
     found = [sites[name]["balanced_accuracy"] for name in sorted(sites)]
     values = np.array([value for value in found if isinstance(value, (int, float))], dtype=np.float64)

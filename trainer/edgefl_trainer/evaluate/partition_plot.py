@@ -5,17 +5,14 @@ bytes out: no file, no display, no global state of the plotting library. As PEP-
 2510.25372, Fig. 4), with areas instead of discs so that 200 sites and 200 classes still fit.
 """
 
-import io
-
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from edgefl_trainer.data.partition import KINDS, Partition
-from edgefl_trainer.evaluate.plot import COLOURS
+from edgefl_trainer.evaluate.plot import COLOURS, png
 
 MAX_NAMED = 40  # sites or classes along an axis whose names can still be read
 MAX_NUMBERED = 400  # fields whose counts can still be read
@@ -23,18 +20,13 @@ HELD_OUT_COLOUR = COLOURS[3]
 
 
 def plot_partition(partition: Partition, title: str = "") -> bytes:
-    """Return the picture as PNG bytes.
-
-    Args:
-        title: Above the picture; empty: scheme, numbers and seed.
-    """
+    """Return the picture as PNG bytes; without a title its scheme, numbers and seed stand above it."""
     sites, classes = list(partition.sites), list(partition.classes)
     learning = partition.counts(("train", "tune"))
     counts = np.array([[learning[site][label] for site in sites] for label in classes], dtype=np.int64)  # (K, C)
     width = min(16.0, max(6.5, 2.5 + 0.42 * len(sites)))  # inches
     heights = [min(10.0, max(1.8, 0.6 + 0.3 * len(classes))), 1.8]
     figure = Figure(figsize=(width, sum(heights) + 1.2), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=heights)
     _draw_counts(upper, counts, classes)
     _draw_sizes(lower, partition)
@@ -42,9 +34,7 @@ def plot_partition(partition: Partition, title: str = "") -> bytes:
     for axes in (upper, lower):
         _shade_held_out(axes, partition)
     figure.suptitle(title or headline(partition), fontsize=11)
-    out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
-    return out.getvalue()
+    return png(figure, metadata={"Software": None})
 
 
 def headline(partition: Partition) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -36,9 +35,7 @@ FEW_BYTES = 1.0  # where a method that sends nothing stands on a logarithmic axi
 def curves(lines: Lines, metric: str = "balanced_accuracy") -> Curves:
     """Pick one figure from the lines of a run; a later line of the same round and site replaces an earlier one.
 
-    Args:
-        lines: Objects with ``round`` and ``site``; those without the figure, or with ``None``, are passed over.
-        metric: Key of the figure.
+    Lines without round, site or the figure, or with ``None``, are passed over.
     """
     found: Curves = {}
     for line in lines:
@@ -81,7 +78,6 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
     if len(tracks) > MAX_NAMES:
         raise ValueError(f"{len(tracks)} lines do not fit into one picture, which holds {MAX_NAMES}")
     figure = Figure(figsize=(13, max(4.8, 0.27 * len(tracks))), dpi=110, layout="constrained")  # inches
-    FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
     _draw(left, {name: both[0] for name, both in tracks.items()})
     _draw(right, {name: both[1] for name, both in tracks.items()})
@@ -93,8 +89,13 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
     for axes in (left, right):
         _name_lines(axes)
     figure.suptitle(title)
+    return png(figure, metadata={"Software": None})
+
+
+def png(figure: Figure, **options: Any) -> bytes:
+    """The bytes of a figure as PNG."""
     out = io.BytesIO()
-    figure.savefig(out, format="png", metadata={"Software": None})
+    figure.savefig(out, format="png", **options)
     return out.getvalue()
 
 
@@ -197,11 +198,7 @@ def _name_lines(axes: Axes) -> None:
 
 
 def spread_out(wanted: Sequence[float], room: float) -> list[float]:
-    """Heights as near the wanted ones as can be, in their order, at least `room` apart, within [0, 1] while they fit.
-
-    Args:
-        wanted: Heights as shares of the axes.
-    """
+    """Heights (shares of the axes) as near the wanted ones as can be, in order, `room` apart, within [0, 1]."""
     order = np.argsort(wanted, kind="stable")
     room = min(room, 1 / max(1, len(order) - 1))
     groups: list[tuple[float, int]] = []  # middle and number of names that touch one another

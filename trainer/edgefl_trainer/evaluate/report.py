@@ -20,12 +20,11 @@ NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METR
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The figures of `summary.json` that need every row: of each site, and of all rows of the sites that trained.
 
+    Gives `sites`, `pooled`, and the interval of the mean balanced accuracy over sites.
+
     Args:
         scored: scored rows by site; without the sites for which there is no model.
         facts: of every site, what else stands beside its figures; `held_out` where it never trained.
-
-    Returns:
-        `sites`, `pooled`, and the interval of the mean balanced accuracy over sites.
     """
     draws = {name: _draws_of(rows) for name, rows in scored.items()}
     figures = {
@@ -57,14 +56,8 @@ def thin_sites(
 ) -> list[str]:
     """A sentence for each site whose figures flatter it, since they are over fewer classes than the run has.
 
-    Args:
-        scored: scored rows by site.
-        seen: of each site, the classes it can name.
-        classes: of the run, K names.
-        rows: kind of the scored rows, `test` or `val`.
-
-    Returns:
-        Sentences in name order; from the tenth site on one for all that are left.
+    In name order; from the tenth site on one for all that are left. `seen` are the classes that each site can name,
+    `rows` is the kind of the scored rows, `test` or `val`.
     """
     found = []
     for name in sorted(scored):

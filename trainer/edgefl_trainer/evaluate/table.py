@@ -60,10 +60,8 @@ def table_rows(summaries: Sequence[Summary], metric: str = "balanced_accuracy", 
     """Gather summaries into rows, in the order in which a setting first appears.
 
     Two runs of one setting with the same seed are not averaged: the second opens a row ``NAME #2``. A run whose method
-    answers in more than one way has a row for each, the further ones as ``NAME, WAY``.
-
-    Raises:
-        ValueError: There is no run, or the runs are of different tasks.
+    answers in more than one way has a row for each, the further ones as ``NAME, WAY``. A ``ValueError`` where there is
+    no run, or the runs are of different tasks.
     """
     if not summaries:
         raise ValueError("there is no run to show; give at least one run folder")
@@ -149,11 +147,7 @@ def _figure(values: Sequence[int | float | None], ddof: int = 1) -> Figure:
 def caption(
     summaries: Sequence[Summary], machine: str | None = None, metric: str = "balanced_accuracy", ddof: int = 1
 ) -> str:
-    """Return what a reader must know to judge the figures: rows reported, presets, seeds, spread, machine.
-
-    Args:
-        machine: What they ran on, in words; left out when unknown.
-    """
+    """Return what a reader must know to judge the figures: rows, presets, seeds, spread, machine (if known)."""
     rows = table_rows(summaries, metric)
     reported = sorted({str(summary["reported_rows"]) for summary in summaries if summary.get("reported_rows")})
     seeds = sorted({seed for row in rows for seed in row.seeds})
@@ -176,8 +170,7 @@ def caption(
 def unlike(summaries: Sequence[Summary]) -> list[str]:
     """Return a clause where runs of one seed did not see the same rows, so that they do not compare like with like.
 
-    Args:
-        summaries: Of the runs shown. Runs of different seeds draw other tune rows, unless they name one partition.
+    Runs of different seeds draw other tune rows, unless they name one partition.
     """
     digests: dict[object, set[str]] = {}
     for summary in summaries:
@@ -192,11 +185,7 @@ def _named(sites: Sequence[str]) -> str:
 
 
 def origin(environments: Sequence[Mapping[str, Any]]) -> str:
-    """Return on which machines and at which commits runs were made, in words.
-
-    Args:
-        environments: Contents of ``environment.json`` of each; empty where there is none.
-    """
+    """Return, in words, on which machines and at which commits runs with these ``environment.json`` were made."""
     machines, commits = set(), set()
     for found in environments:
         machine = found.get("machine", {})
@@ -213,14 +202,9 @@ def render_table(
     metric: str = "balanced_accuracy",
     ddof: int = 1,
 ) -> str:
-    """Return the table as text.
+    """Return the table as text in a style of ``FORMATS``; for ``machine`` see ``caption``.
 
-    Args:
-        style: One of ``FORMATS``.
-        machine: For the caption; see ``caption``.
-
-    Raises:
-        ValueError: The style is unknown, there is no run, or the runs are of different tasks.
+    A ``ValueError`` where the style is unknown, there is no run, or the runs are of different tasks.
     """
     if style not in FORMATS:
         raise ValueError(f"table format {style!r} is unknown; {', '.join(FORMATS)} are known")

@@ -112,9 +112,7 @@ def _bar(ours: Cell, printed: str) -> Bar:
 def render_comparison(experiment: Experiment, found: Sequence[Found], style: str = "md", ddof: int = 1) -> str:
     """Return the tables of all parts of which there is a run, or of every part where there is none.
 
-    Args:
-        style: md, csv, json or latex.
-        ddof: of the spread, 1 of a sample, 0 of a population.
+    ``style`` is md, csv, json or latex; ``ddof`` that of the spread, 1 of a sample, 0 of a population.
     """
     parts = [part for part in experiment.parts if any(one.part == part.name for one in found)] or experiment.parts
     tables = [(part, lines_of(experiment, part, found, ddof)) for part in parts]

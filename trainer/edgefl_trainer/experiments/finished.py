@@ -19,11 +19,7 @@ from edgefl_trainer.experiments.planning import federation_of, place_of
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run itself, or the finished runs anywhere below a folder, in name order.
-
-    Raises:
-        RunError: there is none.
-    """
+    """The run itself, or the finished runs anywhere below a folder, in name order; a `RunError` where there is none."""
     if (folder / CONFIG).exists():
         return [folder]
     below = sorted(path.parent for path in folder.rglob(CONFIG))

@@ -34,11 +34,9 @@ class Cell:
 
 
 def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int = 1) -> Cell:
-    """Ours under a heading.
+    """Ours under a heading, of the runs of one row, one for each seed.
 
-    Args:
-        spread: `seeds`: ± over runs; `sites`: of a mean over sites ± runs over the sites, each its mean over runs.
-        runs: of one row, one for each seed.
+    The spread `seeds` is ± over runs; `sites`, for a mean over sites, is ± over the sites, each its mean over runs.
     """
     values = [value for run in runs if (value := figure_of(column, metric, run)) is not None]
     if not values:

@@ -15,8 +15,7 @@ from edgefl_trainer.experiments.measured import tracked
 def of_runs(folders: Sequence[Path]) -> bytes:
     """PNG of the tune figures of runs over rounds and bytes; runs whose folders share a name stand under their paths.
 
-    Raises:
-        ValueError: there is nothing to draw.
+    A `ValueError` where there is nothing to draw.
     """
     names = [folder.name for folder in folders]
     tracks = {str(f) if names.count(f.name) > 1 else f.name: [read_metrics(f)] for f in folders}
@@ -26,8 +25,7 @@ def of_runs(folders: Sequence[Path]) -> bytes:
 def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
     """PNG of the form that an experiment's file asks for.
 
-    Raises:
-        ValueError: there is nothing to draw, or the runs cannot stand in one picture.
+    A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """
     if experiment.plot == "bars":
         return plot_bars(*bars_of(experiment, found), title=experiment.title)

@@ -76,10 +76,7 @@ class Choice:
 
 
 def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, str]) -> list[PlannedRun]:
-    """Every chosen run, resolved; nothing is read but the environment.
-
-    Args:
-        environment: where `$NAME` in data and backbones is looked up.
+    """Every chosen run, resolved; nothing is read but the environment, for `$NAME` in data and backbones.
 
     Raises:
         SettingError: a row, part, setting or hyper-parameter that is not there, or a variable that is not set.
@@ -171,11 +168,7 @@ def _pretraining(
     second: Mapping[str, Any],
     environment: Mapping[str, str],
 ) -> PlannedPretraining:
-    """The run that a row starts from.
-
-    Args:
-        second: Settings of the row's own run: what both stages share is taken from there.
-    """
+    """The run that a row starts from, with what both stages share from `second`, the settings of the row's own run."""
     shared = {name: second[name] for name in (*SHARED, "data", "partition", "seed") if name in second}
     given: dict[str, Any] = {**experiment.pretrain.settings, **stage.settings}
     hyper = {**experiment.pretrain.hyper}
@@ -209,8 +202,7 @@ def _known_assignments(method: str, assignments: Sequence[str]) -> list[str]:
 def pretraining_of(runs: Sequence[PlannedRun]) -> list[PlannedPretraining]:
     """The pre-training runs that runs start from, each once, in the order of their first use.
 
-    Raises:
-        SettingError: two rows name one with different settings.
+    A `SettingError` where two rows name one with different settings.
     """
     found: dict[Path, PlannedPretraining] = {}
     for run in runs:
@@ -225,11 +217,7 @@ def pretraining_of(runs: Sequence[PlannedRun]) -> list[PlannedPretraining]:
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """A text with `$NAME` replaced from the environment.
-
-    Raises:
-        SettingError: the variable is not set.
-    """
+    """A text with `$NAME` replaced from the environment; a `SettingError` where it is not set."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in environment:

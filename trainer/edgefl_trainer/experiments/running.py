@@ -28,13 +28,7 @@ Say = Callable[[str], None]
 
 
 def run_planned(runs: Sequence[PlannedRun], say: Say) -> list[str]:
-    """Make what is not there yet.
-
-    Args:
-        say: told of each run and each failure, a line at a time.
-
-    Returns:
-        The names of the runs that failed.
+    """Make what is not there yet, tell `say` of each run and failure, and return the names of the runs that failed.
 
     Raises:
         EdgeflError: nothing can be begun: a partition cannot be made, or a run's folder or backbone cannot be used.

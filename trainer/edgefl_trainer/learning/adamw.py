@@ -19,15 +19,9 @@ FIRST, SECOND, STEPS = "adamw.first.", "adamw.second.", "adamw.steps."
 def adamw_step(
     arrays: Arrays, gradients: Mapping[str, NDArray[np.float64]], lr: float, weight_decay: float
 ) -> dict[str, NDArray[np.generic]]:
-    """Step every array that has a gradient.
+    """Step every array that has a gradient; give all arrays, the stepped ones in float64, and moments as `adamw.`.
 
-    Args:
-        arrays: values by name, and what earlier steps left.
-        gradients: by name; float64.
-        weight_decay: decoupled decay; a step shrinks values by lr·weight_decay.
-
-    Returns:
-        All arrays, the stepped ones in float64, with their moments under `adamw.`.
+    `arrays` hold what earlier steps left, too. `weight_decay` is decoupled: a step shrinks values by lr·weight_decay.
     """
     stepped = dict(arrays)
     for name in sorted(gradients):

@@ -71,11 +71,7 @@ def start(method: AveragesAll, task: Task, sites: Sequence[str]) -> State:
 
 
 def fresh_tensors(task: Task, insert: Tokens | None, n: int) -> dict[str, Tensor]:
-    """Draw n prompt tokens for each block of `insert`, and a head.
-
-    Raises:
-        SettingError: see `softmax.check_fits`.
-    """
+    """Draw n prompt tokens for each block of `insert`, and a head; raises as `softmax.check_fits`."""
     check_fits(task, insert)
     spec, generator = task.backbone, torch.Generator().manual_seed(task.seed)
     prompts = {PROMPTS: token_init(spec, (len(insert.blocks), n, spec.width), generator)} if insert else {}
@@ -85,8 +81,7 @@ def fresh_tensors(task: Task, insert: Tokens | None, n: int) -> dict[str, Tensor
 def begin(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> State:
     """Begin the server: initial tensors, and the readout as far as it is known.
 
-    Raises:
-        SettingError: the backbone has no such readout.
+    A `SettingError` where the backbone has no such readout.
     """
     readout = settled_readout(recipe.readout, task.backbone)
     standardise = int(recipe.standardises(task.backbone))
@@ -118,12 +113,9 @@ def warm_reply(recipe: SoftmaxRecipe, site: Site) -> Payload:
 def train(
     recipe: SoftmaxRecipe, site: Site, insert: Insert | None, model: Arrays, received: Payload, names: Sequence[str]
 ) -> Arrays:
-    """Learn some tensors for E epochs.
+    """Learn the tensors of `names` for E epochs and return them.
 
-    Args:
-        insert: where prompt tokens enter; None without any.
-        received: its `round` and `readout` are read.
-        names: which tensors learn; these are returned.
+    `insert` says where prompt tokens enter, if any; of `received` the `round` and `readout` are read.
     """
     module = recipe.module(site, readout_named(received.scalars["readout"]), insert)
     tensors = softmax.trainable(model, names, site.device)

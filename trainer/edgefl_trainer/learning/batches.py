@@ -31,11 +31,7 @@ def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
 def labelled_batches(
     site: Site, batch: int, augment: Literal["none", "dihedral"], round_: int, epoch: int
 ) -> tuple[int, Iterator[LabelledBatch]]:
-    """Shuffled training images of one epoch, each turned and mirrored at random where that is asked for.
-
-    Returns:
-        How many batches, and the batches.
-    """
+    """How many batches, and the shuffled training images of one epoch, turned and mirrored where asked for."""
     rng = site.rng("augment", round_, epoch)
     given = site.batches(site.train, batch, round_, epoch)
     views = ((dihedral(images, rng) if augment == "dihedral" else images, target) for images, target in given)

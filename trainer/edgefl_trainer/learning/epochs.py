@@ -57,10 +57,9 @@ def run_epochs(
     take_step: Callable[[], object] | None = None,
     tells_wait: bool = False,
 ) -> Iterator[EpochSums]:
-    """Learn epoch after epoch, and give the sums of each as it ends.
+    """Learn epoch after epoch, and give the sums of each as it ends; the site is told of each step.
 
     Args:
-        site: is told each step's loss, images and place in the epoch.
         round_: train round, from 1.
         epochs: their numbers, for draws and schedule.
         batches: of an epoch, and before them how many; the next one is asked for when a step is done.
@@ -96,14 +95,9 @@ def run_epochs(
 
 
 def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
-    """Return the loss as a number.
+    """The loss as a number; a `TrainingError` that names site, round and step where it is NaN or infinite.
 
-    Args:
-        round_: train round, from 1.
-        step: of the epoch, from 0; the sentence counts from 1, as the progress display does.
-
-    Raises:
-        TrainingError: it is NaN or infinite; names site, round and step.
+    `step` counts from 0; the sentence counts from 1, as the progress display does.
     """
     value = float(loss.detach())
     if not math.isfinite(value):

@@ -130,11 +130,7 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
 
 
 def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, seed: int) -> dict[str, Tensor]:
-    """Prompts and head before the first step: the same at every site and at the server.
-
-    Raises:
-        SettingError: see `check_fits`.
-    """
+    """Prompts and head before the first step: the same at every site and at the server; raises as `check_fits`."""
     check_fits(recipe, spec, classes)
     generator = torch.Generator().manual_seed(seed)
     prompts = [] if recipe.prompts == "none" else _prompts(recipe, require_vit(spec, "prompts"), generator)
@@ -189,7 +185,6 @@ def learn(
 
     Args:
         tensors: the trained ones as leaves that require gradients, `STATISTICS` as constants where they are used.
-        round_: train round, from 1.
         optimizer: over the trained tensors, see `make_optimizer`.
         terms: what the method adds to the loss; attention stays fused where none needs maps.
         epochs: another number of epochs than E; the annealing clock still counts E for each round before.

@@ -84,11 +84,8 @@ def best_readout(scores: Mapping[Readout, float]) -> Readout:
 def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
     """Decide for one site with a private head: its readout and, where used, its feature statistics.
 
-    Args:
-        wanted: `cls` or `mean`; `auto` takes the one that probes better.
-
-    Returns:
-        `features.mean` and `features.std` (D,) where used; the value `readout`.
+    Of `wanted`, `cls` or `mean` stands and `auto` takes the one that probes better. Gives the value `readout` and,
+    where used, `features.mean` and `features.std` (D,).
     """
     assert site.backbone is not None
     wanted = settled_readout(wanted, site.backbone.spec)
@@ -100,14 +97,10 @@ def own_features(site: Site, wanted: str, *, standardise: bool) -> State:
 
 
 def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True) -> Payload:
-    """Answer a warm phase at a site, with no more than the server will read.
+    """Answer a warm phase at a site, with no more than the server will read; with `auto` a probe decides.
 
-    Args:
-        wanted: `cls` or `mean`; `auto` lets a probe decide.
-
-    Returns:
-        Moments (2, D) of the readouts in question over the training images, if features are standardised; their probe
-        figures, if they decide; the number of training images.
+    Gives moments (2, D) of the readouts in question over the training images, if features are standardised; their probe
+    figures, if they decide; the number of training images.
     """
     assert site.backbone is not None
     wanted = settled_readout(wanted, site.backbone.spec)
@@ -123,14 +116,9 @@ def feature_reply(site: Site, wanted: str = "auto", *, standardise: bool = True)
 
 
 def common_features(replies: Mapping[str, Payload], wanted: str, *, standardise: bool) -> State:
-    """Pool the replies of a warm phase: the readout of all sites and, where used, their feature statistics.
+    """Pool the replies of a warm phase (see `feature_reply`); gives what `own_features` gives, common to all sites.
 
-    Args:
-        replies: of `feature_reply`, by site.
-        wanted: a readout; `auto` takes the one that probes better on the mean of the sites.
-
-    Returns:
-        `features.mean` and `features.std` (D,) where used; the value `readout`.
+    With `auto`, the readout is the one that probes better on the mean of the sites.
     """
     names = sorted(replies)
     readout = readout_named(wanted)

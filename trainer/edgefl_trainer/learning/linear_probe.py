@@ -80,11 +80,7 @@ def probe_sites(rows: Mapping[str, ProbeRows]) -> ProbeReport:
 def choose_readout(reports: Mapping[str, ProbeReport]) -> str:
     """Return the readout with the highest mean over sites; on a tie, or without figures, the first in the mapping.
 
-    Args:
-        reports: Readout (``cls``, ``mean``) to its probe, in order of preference.
-
-    Raises:
-        ValueError: There is no readout to choose from.
+    A ``ValueError`` where there is none to choose from.
     """
     if not reports:
         raise ValueError("no readout was probed; give at least one")
@@ -100,17 +96,9 @@ def fit_predict(
     balanced: bool = True,
     strength: float = STRENGTH,
 ) -> Float[np.ndarray, "B2 K"]:
-    """Fit on one set of rows and return the probabilities of another.
+    """Fit on one set of rows and return the probabilities of another, 0 for a class without a fitted row.
 
-    Args:
-        classes: K; a class without a fitted row gets probability 0.
-        strength: Inverse of the L2 penalty's weight.
-
-    Returns:
-        Probabilities; each row sums to 1.
-
-    Raises:
-        ValueError: There is no row to learn from.
+    ``strength`` is the inverse of the L2 penalty's weight. A ``ValueError`` where there is no row to learn from.
     """
     # Loaded here: a coordinator's worker imports every method, starts once a round, and fits nothing.
     from sklearn.exceptions import ConvergenceWarning

@@ -36,14 +36,9 @@ def private_round(
     mode: PrefixMode = "renormalise",
     watch: Callable[[int, Step], None] | None = None,
 ) -> State:
-    """Learn E epochs from where the site stopped; the first round starts it.
+    """Learn E epochs from where the site stopped (an empty state starts it) and return its new state.
 
-    Args:
-        state: what it remembers; empty before the first round.
-        broadcast: its `round` is read, and where it has them a `readout` and feature statistics common to all sites.
-
-    Returns:
-        The site's new state.
+    Of the broadcast the `round` is read, and where it has them a `readout` and feature statistics common to all sites.
     """
     before = begun(recipe, site, state, broadcast)
     learned = {k: v for k, v in before.arrays.items() if not k.startswith("optimizer.")}

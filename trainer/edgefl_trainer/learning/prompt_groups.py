@@ -38,23 +38,16 @@ def orthogonal_keys(groups: int, width: int, generator: torch.Generator) -> Floa
 def least_used_nearest(cosine: Float[Tensor, "B G"], used: Float[Tensor, " G"]) -> Int[Tensor, " B"]:
     """Choose each image's group in training: argmin (1 − cos)·(f_g + 5e-4), without the factor while all are unused.
 
-    Args:
-        cosine: of queries and keys, (B, G).
-        used: how often each group was taken so far, (G,).
+    `cosine` (B, G) is that of queries and keys; `used` (G,) counts how often each group was taken so far.
     """
     factor = used / used.sum() + FLOOR if used.sum() > 0 else torch.ones_like(used)
     return ((1 - cosine) * factor).argmin(dim=-1)
 
 
 def mean_keys(keys: NDArray[np.float64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Average each group's key, weighted by the sites' shares of its selections; plain where these are few.
+    """Average each group's key over sites, (C, G, D) → (G, D), weighted by the sites' shares of its selections.
 
-    Args:
-        keys: of each site, (C, G, D).
-        counts: selections of each site in this round, (C, G).
-
-    Returns:
-        (G, D).
+    Plain where these are few. `counts` (C, G) are the selections of each site in this round.
     """
     total = counts.sum(axis=0)
     weights = np.where(total > FEW, counts / np.maximum(total, 1), 1 / len(counts))  # columns sum to 1

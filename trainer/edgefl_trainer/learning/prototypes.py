@@ -35,12 +35,8 @@ def class_tokens(
 ) -> NDArray[np.float32]:
     """Read the class token of every training row at the input of some blocks: deterministic view, no gradient.
 
-    Args:
-        blocks: rising block numbers from 0.
-        insert: prompt tokens; None for the bare network.
-
-    Returns:
-        (n, J, D), before the tokens that enter at that block.
+    Gives (n, J, D), before the tokens that enter at that block. `blocks` rise from 0; `insert` is None for the bare
+    network.
     """
     vit, parts = site.backbone, []
     assert isinstance(vit, FrozenViT)
@@ -55,15 +51,7 @@ def class_tokens(
 
 
 def class_prototypes(tokens: NDArray[np.float32], targets: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
-    """Average the class tokens of each class (eq. 10); sums in float64.
-
-    Args:
-        tokens: (n, J, D).
-        targets: class of each row, (n,).
-
-    Returns:
-        (J, K, D), zeros where a class has no row.
-    """
+    """Average the class tokens (n, J, D) of each class to (J, K, D) (eq. 10); sums in float64, zeros without a row."""
     found = np.zeros((tokens.shape[1], classes, tokens.shape[2]), dtype=np.float32)
     for label in np.unique(targets[targets >= 0]):
         found[:, label] = tokens[targets == label].astype(np.float64).mean(axis=0)
@@ -89,15 +77,10 @@ class LaplaceNoise:
         centres: NDArray[np.float32],
         rng: np.random.Generator,
     ) -> NDArray[np.float32]:
-        """Compute prototypes under noise, which go out instead of `class_prototypes`.
+        """Compute prototypes (J, K, D) under noise, which go out instead of `class_prototypes`.
 
-        Args:
-            tokens: (n, J, D).
-            targets: class of each row, (n,).
-            centres: prototypes of the federation, (J, K, D).
-
-        Returns:
-            (J, K, D), zeros for a class of fewer than two rows, and where all its rows are the centre (no noise).
+        Zeros for a class of fewer than two rows, and where all its rows are the centre (no noise). `centres` are the
+        prototypes of the federation.
         """
         found = np.zeros_like(centres)
         for label in np.unique(targets[targets >= 0]):
@@ -134,16 +117,13 @@ def contributions(replies: Mapping[str, Payload]) -> tuple[NDArray[np.float64], 
 
 
 def moved(old: NDArray[Any], total: NDArray[np.float64], count: NDArray[np.int64], rho: float) -> NDArray[np.float32]:
-    """Move prototypes after a period (eq. 12): rho·old + (1 − rho)·mean.
+    """Move prototypes after a period (eq. 12): rho·old + (1 − rho)·mean, all (J, K, D).
 
     Args:
-        old: those the server keeps, (J, K, D).
-        total: sum over what was sent, (J, K, D).
+        old: those the server keeps.
+        total: sum over what was sent.
         count: how many were sent, (J, K). None: the old one stays.
         rho: momentum; 0 for a class that had none.
-
-    Returns:
-        (J, K, D).
     """
     kept = old.astype(np.float64)
     mean = total.astype(np.float64) / np.maximum(count, 1)[..., None]

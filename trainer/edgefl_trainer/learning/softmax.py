@@ -83,11 +83,7 @@ class SoftmaxRecipe:
 
 
 def check_count(name: str, value: int) -> None:
-    """Refuse a number of tokens below one, or one that no memory holds.
-
-    Raises:
-        SettingError: it is.
-    """
+    """Refuse, by a `SettingError`, a number of tokens below one, or one that no memory holds."""
     if not 1 <= value <= MAX_COUNT:
         raise SettingError(f"{name} is {value}; allowed: 1 to {MAX_COUNT}.")
 
@@ -115,16 +111,9 @@ def check_fits(task: Task, insert: Insert | None) -> None:
 
 
 def token_init(spec: BackboneSpec, shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Draw prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code).
+    """Draw prompt tokens U(−v, v), v = sqrt(6/(3·patch² + D)) (arXiv 2203.12119, its code); D is the last axis.
 
-    Args:
-        shape: any, last axis D.
-
-    Returns:
-        Float32 of that shape.
-
-    Raises:
-        SettingError: the backbone has no tokens.
+    A `SettingError` where the backbone has no tokens.
     """
     bound = (6 / (3 * require_vit(spec, "a prompt token").patch ** 2 + spec.width)) ** 0.5
     return torch.empty(tuple(shape)).uniform_(-bound, bound, generator=generator)
@@ -157,18 +146,14 @@ def learn(
     project: Mapping[str, Float[Tensor, "D D"]] | None = None,
     velocity: Arrays | None = None,
 ) -> dict[str, NDArray[np.generic]]:
-    """Learn by SGD: step `tensors` in place and report the loss.
+    """Learn by SGD: step `tensors` (see `trainable`) in place, report the loss and return the velocity by name.
 
     Args:
-        tensors: see `trainable`.
         round_: train round, from 1; for the rates, see `SoftmaxRecipe.rate`.
         epochs: numbers of the epochs, for their draws; 0 to E − 1 by default.
         forward: another way from images to logits, see `Forward`.
         project: for some of `names`, the matrix T that every update Δ is multiplied with: Δ·T.
-        velocity: what SGD's momentum starts from, by name; from zero where there is none.
-
-    Returns:
-        The velocity after the last step, by name; empty without momentum.
+        velocity: what SGD's momentum starts from; from zero where there is none. Without momentum none is returned.
     """
     learned = [tensors[name] for name in names]
     groups = [{"params": [tensors[name]], "lr": recipe.rate(name, round_)} for name in names]

@@ -19,18 +19,9 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam and AdamW remember of a tensor
 def weighted_mean(
     replies: Mapping[str, Payload], weights: Mapping[str, float], tensors: Iterable[str] | None = None
 ) -> dict[str, NDArray[np.generic]]:
-    """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c.
+    """Average tensors, FedAvg's server step: theta = sum_c w_c·theta_c / sum_c w_c, in their own dtypes.
 
-    Args:
-        replies: by site; all hold these tensors.
-        weights: one non-negative number for each site, not all zero.
-        tensors: names of those that are averaged; all of the replies by default.
-
-    Returns:
-        The averaged tensors in their own dtypes.
-
-    Raises:
-        TrainingError: no weight is above zero.
+    `replies` by site all hold `tensors`, by default all of theirs. A `TrainingError` where no weight is above zero.
     """
     names = sorted(replies)
     total = math.fsum(weights[name] for name in names)
@@ -53,20 +44,12 @@ def weights(weighting: Literal["samples", "uniform"], replies: Mapping[str, Payl
 
 
 def sample_weights(replies: Mapping[str, Payload]) -> dict[str, float]:
-    """Weigh each site by its number of training images.
-
-    Raises:
-        TrainingError: a negative number.
-    """
+    """Weigh each site by its number of training images; a `TrainingError` where one is negative."""
     return {name: image_count(reply, "n_train") for name, reply in replies.items()}
 
 
 def image_count(reply: Payload, name: str) -> float:
-    """Read a number of images that a reply tells.
-
-    Raises:
-        TrainingError: it is missing, no number, or negative.
-    """
+    """Read a number of images that a reply tells; a `TrainingError` where it is missing, no number, or negative."""
     count = reply.scalars.get(name)
     if not isinstance(count, int | float) or count < 0:
         raise TrainingError(f"a reply says {name} = {count!r}; a number of images is 0 or more.")
@@ -74,11 +57,7 @@ def image_count(reply: Payload, name: str) -> float:
 
 
 def by_class(arrays: Arrays, kind: str, classes: int) -> dict[int, NDArray[np.generic]]:
-    """Pick the arrays `<kind>.<k>`, by class index k.
-
-    Raises:
-        TrainingError: a k that is no class of the task.
-    """
+    """Pick the arrays `<kind>.<k>`, by class index k; a `TrainingError` for a k that is no class of the task."""
     allowed = {f"{kind}.{k}": k for k in range(classes)}
     found = {name: value for name, value in arrays.items() if name.startswith(f"{kind}.")}
     for name in found:

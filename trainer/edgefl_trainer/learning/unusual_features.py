@@ -35,13 +35,9 @@ def everything_usual(width: int) -> Tensors:
 
 
 def usual_features(features: NDArray[np.float32]) -> Tensors:
-    """Measure what is usual: m and A of the training features.
+    """Measure what is usual: m and A of the training features (n, D).
 
-    Args:
-        features: (n, D).
-
-    Returns:
-        `usual.mean` (D,) and `usual.whitening` (D, D), lower triangular; `everything_usual` below 40 rows.
+    Gives `usual.mean` (D,) and `usual.whitening` (D, D), lower triangular; `everything_usual` below 40 rows.
     """
     rows, width = features.shape
     if rows < LEAST_ROWS:

@@ -76,11 +76,7 @@ class NetworkRecipe:
         return self.lr * share if done < warmup else self.min_lr + (self.lr - self.min_lr) * share
 
     def readout_of(self, spec: BackboneSpec) -> Readout:
-        """Choose what the head reads of a network.
-
-        Raises:
-            SettingError: the network has no such feature.
-        """
+        """Choose what the head reads of a network; a `SettingError` where it has no such feature."""
         usual: Readout = "pooled" if isinstance(spec, CNNSpec) else "mean"
         found: Readout = usual if self.readout == "auto" else self.readout
         if (found == "pooled") != isinstance(spec, CNNSpec):
@@ -101,11 +97,7 @@ class Classifier(nn.Module):
         self.readout = readout
 
     def features(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
-        """What the head reads; the same as the frozen network's readout in evaluation mode.
-
-        Returns:
-            (B, D), float32.
-        """
+        """What the head reads, (B, D) in float32; the same as the frozen network's readout in evaluation mode."""
         if self.readout == "pooled":
             return self.network(pixels).float()  # type: ignore[no-any-return]
         tokens = self.network.forward_features(pixels)  # (B, 1+N, D)
@@ -129,9 +121,8 @@ def learned_tensors(model: Classifier) -> dict[str, Tensor]:
 def rate_share(name: str, depth: int, layer_decay: float) -> float:
     """Compute the factor of a parameter's rate: layer_decay^(L + 1 − i), with i the layer it belongs to.
 
-    Args:
-        name: `head.weight`, `network.blocks.3.attn.qkv.weight` …
-        depth: L, number of blocks; 0 for a convolutional network, all of which learns at one rate.
+    `name` is like `network.blocks.3.attn.qkv.weight`; depth L is 0 for a convolutional network, which learns at one
+    rate.
     """
     if depth == 0:
         return 1.0
@@ -144,11 +135,9 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
 
 
 def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None) -> torch.optim.Optimizer:
-    """Make the optimiser, one group for each parameter, with the factor of its rate as `rate_share`.
+    """Make the optimiser, one group for each parameter, with the factor of its rate (see `rate_share`).
 
-    Args:
-        depth: L; 0 for a convolutional network.
-        state: where the moments go on, see `steps.moments_of`; None begins afresh.
+    The moments go on from `state`, see `steps.moments_of`; None begins afresh.
     """
     learned = learned_tensors(model)
     undecayed = ("network.cls_token", "network.pos_embed")
@@ -180,15 +169,8 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
     """Learn the epochs of one round: step the model in place and report loss, images and time without data.
 
     The schedule runs over all epochs of all rounds. A batch of one image has no spread to normalise by: it learns with
-    the running statistics and leaves them alone.
-
-    Args:
-        model: on the site's device.
-        round_: train round, from 1.
-        before: where the optimiser goes on; None begins afresh.
-
-    Returns:
-        The optimiser's state after the last step.
+    the running statistics and leaves them alone. The optimiser goes on from `before` (None begins afresh); its state
+    after the last step is returned.
     """
     blocks = 0 if model.readout == "pooled" else len(model.network.blocks)
     if blocks:

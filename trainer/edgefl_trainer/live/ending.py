@@ -21,15 +21,10 @@ from edgefl_trainer.live.work import Work
 def write_results(
     work: Work, folder: Path, told: TaskReply, federation: str, state: State, last: Payload
 ) -> dict[str, Any]:
-    """Judge what the site has now and write `summary.json`.
+    """Judge the site's state after its last exchange with what was handed out at the end, and write `summary.json`.
 
-    Args:
-        state: the site's, after its last exchange.
-        last: what the coordinator handed out at the end.
-
-    Returns:
-        The contents of `summary.json`. `state_sha256` is the whole federation's, as the coordinator told it;
-        `site_sha256` this site's own.
+    Gives its contents: `state_sha256` is the whole federation's, as the coordinator told it; `site_sha256` this site's
+    own.
     """
     started = time.perf_counter()
     final, sites = _final(work, state, last), {work.site.name: work.site}

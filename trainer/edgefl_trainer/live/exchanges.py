@@ -13,9 +13,8 @@ docs/decisions/0030.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload
@@ -23,12 +22,12 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.display import Display, Pace
-from edgefl_trainer.engine.federation import InProcessSite, read_metrics
+from edgefl_trainer.engine.federation import InProcessSite, placed, read_metrics, write_metrics
 from edgefl_trainer.engine.selection import tune_judge
 from edgefl_trainer.errors import RunError, TrainingError
 from edgefl_trainer.live.work import Work
 
-METRICS, REFUSED = "metrics.jsonl", "refused.json"
+REFUSED = "refused.json"
 
 
 @dataclass(frozen=True)
@@ -71,9 +70,7 @@ class Exchanges:
             display.phase_started(phase, self.work.settings.rounds, [self.name])
             display.site_started(self.name)
             result = runner.local_round(self.state, broadcast, lambda facts: display.site_reported(self.name, facts))
-            sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
-            where = {"phase_index": number - 1, "phase": phase.kind, "round": phase.round, "site": self.name}
-            result = replace(result, metrics={**where, **sizes, **result.metrics})
+            result = placed(result, number - 1, phase, self.name, broadcast)
             self._checkpoints.save_site(number - 1, self.name, result)
             display.site_finished(self.name, result.metrics)
         return result
@@ -81,8 +78,7 @@ class Exchanges:
     def settled(self, delivery: Delivery) -> None:
         """Take note of what became of a reply, before the outbox forgets it. Doing it twice changes nothing.
 
-        Raises:
-            StorageError: the disk is full.
+        A `StorageError` where the disk is full.
         """
         number = delivery.round
         if delivery.outcome != "accepted":
@@ -95,7 +91,7 @@ class Exchanges:
         if found is not None:
             # A coordinator restored from a backup does rounds again: what followed them here is over, as it is there.
             lines = [line for line in read_metrics(self.folder) if int(line["phase_index"]) < number - 1]
-            self._write_metrics([*lines, found.metrics])
+            write_metrics(self.folder, [*lines, found.metrics])
             self._checkpoints.finish_phase(number - 1, State(), {self.name: found})
 
     def refused(self, number: int) -> bool:
@@ -109,11 +105,8 @@ class Exchanges:
     def judged(self, broadcast: Payload) -> Mapping[str, Scalar]:
         """Score the site's model, as it is with this broadcast, on its tune rows, and add that to the last exchange.
 
-        Args:
-            broadcast: of the exchange that follows, or the last hand-out.
-
-        Returns:
-            The figure by name; empty where there is no model, no tune row or no exchange yet.
+        The broadcast is that of the exchange that follows, or the last hand-out. Gives the figure by name; nothing
+        where there is no model, no tune row or no exchange yet.
         """
         lines = read_metrics(self.folder)
         if not lines or lines[-1]["phase"] == "warm" or int(lines[-1]["phase_index"]) != self.done - 1:
@@ -121,7 +114,7 @@ class Exchanges:
         judge = tune_judge(self.work.method, {self.name: self.work.site})
         figures = judge(self.name, self.state, broadcast)
         if figures:
-            self._write_metrics([*lines[:-1], {**lines[-1], **figures}])
+            write_metrics(self.folder, [*lines[:-1], {**lines[-1], **figures}])
         return figures
 
     def _phase(self, number: int, broadcast: Payload) -> Phase:
@@ -140,7 +133,3 @@ class Exchanges:
     @property
     def _checkpoints(self) -> Checkpoints:
         return Checkpoints(self.folder / "checkpoints")
-
-    def _write_metrics(self, lines: list[Mapping[str, Any]]) -> None:
-        text = "".join(f"{json.dumps(dict(line), sort_keys=True)}\n" for line in lines)
-        write_atomic(self.folder / METRICS, text.encode())

@@ -56,9 +56,8 @@ class Join:
 def join(call: Join) -> dict[str, Any]:
     """Take part in a federation until it is over, or once.
 
-    Returns:
-        federation, name, role, fingerprint and state of the membership; the round; what was learned and sent in this
-        call; and the contents of `summary.json` once the federation is over, else None.
+    Gives federation, name, role, fingerprint and state of the membership; the round; what was learned and sent in this
+    call; and the contents of `summary.json` once the federation is over, else None.
 
     Raises:
         FederationRefused: what is trusted or asked for is refused.
@@ -153,9 +152,7 @@ def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> boo
 def _learn(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply) -> Reply:
     """Learn the open round, or give what was learned before a kill.
 
-    Raises:
-        Refused: its broadcast is not to be had.
-        TrainingError: learning failed, or the reply is larger than the federation takes.
+    `Refused` where its broadcast is not to be had; a `TrainingError` where learning failed, or the reply is too large.
     """
     number = told.round
     broadcast = _patiently(call, lambda: _broadcast(seat, number))
@@ -176,11 +173,7 @@ def _broadcast(seat: Seat, number: int) -> Payload:
 
 
 def _tell_sent(say: Say, sent: Sequence[Delivery]) -> None:
-    """Say what became of replies.
-
-    Raises:
-        TrainingError: one was refused for good.
-    """
+    """Say what became of replies; a `TrainingError` where one was refused for good."""
     for one in sent:
         if one.outcome == "refused":
             raise TrainingError(f"the coordinator refused the reply of round {one.round}: {one.message}")
@@ -210,11 +203,7 @@ def _handed_out(seat: Seat, work: Work, told: TaskReply) -> Payload:
 
 
 def _check_same(begun: TaskReply, told: TaskReply) -> None:
-    """The coordinator may not change what was agreed on while it runs.
-
-    Raises:
-        FederationRefused: it did.
-    """
+    """Refuse, by `FederationRefused`, a coordinator that changes what was agreed on while it runs."""
     for name in AGREED:
         if getattr(begun, name) != getattr(told, name):
             raise FederationRefused(

@@ -84,15 +84,15 @@ class Seat:
                 return self._same(known, found)
             self._make_home()
             own_ca = trust_certificate(self.home, found, None if ca is None else read_ca(ca))
-            return self._enrol(found, own_ca, proxy)
+            transport = HttpsTransport(found.url, self.home / "ca.pem" if own_ca else None, proxy)
+            return enrol(self.home, found, transport, own_ca=own_ca, proxy=proxy, passphrase=self.passphrase)
 
     @contextmanager
     def member(self) -> Iterator[Member]:
         """The membership, opened: holds the keys until the end.
 
-        Raises:
-            FederationRefused: the server is not the trusted one, or refuses for good.
-            ExchangeError: the folder holds no finished enrolment, or nothing answered.
+        A `FederationRefused` where the server is not the trusted one, or refuses for good; an `ExchangeError` where the
+        folder holds no finished enrolment, or nothing answered.
         """
         with refusals(), Member(self.home, self._transport, passphrase=self.passphrase) as member:
             yield member
@@ -105,12 +105,11 @@ class Seat:
     def meet(self, reply: Reply | None, settled: Settled) -> tuple[TaskReply, list[Delivery]]:
         """One meeting with the coordinator: a new reply enters the outbox, the task is asked for, what waits is sent.
 
+        Gives the task, and what became of each reply that was offered.
+
         Args:
             reply: what was learned since the last meeting; given again, it is kept once.
             settled: told what became of a reply before the outbox forgets it; after a crash in between, again.
-
-        Returns:
-            The task, and what became of each reply that was offered.
 
         Raises:
             FederationRefused: the server is not the trusted one, or refuses for good.
@@ -151,10 +150,6 @@ class Seat:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"cannot make the folder {self.home}: {error.strerror}; name another --out") from error
-
-    def _enrol(self, invite: Invite, own_ca: bool, proxy: str | None) -> Membership:
-        transport = HttpsTransport(invite.url, self.home / "ca.pem" if own_ca else None, proxy)
-        return enrol(self.home, invite, transport, own_ca=own_ca, proxy=proxy, passphrase=self.passphrase)
 
     def _transport(self, membership: Membership) -> HttpsTransport:
         return HttpsTransport(membership.url, ca_file(self.home, membership), membership.proxy)

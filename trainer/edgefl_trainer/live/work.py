@@ -215,11 +215,7 @@ def located(data: Sequence[str], site: str) -> tuple[str, ...]:
 
 
 def only_site(federation: Federation, site: str) -> Federation:
-    """The rows of one site.
-
-    Raises:
-        SettingError: the data has several and none is chosen.
-    """
+    """The rows of one site; a `SettingError` where the data has several and none is chosen."""
     names = sorted(federation.sites)
     if site and site not in federation.sites:
         raise SettingError(f"the data has no site {site!r}; it has {listed(names)}.")
@@ -232,8 +228,7 @@ def only_site(federation: Federation, site: str) -> Federation:
 def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
     """The same rows with labels that index the federation's classes; a site may lack some of them.
 
-    Raises:
-        SettingError: the data has a class that the federation does not know.
+    A `SettingError` where the data has a class that the federation does not know.
     """
     unknown = [name for name in federation.classes if name not in classes]
     if unknown:

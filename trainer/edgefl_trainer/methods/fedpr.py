@@ -87,15 +87,12 @@ class FedPR:
 
 
 def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool = False) -> NDArray[np.float64]:
-    """The matrix T that an update Δ (n, D) is multiplied with from the right.
+    """The symmetric matrix T (D, D) that an update Δ (n, D) is multiplied with from the right.
 
     Args:
         prompts: global prompts P, (n, D).
         ratio: 0 for the projector onto the exact null space of P; else the share of the right singular vectors of P'P
             that T keeps, those of the smallest values, as the published code does.
-
-    Returns:
-        T, symmetric, (D, D).
     """
     width = prompts.shape[1]
     if ratio == 0:

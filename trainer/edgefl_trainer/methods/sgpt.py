@@ -82,11 +82,7 @@ class SGPT:
         )
 
     def insert(self, depth: int) -> Grouped:
-        """Where prompts enter a network of that many blocks.
-
-        Raises:
-            SettingError: a shared prompt enters behind a group's.
-        """
+        """Where prompts enter that many blocks; a `SettingError` where a shared one enters behind a group's."""
         shared = self.shared_blocks or tuple(range(max(1, depth // 3)))
         behind = shared[-1] + 1
         group = self.group_blocks or tuple(range(behind, behind + max(1, depth // 4)))

@@ -61,12 +61,7 @@ class Architecture:
 def sincos_positions(width: int, grid: int) -> Float[Tensor, "one tokens width"]:
     """MAE's position table: a zero row for the class token, then sin|cos of the column and of the row, base 10000.
 
-    Args:
-        width: D, divisible by 4.
-        grid: patches along one side.
-
-    Returns:
-        (1, 1 + grid², D), float32.
+    (1, 1 + grid², D), with `grid` patches along one side and a width D divisible by 4.
     """
     frequencies = 10000.0 ** (-np.arange(width // 4, dtype=np.float64) / (width // 4))
     row, column = np.meshgrid(np.arange(grid), np.arange(grid), indexing="ij")
@@ -147,12 +142,7 @@ class CNNArchitecture:
 def build_cnn(name: str, seed: int) -> nn.Module:
     """A fresh convolutional network without classifier; its forward gives pooled features (B, D).
 
-    Args:
-        name: timm's, see `CNNArchitecture`.
-        seed: of its weights.
-
-    Raises:
-        BackboneError: it is no convolutional network.
+    `name` is timm's, see `CNNArchitecture`; a `BackboneError` where it is no convolutional network.
     """
     import timm
 
@@ -172,14 +162,7 @@ def uses_attention(network: nn.Module) -> bool:
 
 
 def pooled_width(network: nn.Module, name: str, image_px: int) -> int:
-    """Number D of pooled features, from one pass over a black image.
-
-    Args:
-        name: for the sentence.
-        image_px: side of the image.
-
-    Returns:
-        D.
+    """Number D of pooled features, from one pass over a black image; `name` is for the sentence of an error.
 
     Raises:
         BackboneError: the image is smaller than what the network makes one position of, it cannot take that size, or

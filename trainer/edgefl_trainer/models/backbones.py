@@ -68,15 +68,11 @@ def architecture_of(spec: BackboneSpec) -> Architecture | CNNArchitecture:
 
 
 def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
-    """A fresh network of a backbone's architecture, to be trained.
+    """A fresh timm network of a backbone's architecture without classifier, to be trained.
 
-    Args:
-        spec: what to build; one of timm's hub is built as timm builds it, without asking the hub for weights.
-        seed: of its weights.
-
-    Returns:
-        A timm network without classifier: of a convolutional one the forward gives pooled features (B, D), a vision
-        transformer is timm's plain `VisionTransformer`. `load_weights` fills it, `weights_of` reads it.
+    One of timm's hub is built as timm builds it, without asking the hub for weights. Of a convolutional one the forward
+    gives pooled features (B, D); a vision transformer is timm's plain `VisionTransformer`. `load_weights` fills it,
+    `weights_of` reads it.
     """
     if isinstance(spec, CNNSpec):
         return build_cnn(spec.architecture, seed)
@@ -104,14 +100,13 @@ def backbone_bytes(
 ) -> bytes:
     """The file of one of our own backbones: weights as safetensors, its shape in the metadata.
 
+    The same input gives the same bytes.
+
     Args:
         kind: its shape, or a spec of that shape.
         weights: tensors by timm's names, without a fixed position table.
         self_supervised: learned without labels.
         half: store float16 (read back as float32); running statistics stay float32.
-
-    Returns:
-        The file's bytes; the same input gives the same bytes.
     """
     architecture = architecture_of(kind) if isinstance(kind, ViTSpec | CNNSpec) else kind
     arrays = {name: _stored(name, value, half=half) for name, value in weights.items()}
@@ -120,15 +115,11 @@ def backbone_bytes(
 
 
 def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> Backbone:
-    """Build and freeze the backbone that `name` stands for.
+    """Build and freeze the backbone that `name`, one of the forms of the module docstring, stands for.
 
     Args:
-        name: one of the forms of the module docstring.
         image_px: side of the images in pixels; None takes the backbone's own (84 for untrained ones).
         seed: start of an untrained network.
-
-    Returns:
-        The frozen network.
 
     Raises:
         BackboneError: unknown form, missing file, wrong shape, or an image size it cannot take.
@@ -155,15 +146,8 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
 def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]]) -> Backbone:
     """The same architecture with other weights, frozen: what a site that learned its own network scores with.
 
-    Args:
-        spec: of the backbone that the weights began as.
-        weights: by timm's names, see `weights_of`.
-
-    Returns:
-        The network; its spec has the digest of these weights.
-
-    Raises:
-        BackboneError: the weights are not this architecture's.
+    Its spec has the digest of these weights (see `weights_of`). A `BackboneError` where they are not this
+    architecture's.
     """
     network = build_network(spec, 0)
     load_weights(network, weights, spec.name)

@@ -21,17 +21,9 @@ class CNNOutput(NamedTuple):
     pooled: Float[Tensor, "B D"]
 
     def readout(self, name: Readout, prompts: int = 0) -> Float[Tensor, "B D"]:
-        """The feature that the head reads.
+        """The feature that the head reads: `pooled`, there is no other, and there are no prompts.
 
-        Args:
-            name: `pooled`; there is no other.
-            prompts: 0; there are none.
-
-        Returns:
-            (B, D).
-
-        Raises:
-            ValueError: a readout of tokens is asked for.
+        A `ValueError` where a readout of tokens is asked for.
         """
         if name != "pooled" or prompts:
             raise ValueError(f"a convolutional network has no readout {name!r}, its feature is 'pooled'")
@@ -46,11 +38,7 @@ class FrozenCNN(nn.Module):
     pixel_std: Tensor
 
     def __init__(self, network: nn.Module, spec: CNNSpec) -> None:
-        """Freeze the network.
-
-        Args:
-            network: without classifier; its forward gives pooled features (B, D).
-        """
+        """Freeze a network without classifier, whose forward gives pooled features (B, D)."""
         super().__init__()
         self.network = network.eval().requires_grad_(False)
         self.spec = spec
@@ -68,17 +56,7 @@ class FrozenCNN(nn.Module):
         return normalised(image, self.pixel_mean, self.pixel_std)
 
     def forward(self, image: Float[Tensor, "B 3 S S"]) -> CNNOutput:
-        """The pooled feature of a batch.
-
-        Args:
-            image: output of `normalise`, (B, 3, S, S).
-
-        Returns:
-            The feature.
-
-        Raises:
-            ValueError: the image does not fit the backbone.
-        """
+        """The pooled feature of a batch from `normalise`; a `ValueError` where the image does not fit the backbone."""
         side = self.spec.image_px
         if tuple(image.shape[1:]) != (3, side, side):
             raise ValueError(

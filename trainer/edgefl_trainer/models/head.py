@@ -21,42 +21,19 @@ STD_FLOOR = 1e-6  # a feature that never varies must not be blown up
 
 
 def init_head(classes: int, width: int, generator: torch.Generator) -> tuple[Float[Tensor, "K D"], Float[Tensor, " K"]]:
-    """Fresh head: weights N(0, 0.02) and bias +1 for every class, so that ReLU evidence starts alive.
-
-    Args:
-        generator: source of randomness.
-
-    Returns:
-        Weight (K, D) and bias (K,), float32.
-    """
+    """Fresh head: weights N(0, 0.02) and bias +1 for every class, so that ReLU evidence starts alive."""
     return torch.zeros((classes, width)).normal_(0, 0.02, generator=generator), torch.ones(classes)
 
 
 def standardise(
     features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], std: Float[Tensor, " D"]
 ) -> Float[Tensor, "B D"]:
-    """Features in units of their spread over the training rows.
-
-    Args:
-        features: readout of the backbone, (B, D).
-        mean: per feature, (D,).
-        std: per feature, (D,); values below 1e-6 count as 1e-6.
-
-    Returns:
-        (features − mean) / std, (B, D).
-    """
+    """Features in units of their spread over the training rows; a std below `STD_FLOOR` counts as that."""
     return (features - mean) / std.clamp(min=STD_FLOOR)
 
 
 def evidence_of(logits: Float[Tensor, "B K"], kind: EvidenceKind) -> Float[Tensor, "B K"]:
-    """Evidence of each class.
-
-    Args:
-        logits: output of the head, already divided by the temperature, (B, K).
-
-    Returns:
-        Not negative, (B, K).
-    """
+    """Evidence of each class, not negative, from logits that are already divided by the temperature."""
     if kind == "softplus":
         return functional.softplus(logits)
     if kind == "relu":
@@ -67,15 +44,7 @@ def evidence_of(logits: Float[Tensor, "B K"], kind: EvidenceKind) -> Float[Tenso
 def dirichlet_summary(
     evidence: Float[Tensor, "B K"], prior: Float[Tensor, " K"]
 ) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
-    """Expected class probabilities and vacuity of Dir(e + W).
-
-    Args:
-        evidence: not negative, (B, K).
-        prior: W, sums to K, (K,).
-
-    Returns:
-        p = (e + W)/S (B, K), rows sum to 1; u = K/S (B,), 1 at zero evidence.
-    """
+    """Expected class probabilities p = (e + W)/S and vacuity u = K/S of Dir(e + W); u = 1 at zero evidence, ΣW = K."""
     alpha = evidence + prior
     strength = alpha.sum(dim=-1, keepdim=True)  # (B, 1)
     return alpha / strength, evidence.shape[-1] / strength[:, 0]
@@ -84,31 +53,15 @@ def dirichlet_summary(
 def unusualness(
     features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], whitening: Float[Tensor, "D D"]
 ) -> Float[Tensor, " B"]:
-    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (`learning.unusual_features`).
-
-    Args:
-        features: what the head reads, (B, D).
-        mean: m, (D,).
-        whitening: A, (D, D).
-
-    Returns:
-        Not negative, (B,).
-    """
+    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (see `unusual_features`)."""
     return ((features - mean) @ whitening.T).square().sum(dim=-1)
 
 
 def discounted(evidence: Float[Tensor, "B K"], unusual: Float[Tensor, " B"]) -> Float[Tensor, "B K"]:
     """Evidence of an opinion that is trusted with t = min(1, 1/d²): its belief e/S becomes t·e/S, the rest is vacuity.
 
-    Solved for evidence: t·e·K/(K + (1 − t)·Σe); the classes keep their proportions. Source: Jøsang, "Subjective logic"
-    (2016), trust discounting; docs/decisions/0023.
-
-    Args:
-        evidence: not negative, (B, K).
-        unusual: d² of `unusualness`, (B,).
-
-    Returns:
-        Not negative, at most `evidence`, (B, K).
+    Solved for evidence, never above `evidence`: t·e·K/(K + (1 − t)·Σe); the classes keep their proportions. `unusual`
+    is d² of `unusualness`. Source: Jøsang, "Subjective logic" (2016), trust discounting; docs/decisions/0023.
     """
     trust = (1 / unusual.clamp(min=1))[:, None]  # (B, 1)
     classes = evidence.shape[-1]
@@ -116,17 +69,10 @@ def discounted(evidence: Float[Tensor, "B K"], unusual: Float[Tensor, " B"]) -> 
 
 
 def dissonance(evidence: Float[Tensor, "B K"], vacuity: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Conflict between the beliefs in different classes.
+    """Conflict between the beliefs in different classes, in [0, 1 − u].
 
     Σ_k b_k · [Σ_{j≠k} b_j Bal(b_j, b_k)] / [Σ_{j≠k} b_j], Bal(x, y) = 1 − |x − y|/(x + y), 0 where a denominator is 0.
     Source: Jøsang et al. 2018, eq. 10 and 11.
-
-    Args:
-        evidence: not negative, (B, K).
-        vacuity: u = K/S, (B,).
-
-    Returns:
-        In [0, 1 − u], (B,).
     """
     belief = evidence * (vacuity / evidence.shape[-1])[:, None]  # b = e/S, (B, K)
     row, column = belief[:, :, None], belief[:, None, :]

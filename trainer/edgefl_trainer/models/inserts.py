@@ -130,15 +130,11 @@ class Mixed:
     def scores(
         self, cls: Float[Tensor, "B D"], prototypes: Float[Tensor, "K D"], shares: Float[Tensor, " K"]
     ) -> Float[Tensor, "B K"]:
-        """Weights of the class prompts: softmax(cos/tau + log share); 0 where the share is 0.
+        """Weights of the class prompts: softmax(cos/tau + log share); 0 where the share is 0. Rows sum to 1.
 
         Args:
-            cls: class tokens, (B, D).
-            prototypes: mean class token of each class; a row of zeros counts as cosine 0, (K, D).
-            shares: of each class among the site's training images, not all zero, (K,).
-
-        Returns:
-            Rows sum to 1, (B, K).
+            prototypes: mean class token of each class; a row of zeros counts as cosine 0.
+            shares: of each class among the site's training images, not all zero.
         """
         cosine = functional.normalize(cls, dim=-1) @ functional.normalize(prototypes, dim=-1).T
         return (cosine / self.tau + shares.log()).softmax(dim=-1)
@@ -171,12 +167,7 @@ class Grouped:
         return self.bind_selected(tensors, (group_queries(bare()) @ unit_keys(tensors["keys"]).T).argmax(dim=-1))
 
     def bind_selected(self, tensors: Mapping[str, Tensor], selected: Int[Tensor, " B"] | None) -> Inserter:
-        """With the groups named, or without group tokens.
-
-        Args:
-            tensors: see the class.
-            selected: group of each image, (B,); None leaves the group tokens out.
-        """
+        """With the group of each image named, or, where `selected` is None, without group tokens."""
 
         def insert(block: int, tokens: Tensor) -> Tensor:
             if block in self.shared_blocks:
@@ -210,11 +201,7 @@ def insert_to_json(insert: Insert) -> dict[str, Any]:
 
 
 def insert_from_json(found: Mapping[str, Any]) -> Insert:
-    """An insert from plain values.
-
-    Raises:
-        ValueError: unknown kind or field.
-    """
+    """An insert from plain values; a `ValueError` for an unknown kind or field."""
     kind = INSERTS.get(str(found.get("kind")))
     if kind is None:
         raise ValueError(f"unknown kind of prompt tokens {found.get('kind')!r}; known are {', '.join(INSERTS)}")

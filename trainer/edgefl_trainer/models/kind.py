@@ -15,8 +15,7 @@ MAX_HEADER_BYTES = 16 * 1024**2
 def network_kind(name: str) -> NetworkKind:
     """`cnn` for a convolutional network; `vit` for a vision transformer, and where the name stands for nothing.
 
-    Args:
-        name: as `models.backbones.load_backbone` takes it, which says what is wrong with it.
+    `models.backbones.load_backbone` takes the same names and says what is wrong with one.
     """
     form, _, rest = name.partition(":")
     if form == "cnn":
@@ -30,10 +29,8 @@ def network_kind(name: str) -> NetworkKind:
 
 
 def names_learned_positions(name: str) -> bool:
-    """Whether a name stands for a vision transformer of timm's, whose positions are learned.
-
-    Args:
-        name: as `models.backbones.load_backbone` takes it.
+    """Whether a name, as `load_backbone` takes it, is that of a vision transformer of timm's: its positions are
+    learned.
     """
     import timm
 

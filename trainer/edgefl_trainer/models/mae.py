@@ -56,15 +56,12 @@ class MaskedAutoencoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "B 3 px px"], noise: Float[Tensor, "B N"], mask_ratio: float, norm_pix: bool
     ) -> Float[Tensor, ""]:
-        """Loss of one batch.
+        """Mean squared error over the hidden patches of a batch, all weighing the same.
 
         Args:
             noise: a uniform number for each patch; the patches with the smallest stay visible.
             mask_ratio: share of the patches that is hidden.
             norm_pix: standardise each target patch.
-
-        Returns:
-            Mean squared error over the hidden patches, all weighing the same.
         """
         order = noise.argsort(dim=1)  # (B, N)
         visible = order[:, : self.kept(mask_ratio)]

@@ -13,15 +13,6 @@ def pixel_scale(values: tuple[float, float, float]) -> Float[Tensor, "one 3 one 
 def normalised(
     image: UInt8[Tensor, "B S S 3"], mean: Float[Tensor, "one 3 one one"], std: Float[Tensor, "one 3 one one"]
 ) -> Float[Tensor, "B 3 S S"]:
-    """Channels first, mean subtracted, divided by the deviation.
-
-    Args:
-        image: pixels, channels last, (B, S, S, 3).
-        mean: see `pixel_scale`.
-        std: see `pixel_scale`.
-
-    Returns:
-        Float32, (B, 3, S, S).
-    """
+    """Channels first in float32, mean subtracted, divided by the deviation (see `pixel_scale`)."""
     planes = image.permute(0, 3, 1, 2).to(torch.float32)
     return (planes - mean) / std

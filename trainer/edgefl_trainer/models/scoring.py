@@ -93,12 +93,7 @@ def options_to_json(options: ScoreOptions) -> dict[str, Any]:
 
 
 def options_from_json(found: Mapping[str, Any]) -> ScoreOptions:
-    """Options from plain values.
-
-    Raises:
-        ValueError: unknown prompt tokens.
-        TypeError: an unknown option.
-    """
+    """Options from plain values; a `ValueError` for unknown prompt tokens, a `TypeError` for an unknown option."""
     insert = found.get("insert")
     read = {**found, "prompts": tuple(found["prompts"])}
     return ScoreOptions(**{**read, "insert": None if insert is None else insert_from_json(insert)})
@@ -126,14 +121,7 @@ class ScoreModule(nn.Module):
     """Scores 8-bit images with tensors given by their payload names."""
 
     def __init__(self, backbone: Backbone, options: ScoreOptions) -> None:
-        """Fix backbone and options.
-
-        Args:
-            options: what the head reads and shows.
-
-        Raises:
-            ValueError: the backbone has no such readout, or takes no prompts.
-        """
+        """Fix backbone and options; a `ValueError` where the backbone has no such readout, or takes no prompts."""
         super().__init__()
         pooled = isinstance(backbone, FrozenCNN)
         if (options.readout == "pooled") is not pooled or (pooled and (options.prompts or options.insert)):
@@ -143,39 +131,21 @@ class ScoreModule(nn.Module):
 
     @property
     def vit(self) -> FrozenViT:
-        """The backbone, for what only a vision transformer can do.
-
-        Raises:
-            TypeError: it is none.
-        """
+        """The backbone, for what only a vision transformer can do; a `TypeError` where it is none."""
         if not isinstance(self.backbone, FrozenViT):
             raise TypeError(f"{self.backbone.spec.name} is no vision transformer")
         return self.backbone
 
     def logits(self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor]) -> Float[Tensor, "B K"]:
-        """Head output before temperature and evidence.
-
-        Args:
-            features: what the head reads, see `features`, (B, D).
-            tensors: at least the head.
-
-        Returns:
-            Logits in float32, (B, K).
-        """
+        """Head output in float32 before temperature and evidence."""
         return features @ tensors["head.weight"].T + tensors["head.bias"]
 
     def output(
         self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor], *, need_attention: bool
     ) -> BackboneOutput:
-        """The prompted network's output, before head and evidence.
+        """The prompted network's output, before head and evidence; `tensors` holds at least the prompts.
 
-        Args:
-            image: pixels, channels last, (B, S, S, 3).
-            tensors: at least the prompts by name.
-            need_attention: also the rollout factors; convolutional networks have none.
-
-        Returns:
-            Readouts and factors.
+        With `need_attention` also the rollout factors; convolutional networks have none.
         """
         pixels = self.backbone.normalise(image)
         if isinstance(self.backbone, FrozenCNN):
@@ -194,32 +164,16 @@ class ScoreModule(nn.Module):
         return found
 
     def features(self, output: BackboneOutput, tensors: Mapping[str, Tensor]) -> Float[Tensor, "B D"]:
-        """What the head reads: the readout in float32, standardised where the options say so.
-
-        Args:
-            output: of the network.
-            tensors: the feature statistics where they are used.
-
-        Returns:
-            (B, D).
-        """
+        """What the head reads: the readout in float32, standardised where the options say so."""
         features = output.readout(self.options.readout, self.options.prompted).to(torch.float32)
         if self.options.head_norm == "standardise":
             features = standardise(features, tensors["features.mean"], tensors["features.std"])
         return features
 
     def forward(self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor]) -> ScoreOutput:
-        """Score a batch.
+        """Score a batch with float32 tensors named as `ScoreOptions.tensors` says; others are ignored.
 
-        Args:
-            image: pixels, channels last, (B, S, S, 3).
-            tensors: float32 tensors named as `ScoreOptions.tensors` says; others are ignored.
-
-        Returns:
-            What is shown of each image.
-
-        Raises:
-            ValueError: a tensor is missing, or does not fit the backbone.
+        A `ValueError` where a tensor is missing, or does not fit the backbone.
         """
         missing = [name for name in self.options.tensors if name not in tensors]
         if missing:
@@ -231,16 +185,7 @@ class ScoreModule(nn.Module):
     def judge(
         self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor], maps: Float[Tensor, "B N"] | None
     ) -> ScoreOutput:
-        """What is shown of images whose features and maps are known.
-
-        Args:
-            features: what the head reads, see `features`, (B, D).
-            tensors: head, temperature, and prior and unusualness where the options use them.
-            maps: max-normalised rollout, (B, N), or None; passed on.
-
-        Returns:
-            The score.
-        """
+        """What is shown of images whose features and max-normalised rollout maps, if any, are known."""
         logits = self.logits(features, tensors) / tensors["temperature"]
         if self.options.output == "softmax":
             return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)

@@ -72,15 +72,7 @@ def readouts_of(spec: BackboneSpec) -> tuple[Readout, ...]:
 def settled_readout(wanted: str, spec: BackboneSpec) -> str:
     """`auto` only where there is something to decide: a network with one readout has settled it.
 
-    Args:
-        wanted: `cls`, `mean` or `auto`.
-        spec: of the network.
-
-    Returns:
-        A readout, or `auto`.
-
-    Raises:
-        SettingError: the network has no such readout.
+    A `SettingError` where the network has no such readout.
     """
     offered = readouts_of(spec)
     if wanted == "auto":
@@ -91,17 +83,9 @@ def settled_readout(wanted: str, spec: BackboneSpec) -> str:
 
 
 def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
-    """The specification, where it is a vision transformer's.
+    """The specification, where it is a vision transformer's; `what` begins the sentence, such as `prompts=bt`.
 
-    Args:
-        spec: of the run's backbone.
-        what: begins the sentence, such as `fedevprompt` or `prompts=bt`.
-
-    Returns:
-        The same.
-
-    Raises:
-        SettingError: it is a convolutional network, which has neither patches nor attention.
+    A `SettingError` where it is a convolutional network's, which has neither patches nor attention.
     """
     if isinstance(spec, ViTSpec):
         return spec
@@ -114,8 +98,7 @@ def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
 def spec_from_facts(facts: Mapping[str, Any]) -> BackboneSpec:
     """A specification from plain values, such as `dataclasses.asdict` gives.
 
-    Raises:
-        TypeError: a value is missing or unknown, or `mean` or `std` is no sequence.
+    A `TypeError` where a value is missing or unknown, or `mean` or `std` is no sequence.
     """
     plain = {**facts, "mean": tuple(facts.get("mean", ())), "std": tuple(facts.get("std", ()))}
     return CNNSpec(**plain) if "architecture" in plain else ViTSpec(**plain)

@@ -42,16 +42,9 @@ class ViTOutput(NamedTuple):
     factors: tuple[Float[Tensor, "B T T"], ...]
 
     def readout(self, name: Readout, prompts: int = 0) -> Float[Tensor, "B D"]:
-        """The feature that the head reads.
+        """The feature that the head reads; for `prompted` the class token and that many of the prompt tokens.
 
-        Args:
-            prompts: for `prompted`, how many of the prompt tokens join the class token.
-
-        Returns:
-            (B, D).
-
-        Raises:
-            ValueError: a readout of convolutional networks is asked for.
+        A `ValueError` where a readout of convolutional networks is asked for.
         """
         if name == "pooled":
             raise ValueError("a vision transformer has no readout 'pooled', its features are 'cls' and 'mean'")
@@ -65,14 +58,7 @@ def init_prompts(
 ) -> Float[Tensor, "L two P H dh"]:
     """Fresh prefix prompts of some consecutive blocks: keys at index 0 of the second axis, values at 1.
 
-    Args:
-        spec: backbone the prompts are for.
-        blocks: number of blocks they serve (l for b-prompts, L − l for t-prompts).
-        init: distribution, see `PromptInit`.
-        generator: source of randomness.
-
-    Returns:
-        Float32 prompts, (blocks, 2, P, h, d_h).
+    `blocks` is the number that they serve (l for b-prompts, L − l for t-prompts); for `init` see `PromptInit`.
     """
     prompts = torch.zeros((blocks, 2, length, spec.heads, spec.head_width))
     if init == "uniform":
@@ -113,13 +99,9 @@ class FrozenViT(nn.Module):
     pixel_std: Tensor
 
     def __init__(self, vit: nn.Module, spec: ViTSpec) -> None:
-        """Freeze the network and check that it is what the specification says.
+        """Freeze timm's `VisionTransformer`, whose classifier is not used, and check it against the specification.
 
-        Args:
-            vit: a `timm.models.vision_transformer.VisionTransformer`; its classifier is not used.
-
-        Raises:
-            ValueError: the network lacks something this class needs, or differs from `spec`.
+        A `ValueError` where it lacks something this class needs, or differs from `spec`.
         """
         super().__init__()
         missing = _refusals(vit)
@@ -173,10 +155,9 @@ class FrozenViT(nn.Module):
         prefix_mode: PrefixMode = "renormalise",
         prefix_place: PrefixPlace = "after",
     ) -> ViTOutput:
-        """Features of a batch, and the rollout factors when asked for.
+        """Features of a batch from `normalise`, and the rollout factors when asked for.
 
         Args:
-            image: output of `normalise`, (B, 3, S, S).
             prompts: prefix of every block, (L, 2, P, h, d_h), keys first; None for none.
             insert: puts prompt tokens between class token and patches before a block; None for none.
             need_attention: also return rollout factors; takes the explicit attention path, which stores the
@@ -184,9 +165,6 @@ class FrozenViT(nn.Module):
             prefix_mode: what the factors do with the columns of prefixes and prompt tokens, see
                 `edgefl_trainer.rollout.PrefixMode`.
             prefix_place: where prompts join, see `PrefixPlace`.
-
-        Returns:
-            The readouts and the factors.
 
         Raises:
             ValueError: prompts or image do not fit the backbone.

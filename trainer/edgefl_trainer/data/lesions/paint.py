@@ -58,15 +58,9 @@ def mean_tone(rng: Rng) -> NDArray[np.float32]:
 
 
 def set_mean(ratio: NDArray[np.float32], cover: Field, tone: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale each channel so that the mean over the lesion is `tone`; twice, because light is cut at `MAX_RATIO`.
+    """Scale each channel of `ratio` (3, n, n) so that the mean over the lesion is `tone` (3,).
 
-    Args:
-        ratio: (3, n, n).
-        cover: Share of lesion at each place, 0..1.
-        tone: (3,).
-
-    Returns:
-        (3, n, n).
+    Twice, because light is cut at `MAX_RATIO`. `cover` is the share of lesion at each place, 0..1.
     """
     weight = (cover / cover.sum()).ravel()
     for _ in range(2):

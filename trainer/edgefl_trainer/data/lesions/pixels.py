@@ -60,18 +60,10 @@ def read_lesions(settings: LesionSettings) -> Table:
 
 
 def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> tuple[Photo, Mask]:
-    """One photograph of one lesion, as site `site` of `sites` takes it.
+    """One photograph of one lesion, as site `site` of `sites` (counted from 0) takes it.
 
-    Args:
-        label: A key of `SIGNS`.
-        site: Number of the site, from 0.
-        number: Number of the lesion; any from 0.
-        px: Side of the picture, pixels.
-        sites: Number of sites of the federation.
-        seed: Of the federation.
-
-    Returns:
-        Picture uint8 (px, px, 3) and mask uint8 (px, px), 0 = skin, 255 = lesion.
+    `label` is a key of `SIGNS`, `number` any from 0. Gives the picture, uint8 (px, px, 3), and its mask, uint8 (px,
+    px): 0 = skin, 255 = lesion.
     """
     style = _style(site, sites, seed)
     lesion = paint_lesion(label, style, px, stream(seed, _LESION_STREAM, site, number))
@@ -79,12 +71,7 @@ def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, 
 
 
 def draw_skin(*, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> Photo:
-    """A photograph of healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion.
-
-    Args:
-        number: Any from 0.
-        px: Side of the picture, pixels.
-    """
+    """Healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion."""
     return healthy_skin(_style(site, sites, seed), px, stream(seed, _SKIN_STREAM, site, number))
 
 

@@ -40,7 +40,7 @@ class LesionSettings:
 
 
 def parse_settings(options: Mapping[str, str]) -> LesionSettings:
-    """Settings from the options of a SPEC, each within its bounds.
+    """Settings from the options of a SPEC.
 
     Raises:
         SpecError: A value is not a number in its range, or a class is not drawn.

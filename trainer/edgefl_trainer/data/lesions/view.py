@@ -51,15 +51,7 @@ def paint_lesion(label: str, style: SiteStyle, px: int, rng: Rng) -> Lesion:
 
 
 def photograph(lesion: Lesion, style: SiteStyle, px: int, rng: Rng) -> tuple[Photo, Mask]:
-    """One view of a lesion.
-
-    Args:
-        lesion: From `paint_lesion` at the same `px`.
-        px: Side of the picture, pixels.
-
-    Returns:
-        Picture and mask.
-    """
+    """Picture and mask of one view of a lesion that `paint_lesion` made at the same `px`."""
     placed = np.asarray(_place(lesion, px, rng))  # (px, px, 4)
     cover = placed[..., 3] * np.float32(1 / 255)
     planes = _skin(lesion.skin, px, rng)

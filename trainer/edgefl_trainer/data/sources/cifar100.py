@@ -53,14 +53,11 @@ class RecordPixels:
 
 
 def read_cifar100(path: Path) -> Table:
-    """Read the binary form.
+    """One row for each record of the binary form, training records first.
 
     Args:
         path: The folder (or a zip of it) with `train.bin`, `test.bin`, `fine_label_names.txt` and
             `coarse_label_names.txt`; or the folder above it.
-
-    Returns:
-        One row for each record, training records first; no site, and each image a lesion of its own.
 
     Raises:
         DataError: A file is missing, is the Python form, is cut off, or holds a class that its list of names lacks.

@@ -40,14 +40,10 @@ _SPLITS = ("train", "test")
 
 
 def read_domainnet(path: Path, classes: str) -> Table:
-    """Read the official layout.
+    """The rows of each domain of a folder (or zip) in the order of its files, training rows first.
 
     Args:
-        path: The folder (or zip) with the domain folders and the split files.
         classes: `ten` or `all`.
-
-    Returns:
-        The rows of each domain in the order of its files, training rows first; each image a lesion of its own.
 
     Raises:
         DataError: There is no split file, one of a pair or a picture is missing, or a line is damaged.

@@ -28,17 +28,9 @@ class FilePixels:
     has_masks: bool = False
 
     def load(self, rows: Sequence[Row], image_px: int, fit: Fit) -> Iterator[tuple[Pixels, None]]:
-        """Decode the pictures of `rows` in order.
+        """Decode the pictures of `rows` in order, uint8 (px, px, 3), and no mask (see `PixelSource.load`).
 
-        Args:
-            image_px: Side of the square result, pixels.
-            fit: `squash` or `crop`, as in `imaging.resize`.
-
-        Yields:
-            Image uint8 (px, px, 3) and no mask.
-
-        Raises:
-            DataError: A file is missing or its picture cannot be read.
+        A `DataError` where a file is missing or its picture cannot be read.
         """
         read = partial(_read_picture, self.store, image_px, fit)
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -48,11 +40,7 @@ class FilePixels:
 
 
 def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
-    """The pixel source of rows whose `source` is a file name in `store`.
-
-    Raises:
-        DataError: A row's file is not there.
-    """
+    """The pixel source of rows whose `source` is a file name in `store`; a `DataError` where one is not there."""
     return FilePixels(store, store.identity([row.source for row in rows]))
 
 

@@ -15,13 +15,7 @@ UNLABELLED = "unlabelled"
 
 
 def read_folder(path: Path) -> Table:
-    """Read a folder (or zip) of pictures.
-
-    Args:
-        path: The folder; a picture's parents name its class and, above it, its site.
-
-    Returns:
-        One row for each picture, in name order; the split is dealt later.
+    """One row for each picture of a folder (or zip), in name order; the split is dealt later.
 
     Raises:
         DataError: There are no pictures, one of the outermost folders has none, or they do not lie two (or all one)

@@ -23,14 +23,10 @@ MAX_PICTURES = 5_000  # all are in memory at once
 
 
 def read_foreign(source: str, image_px: int) -> NDArray[np.uint8]:
-    """The pictures of one source.
+    """The pictures of one source, uint8 (n, px, px, 3).
 
     Args:
         source: `textures`, `skin`, or the path of a folder or zip.
-        image_px: Side of the square result, pixels.
-
-    Returns:
-        uint8 (n, px, px, 3).
 
     Raises:
         DataError: There is no picture, there are too many, or one cannot be read.

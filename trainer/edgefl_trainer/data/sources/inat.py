@@ -33,15 +33,13 @@ _SPLIT_NAME = re.compile(r"(user|geo)_[0-9]{1,6}k?")
 
 
 def read_inat(path: Path, options: Mapping[str, str]) -> Table:
-    """Read one federated split file and the pictures it names.
+    """Read one federated split file and the pictures it names, both at any depth of a folder (or zip).
+
+    Rows are those of the sites that are large enough, in the order of the file.
 
     Args:
-        path: The folder (or zip) that holds both, at any depth.
         options: `split`, the end of the file's name; `min_train`, the fewest training images a site must keep; `seed`
             of the test rows.
-
-    Returns:
-        The rows of the sites that are large enough, in the order of the file; each image a lesion of its own.
 
     Raises:
         DataError: The file or a picture is missing, a line is damaged, or no site is large enough.

@@ -28,10 +28,9 @@ _PREFIXES = {"BCN_": "bcn", "MSK4": "msk"}
 
 
 def read_isic2019(path: Path, split: str) -> Table:
-    """Read the official layout.
+    """Read the tables and the pictures, which lie anywhere below a folder or in a zip.
 
     Args:
-        path: Folder or zip with the tables and the pictures (anywhere below it).
         split: `lesion`: a quarter of each centre's lesions is dealt to test; `flamby`: FLamby's published split.
 
     Raises:
@@ -43,14 +42,10 @@ def read_isic2019(path: Path, split: str) -> Table:
 
 
 def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
-    """The rows of the tables alone; pictures are located but not required.
+    """The rows of the tables alone, in the order of the metadata; pictures are located but not required.
 
-    Returns:
-        Rows in the order of the metadata. Images without a lesion id are unlabelled ones of no site; where not one of
-        their pictures is there, as in FLamby's own folder, they are left out.
-
-    Raises:
-        DataError: See `read_isic2019`.
+    Images without a lesion id are unlabelled ones of no site; where not one of their pictures is there, as in FLamby's
+    own folder, they are left out. Raises as `read_isic2019`.
     """
     if split not in SPLITS:
         raise SpecError(f"Split {split!r} is not known for isic2019:; allowed are {' and '.join(SPLITS)}.")

@@ -20,16 +20,10 @@ _KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
 
 
 def read_manifest(path: Path) -> Table:
-    """Read a manifest.
+    """The rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
 
-    Args:
-        path: The CSV, or a folder or zip that holds `index.csv`.
-
-    Returns:
-        Its rows, in the order of the file. Without a `file` column the picture is `<image>.jpg`.
-
-    Raises:
-        DataError: One sentence about the file, column, row or value that cannot be used.
+    Without a `file` column the picture is `<image>.jpg`. A `DataError` is one sentence about the file, column, row or
+    value that cannot be used.
     """
     if path.suffix.lower() == ".csv":
         store, index = open_store(path.parent), path.name

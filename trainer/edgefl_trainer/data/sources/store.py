@@ -34,8 +34,7 @@ class FileStore(Protocol):
     def has(self, name: str) -> bool:
         """Whether a file of this name is there; cheaper than `names` where a set has many files.
 
-        Raises:
-            DataError: The name leaves the store.
+        A `DataError` where the name leaves the store.
         """
         ...
 
@@ -53,11 +52,7 @@ class FileStore(Protocol):
 
 
 def open_store(path: Path) -> FileStore:
-    """Open a folder or a zip file.
-
-    Raises:
-        DataError: Neither is there.
-    """
+    """Open a folder or a zip file; a `DataError` where neither is there."""
     if path.is_dir():
         return FolderStore(path)
     if path.is_file():
@@ -77,11 +72,7 @@ def _is_hidden(folder: str) -> bool:
 
 
 def check_relative(name: str, where: str) -> None:
-    """Refuse a name that could point outside its folder or zip.
-
-    Raises:
-        DataError: The name is absolute, empty, or has a part that climbs.
-    """
+    """Refuse, by a `DataError`, a name that could point outside its folder or zip."""
     pure = PurePosixPath(name)
     bad = not name or pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or ":" in name
     if bad:

@@ -29,10 +29,7 @@ class TextFile:
 
 
 def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFile:
-    """Read one CSV.
-
-    Args:
-        required: Columns that must be in the header.
+    """Read a CSV whose header must hold the columns `required`.
 
     Raises:
         DataError: The file is missing, not UTF-8, lacks a column, or has a line of another length than the header.
@@ -56,13 +53,9 @@ def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFil
 
 
 def read_lines(store: FileStore, name: str) -> TextFile:
-    """Read a text file that has no header.
+    """The lines of a text file that are not empty, stripped of white space at both ends.
 
-    Returns:
-        The lines that are not empty, stripped of white space at both ends.
-
-    Raises:
-        DataError: The file is missing or not UTF-8.
+    A `DataError` where the file is missing or not UTF-8.
     """
     where = f"{name} in {store.name}"
     lines = _read_text(store, name, where, "text").splitlines()

@@ -19,14 +19,10 @@ _BOX = 4  # corner numbers after the names; not used
 
 
 def read_tiny_imagenet(path: Path) -> Table:
-    """Read the official layout.
+    """Training images class by class in the order of `wnids.txt`, then the test images.
 
     Args:
         path: The folder or zip with `wnids.txt`, `train/` and `val/`; or one that holds `tiny-imagenet-200/`.
-
-    Returns:
-        Training images class by class in the order of `wnids.txt`, then the test images; no site, and each image a
-        lesion of its own.
 
     Raises:
         DataError: A list or picture is missing, a line is damaged, or a class is not in `wnids.txt`.

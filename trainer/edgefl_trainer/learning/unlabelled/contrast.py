@@ -180,16 +180,12 @@ def momentum_arrays(slow: Learner) -> Arrays:
 def local_features(
     recipe: ContrastRecipe, site: Site, encoder: Learner, *purpose: str | int, training: bool = True
 ) -> Float[Tensor, "n F"]:
-    """Features of at most K of a site's images, one random view of each.
+    """Unit vectors of at most K of a site's images, one random view of each; the encoder is left as it was.
 
     Args:
-        encoder: left as it was.
         *purpose: names the draws.
         training: with the statistics of each batch, as the slow copy has them while it learns; else with the running
             ones, so that each feature depends on its own image only.
-
-    Returns:
-        Unit vectors, on the site's device.
     """
     rng = site.rng(*purpose)
     order = rng.permutation(len(site.unlabelled))[: recipe.queue]
@@ -257,7 +253,6 @@ def contrast_round(
     """E epochs of one site.
 
     Args:
-        state: what it remembers.
         arrays: tensors of the network, from the server or from the site itself.
         round_: train round, from 1.
         others: Q_r; None where there is nobody else or nothing is shared, and local features serve.

@@ -55,8 +55,7 @@ class FeatureNoise:
     def epsilon(self, releases: int) -> float:
         """Epsilon at `dp_delta` after so many releases of a bank, for replacing one image.
 
-        Raises:
-            SettingError: the library is missing.
+        A `SettingError` where the library is missing.
         """
         try:
             from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
@@ -86,13 +85,9 @@ def outgoing(features: NDArray[np.generic]) -> Arrays:
 
 
 def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays:
-    """The server's arrays with the banks of those who sent one.
+    """The server's arrays, banks as `features.<site>` among them, with the banks of those who sent one.
 
-    Args:
-        state: banks as `features.<site>` among other arrays.
-
-    Raises:
-        TrainingError: what a site sent is no bank of this federation.
+    A `TrainingError` where what a site sent is no bank of this federation.
     """
     found = {f"{STORED}{site}": _checked(site, replies[site].arrays, most) for site in sorted(replies)}
     return {**state, **found}
@@ -118,11 +113,7 @@ def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
 
 
 def incoming(received: Arrays, device: torch.device) -> Float[Tensor, "M F"] | None:
-    """Q_r as unit vectors; None where there is nobody else.
-
-    Raises:
-        TrainingError: the broadcast's array holds no features.
-    """
+    """Q_r as unit vectors; None where there is nobody else, a `TrainingError` where the array holds no features."""
     if RECEIVED not in received:
         return None
     rows = np.asarray(received[RECEIVED], dtype=np.float32)
@@ -132,11 +123,7 @@ def incoming(received: Arrays, device: torch.device) -> Float[Tensor, "M F"] | N
 
 
 def _checked(site: str, arrays: Arrays, most: int) -> NDArray[np.generic]:
-    """The bank of one reply.
-
-    Raises:
-        TrainingError: see `accepted`.
-    """
+    """The bank of one reply; raises as `accepted`."""
     rows = arrays.get(SENT)
     if rows is None:
         raise TrainingError(f"site {site} sent no features: it runs another method or other settings.")

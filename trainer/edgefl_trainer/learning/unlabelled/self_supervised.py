@@ -71,11 +71,7 @@ class SgdRecipe:
         )
 
     def side(self, spec: BackboneSpec) -> int:
-        """Side of a view in pixels.
-
-        Raises:
-            SettingError: a vision transformer cannot take that size.
-        """
+        """Side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
         if isinstance(spec, CNNSpec):
             return self.view_px or usual_view_side(spec.image_px)
         if self.view_px not in (0, spec.image_px):
@@ -89,11 +85,9 @@ class Learner(nn.Module):
     backbone: Any  # timm carries no types
 
     def __init__(self, backbone: nn.Module, head: nn.Module, *, tokens: bool) -> None:
-        """Join network and head.
+        """Join network and head, which takes pooled features (B, D).
 
-        Args:
-            head: takes pooled features (B, D).
-            tokens: whether the network is a vision transformer, of which the mean patch token is taken.
+        With `tokens`, for a vision transformer, the mean patch token is pooled.
         """
         super().__init__()
         self.backbone = backbone
@@ -128,8 +122,7 @@ def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
 def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> State:
     """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh head.
 
-    Raises:
-        SettingError: the network cannot take views of this size.
+    A `SettingError` where the network cannot take views of this size.
     """
     model, spec = build(task, head), task.backbone
     side = recipe.side(spec)
@@ -154,8 +147,7 @@ def tensors_of(model: Learner) -> Arrays:
 def fill(model: Learner, arrays: Arrays) -> None:
     """Put arrays into a network; what they do not name stays.
 
-    Raises:
-        TrainingError: one that it does not have, or of another shape.
+    A `TrainingError` for one that it does not have, or of another shape.
     """
     own = model.state_dict()
     for name, value in arrays.items():
@@ -203,8 +195,7 @@ def phases(recipe: SgdRecipe, rounds: int) -> list[Phase]:
 def average(state: State, replies: Mapping[str, Payload], names: Callable[[str], bool] = lambda name: True) -> State:
     """The server's tensors with those that sites sent replaced by their mean, weighted by numbers of images.
 
-    Args:
-        replies: by site; those without arrays (a site that has not learned yet) do not count.
+    Replies without arrays (a site that has not learned yet) do not count.
     """
     sent = {
         site: Payload({name: value for name, value in reply.arrays.items() if names(name)}, reply.scalars)
@@ -236,17 +227,11 @@ def learn(
     round_: int,
     facts: Callable[[], Mapping[str, Scalar]] = dict,
 ) -> None:
-    """Learn E epochs on all of a site's images, in place.
+    """Learn E epochs on all of a site's images, in place; `model` is on the site's device.
 
-    Args:
-        site: who learns; is told of each epoch the mean loss, the images, the seconds it took, and those among them in
-            which there was nothing to learn from yet (images read, views made).
-        model: on the site's device.
-        round_: train round, from 1.
-        facts: asked after each epoch and told with its loss.
-
-    Raises:
-        TrainingError: a loss that is not finite, or a site with a single image.
+    The site is told of each epoch the mean loss, the images, the seconds it took, and those among them in which there
+    was nothing to learn from yet (images read, views made); and `facts`, which are asked after each epoch. A
+    `TrainingError` for a loss that is not finite, or a site with a single image.
     """
     learned = [value for value in model.parameters() if value.requires_grad]
     optimizer = torch.optim.SGD(learned, recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay)
@@ -269,11 +254,7 @@ def learn(
 
 
 def cut(order: NDArray[np.int64], batch: int, site: str) -> list[NDArray[np.int64]]:
-    """Cut the positions of an epoch into batches, as `rules.batches` does.
-
-    Raises:
-        TrainingError: there is one image only.
-    """
+    """Cut the positions of an epoch into batches, as `rules.batches` does; a `TrainingError` for a single image."""
     if len(order) < LEAST_IMAGES:
         raise TrainingError(f"site {site} has one image; batch norm and negatives need two: add some or leave it out.")
     return batches.cut(order, batch)
