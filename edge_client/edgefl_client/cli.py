@@ -55,11 +55,7 @@ for command in (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and leave with its exit code.
-
-    Args:
-        arguments: what follows the command's name; None for this process's own.
-    """
+    """Run the command line and leave with its exit code."""
     try:
         code = cli.main(arguments, prog_name="edgefl", standalone_mode=False)
     except click.ClickException as error:

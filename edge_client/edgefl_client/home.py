@@ -114,14 +114,7 @@ def find_home(given: str | None) -> Home:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any] | None:
-    """The JSON object in a file, or None where there is no file.
-
-    Args:
-        what: what it holds, for the error.
-
-    Raises:
-        StorageError: the file is damaged, too long or unreadable.
-    """
+    """The JSON object in a file, or None where there is no file."""
     if not path.exists():
         return None
     try:
@@ -136,9 +129,5 @@ def read_json(path: Path, what: str) -> dict[str, Any] | None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object durably, mode 0600.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written; the old content is still there.
-    """
+    """Write a JSON object durably, mode 0600."""
     write_atomic(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode(), mode=0o600)

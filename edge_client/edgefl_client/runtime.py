@@ -34,9 +34,6 @@ RUNTIME_ERRORS = (
 def check_runtime(least: str) -> None:
     """Refuse a runtime that is older than a bundle asks for.
 
-    Args:
-        least: `min_runtime` of its manifest.
-
     Raises:
         BundleError: this onnxruntime is older (`runtime_too_old`).
     """
@@ -60,10 +57,6 @@ def processors() -> int:
 
 def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
     """Load a verified graph.
-
-    Args:
-        model: a serialised ModelProto.
-        threads: of one run.
 
     Raises:
         BundleError: the runtime cannot load it.

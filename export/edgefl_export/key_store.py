@@ -71,7 +71,6 @@ def read_public_key(file: Path) -> PublicSigningKey:
 
     Raises:
         KeyMaterialError: no such key, or one under which anybody can sign.
-        StorageError: the file cannot be read.
     """
     text = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
     if re.fullmatch(rb"[0-9a-fA-F]{64}", text):

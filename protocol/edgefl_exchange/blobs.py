@@ -56,11 +56,6 @@ class Pace:
 def send_blob(caller: Caller, reference: BlobReference, source: Path, pace: Pace) -> None:
     """Bring a blob to the coordinator, from where it holds it already.
 
-    Args:
-        caller: asks in the name of the member.
-        source: file that holds it.
-        pace: length of pieces.
-
     Raises:
         Unavailable: no signed answer came; a later call goes on.
         Refused: the coordinator does not take it.
@@ -88,14 +83,12 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
         caller: asks in the name of the member.
         reference: from the coordinator's signed answer.
         folder: of partial files; made where it is missing.
-        pace: length of pieces.
         max_bytes: longest payload taken.
 
     Raises:
         Unavailable: no signed answer came; a later call goes on.
         Refused: the coordinator does not give it, any more or to this member.
         BlobError: it is too large, or what came does not verify, twice.
-        StorageError: the disk is full.
     """
     if reference.plain_bytes > max_bytes:
         raise BlobError(f"the blob holds {reference.plain_bytes} bytes; at most {max_bytes} are taken", "too_large")

@@ -47,7 +47,6 @@ def check_broadcast(size: int, task: TaskReply, memory: int) -> None:
 
     Args:
         size: bytes of its payload, as the coordinator signed it.
-        task: as the coordinator signed it.
         memory: bytes of this device's.
 
     Raises:

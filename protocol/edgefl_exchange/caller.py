@@ -83,12 +83,8 @@ class Caller:
     """Asks one coordinator in the name of one member.
 
     Args:
-        transport: carries bytes.
         identity: the member's keys and sequence numbers.
-        federation: name of the federation.
-        coordinator: its keys and time.
         attempts: envelopes sent for one call at most.
-        sleep: waits between attempts; a test passes its own.
         rng: jitter of the waits.
         first: called once before the first question, to settle what an earlier process left open.
     """
@@ -118,9 +114,7 @@ class Caller:
         """Ask, and give the signed answer's payload.
 
         Args:
-            cty: the route's name.
             payload: the request's content; with an `idem` where the route changes something.
-            rnd: number of the round, on routes of a round.
 
         Raises:
             Unavailable: no signed answer came in all attempts.

@@ -40,12 +40,9 @@ class CoordinatorView:
     """Keys and time of one coordinator.
 
     Args:
-        transport: carries bytes.
         key_id: pinned key id of its signing key.
-        federation: ours.
         record: its newest signed key record, or None at first contact.
         fetched_ms: when that record was fetched.
-        clock_ms: this machine's clock; a test passes its own.
         on_keys: called with this view after each fetched key record, to keep it.
         root_key_id: key id of the root key that the invite pins, or None where there is none.
         root: the newest root set, or None.
@@ -53,8 +50,6 @@ class CoordinatorView:
 
     Attributes:
         key_id: of the coordinator's signing key that counts.
-        root: the newest root set, or None.
-        record: the newest signed key record, as received.
         fetched_ms: when it was fetched, Unix ms.
 
     Raises:

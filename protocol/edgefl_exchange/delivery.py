@@ -41,24 +41,16 @@ class Replies(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What became of a work item.
+    """What became of a work item."""
 
-    Attributes:
-        idem: its key when it was offered.
-        round: the round it was offered to.
-        outcome: "accepted", "kept" (for a later round), "late" (deleted: it was learned in a round that is over),
-            "refused" (deleted) or "held" (it may not leave; it stays).
-        code: code of the signed refusal, or of what holds it, or None.
-        message: its sentence, or None.
-        bytes: length of its payload.
-    """
-
-    idem: str
-    round: int
+    idem: str  # its key when it was offered
+    round: int  # the round it was offered to
+    # "accepted", "kept" (for a later round), "late" (deleted: it was learned in a round that is over), "refused"
+    # (deleted) or "held" (it may not leave; it stays)
     outcome: str
-    code: str | None = None
-    message: str | None = None
-    bytes: int
+    code: str | None = None  # code of the signed refusal, or of what holds it, or None
+    message: str | None = None  # its sentence, or None
+    bytes: int  # length of its payload
 
 
 Permit = Callable[[WorkItem, int], EdgeflError | None]
@@ -67,21 +59,14 @@ Settled = Callable[[WorkItem, Delivery], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Courier:
-    """Delivers one outbox to one coordinator.
+    """Delivers one outbox to one coordinator."""
 
-    Attributes:
-        replies: the member.
-        outbox: its outbox.
-        task: as just fetched.
-        permit: asked before each item and round whether it may leave; gives what holds it, or None. None: all may.
-        settled: told of an item right before it is deleted.
-    """
-
-    replies: Replies
-    outbox: Outbox
-    task: TaskReply
+    replies: Replies  # the member
+    outbox: Outbox  # its outbox
+    task: TaskReply  # as just fetched
+    # asked before each item and round whether it may leave; gives what holds it, or None. None: all may
     permit: Permit | None
-    settled: Settled
+    settled: Settled  # told of an item right before it is deleted
 
     def deliver(self, federation: str) -> list[Delivery]:
         """Send what is due; at most one reply is accepted per round, so what was promised goes first.
@@ -181,11 +166,7 @@ class Courier:
 
 
 def _outcome(refusal: Refused, item: WorkItem) -> str:
-    """What a refusal makes of an item.
-
-    Raises:
-        Refused: it is about something else than the item.
-    """
+    """What a refusal makes of an item."""
     if refusal.code in HOPELESS:
         return "refused"
     if refusal.code in TOO_LATE:

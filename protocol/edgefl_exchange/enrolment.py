@@ -39,14 +39,12 @@ def trust_certificate(folder: Path, invite: Invite, pem: bytes | None) -> bool:
     """Keep the certificate that is trusted for this federation; True where there is one of its own.
 
     Args:
-        folder: the membership's folder.
         invite: the invite; its pin must be met.
         pem: content of the file given with `--ca`, or None.
 
     Raises:
         EnrolmentError: this folder holds a membership that another invite made; its certificate stays.
         TlsRefused: the invite pins a certificate that was not given.
-        StorageError: it cannot be written.
     """
     _begun(folder, invite)
     if invite.tls_sha256 is None:
@@ -79,15 +77,10 @@ def enrol(
     """Join the invite's federation, or go on with a joining that was cut off.
 
     Args:
-        folder: the membership's folder, mode 0700.
-        invite: the decoded invite.
         transport: to the invite's URL, trusting what `trust_certificate` kept.
         own_ca: result of `trust_certificate`.
-        proxy: proxy to remember.
         suite: of the sealing key.
         passphrase: encrypts the keys at rest.
-        clock_ms: this machine's clock.
-        sleep: waits between attempts.
 
     Returns:
         The membership, in state "pending" (or "approved", where the operator was quick).

@@ -46,7 +46,6 @@ class SequenceNumbers:
     """The sequence numbers of one signing key, reserved on the disk.
 
     Args:
-        folder: the folder of the keys.
         key_id: of the signing key.
         is_held: whether this process still holds the keys.
     """
@@ -57,11 +56,7 @@ class SequenceNumbers:
         self._next = self._end = 0  # of the block reserved by this process
 
     def following(self) -> int:
-        """A number that was never used with this key.
-
-        Raises:
-            StorageError: a block cannot be reserved on the disk.
-        """
+        """A number that was never used with this key."""
         if self._next == self._end:
             self._reserve(self._read())
         number = self._next
@@ -124,13 +119,10 @@ class Identity:
     A change of keys that was cut off is finished first (`key_change`).
 
     Args:
-        folder: the folder of the keys, made by `create`.
         passphrase: opens encrypted keys.
         lock_wait_s: how long to wait for another process to let go.
 
     Raises:
-        KeyMaterialError: a key is damaged or the passphrase does not fit.
-        StorageError: a key file is missing, unreadable or open to others.
         ExchangeError: another process holds the keys.
     """
 
@@ -169,11 +161,7 @@ class Identity:
         return self._following is not None
 
     def next_sequence(self) -> int:
-        """A sequence number that was never used with this key.
-
-        Raises:
-            StorageError: a block cannot be reserved on the disk.
-        """
+        """A sequence number that was never used with this key."""
         return self._numbers.following()
 
     def jump_above(self, highest: int) -> None:
@@ -188,11 +176,7 @@ class Identity:
         self._numbers.jump_above(highest)
 
     def begin_change(self) -> Successor:
-        """Make the next keys on the disk, or take those of a change that was begun; the old ones go on counting.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Make the next keys on the disk, or take those of a change that was begun; the old ones go on counting."""
         keys = key_change.make_next(self._folder, self.sealing.suite, self._passphrase)
         self._following = keys[1]
         return Successor(keys, self.sealing, SequenceNumbers(self._folder, keys[0].key_id, self._is_held))
@@ -207,11 +191,7 @@ class Identity:
         self._load()
 
     def drop_change(self) -> None:
-        """Give a change up that the coordinator refused; the keys that count stay.
-
-        Raises:
-            StorageError: a file cannot be removed.
-        """
+        """Give a change up that the coordinator refused; the keys that count stay."""
         key_change.drop_next(self._folder)
         self._following = None
 
@@ -231,12 +211,8 @@ def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes 
     """Make a member's keys in an existing folder of mode 0700; keys that are there stay.
 
     Args:
-        folder: where they go.
         suite: of the sealing key, 1 or 2.
         passphrase: encrypts signing and sealing key.
-
-    Raises:
-        StorageError: the folder cannot be written.
     """
     makers: dict[str, Callable[[], bytes]] = {
         SIGNING: lambda: signing_key_to_pem(generate_signing_key(), passphrase),
@@ -248,11 +224,7 @@ def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes 
 
 
 def remove_identity(folder: Path) -> None:
-    """Remove a member's keys and sequence numbers, so that a new enrolment starts afresh.
-
-    Raises:
-        StorageError: a file cannot be removed.
-    """
+    """Remove a member's keys and sequence numbers, so that a new enrolment starts afresh."""
     key_change.remove_change(folder)
     for path in [folder / name for name in (SIGNING, SEALING)] + sorted(folder.glob("sequence-*")):
         try:

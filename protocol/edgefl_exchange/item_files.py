@@ -44,11 +44,7 @@ class ItemFiles:
         return self._folder / blob
 
     def keep(self, payload: bytes) -> BlobReference:
-        """Encrypt a payload into a file, durably, and give what is needed to send and to open it.
-
-        Raises:
-            StorageError: the disk is full; nothing was kept.
-        """
+        """Encrypt a payload into a file, durably, and give what is needed to send and to open it."""
         blob, key, hasher = new_blob_id(), new_file_key(), hashlib.sha256()
 
         def sealed() -> Iterator[bytes]:
@@ -67,7 +63,6 @@ class ItemFiles:
         """Return the payload of a file.
 
         Raises:
-            StorageError: it is missing.
             BlobError: it is damaged.
         """
         pieces = read_pieces(self.path(reference.blob), reference.size)
@@ -77,7 +72,6 @@ class ItemFiles:
         """Give the payload of a file a chunk at a time, each verified, the whole only at the end.
 
         Raises:
-            StorageError: it is missing.
             BlobError: it is damaged.
         """
         return open_chunks(read_pieces(self.path(reference.blob), reference.size, FIRST_BYTES), reference.key)

@@ -42,22 +42,12 @@ _NEXT: Final = "next-"
 
 
 def load_keys(folder: Path, passphrase: bytes | None) -> tuple[SigningKey, SealingKey]:
-    """Read the keys that count.
-
-    Raises:
-        KeyMaterialError: a key is damaged or the passphrase does not fit.
-        StorageError: a file is missing, unreadable or open to others.
-    """
+    """Read the keys that count."""
     return _load(folder, "", passphrase)
 
 
 def load_next(folder: Path, passphrase: bytes | None) -> tuple[SigningKey, SealingKey] | None:
-    """Read the keys of a change that was begun, or None where there is none.
-
-    Raises:
-        KeyMaterialError: a key is damaged.
-        StorageError: a file is unreadable or open to others.
-    """
+    """Read the keys of a change that was begun, or None where there is none."""
     if not all((folder / f"{_NEXT}{name}").exists() for name in (SIGNING, SEALING)):
         return None
     return _load(folder, _NEXT, passphrase)
@@ -80,22 +70,13 @@ def make_next(folder: Path, suite: int, passphrase: bytes | None) -> tuple[Signi
 
 
 def drop_next(folder: Path) -> None:
-    """Give a change up: the coordinator refused it.
-
-    Raises:
-        StorageError: a file cannot be removed.
-    """
+    """Give a change up: the coordinator refused it."""
     for name in (SIGNING, SEALING):
         _remove(folder / f"{_NEXT}{name}")
 
 
 def load_outbox_key(folder: Path, passphrase: bytes | None) -> bytes | None:
-    """Read the outbox's own key, or None where the keys never changed and it follows from the sealing key.
-
-    Raises:
-        KeyMaterialError: it is damaged.
-        StorageError: it is unreadable or open to others.
-    """
+    """Read the outbox's own key, or None where the keys never changed and it follows from the sealing key."""
     path = folder / _OUTBOX
     if not path.exists():
         return None
@@ -116,11 +97,7 @@ def commit_change(folder: Path, outbox_key: bytes, passphrase: bytes | None) -> 
 
 
 def finish_change(folder: Path) -> None:
-    """Steps (5) and (6), where (4) was done.
-
-    Raises:
-        StorageError: a file cannot be renamed.
-    """
+    """Steps (5) and (6), where (4) was done."""
     if not (folder / _CHANGED).exists():
         return
     try:
@@ -135,11 +112,7 @@ def finish_change(folder: Path) -> None:
 
 
 def remove_change(folder: Path) -> None:
-    """Remove every trace of changes, for a new enrolment.
-
-    Raises:
-        StorageError: a file cannot be removed.
-    """
+    """Remove every trace of changes, for a new enrolment."""
     for path in sorted(folder.iterdir()):
         if re.fullmatch(rf"{_NEXT}.*\.key|{re.escape(_OUTBOX)}|{_CHANGED}", path.name):
             _remove(path)

@@ -1,7 +1,8 @@
 """A member's dealings with its coordinator: the task, broadcasts, replies, bundles.
 
 Opening a `Member` reads the folder that `enrol` filled and takes the lock on its keys. Nothing is sent before a
-method is called. Replies come from the outbox (`delivery`).
+method is called; from then on each may raise `ExchangeError`: no answer, or a refusal. Replies come from the outbox
+(`delivery`).
 """
 
 import dataclasses
@@ -47,12 +48,8 @@ class Member:
     """An enrolled member.
 
     Args:
-        folder: the membership's folder.
         connect: makes the transport from the membership.
         passphrase: opens encrypted keys.
-        clock_ms: this machine's clock.
-        sleep: waits between attempts.
-        rng: jitter of the waits.
         lock_wait_s: how long to wait for another process that uses the keys.
 
     Raises:
@@ -123,7 +120,6 @@ class Member:
 
         Raises:
             NotEnrolled: the operator has not approved yet.
-            ExchangeError: no answer, or a refusal.
         """
         try:
             task = TaskReply.from_payload(self._caller.call("task", EmptyRequest().to_payload()))
@@ -143,13 +139,9 @@ class Member:
     def broadcast(self, round_number: int) -> Payload:
         """Fetch this member's broadcast of a round, of any size; one that was cut off goes on where it stopped.
 
-        Args:
-            round_number: from 1.
-
         Raises:
             ExchangeError: no answer, or a refusal (`small_cohort`, `no_round`, …).
             BlobError: what came is not what the coordinator signed; for a device, larger than it takes (`room`).
-            StorageError: the disk is full.
         """
         request = BroadcastRequest(round=round_number)
         answer = self._caller.call("broadcast", request.to_payload(), rnd=round_number)
@@ -170,10 +162,8 @@ class Member:
             idem: stable key of the work item.
             payload: the method's reply, or the blob that the coordinator holds. What does not fit one envelope is put
                 into an outbox and delivered from there.
-            round_number: the open round.
 
         Raises:
-            ExchangeError: no answer, or a refusal.
             FrameError: the reply does not fit one envelope.
         """
         request = ReplyRequest(idem=idem, reply=payload)
@@ -191,8 +181,6 @@ class Member:
         At most one reply is accepted per round, so an item promised to this round goes first and a later one waits.
 
         Args:
-            outbox: this member's outbox.
-            task: as just fetched.
             permit: asked before each item and round whether it may leave; gives what holds it, or None. None: all may.
             settled: told of an item right before it is deleted; what it keeps is kept before the item is forgotten, and
                 after a crash in between it is told again.
@@ -219,7 +207,6 @@ class Member:
         """Fetch the signed index of current bundles; an older one than seen is refused.
 
         Raises:
-            ExchangeError: no answer, or a refusal.
             RecordError: the index is not the coordinator's, expired or rolled back.
         """
         self._coordinator.refresh_root()
@@ -232,9 +219,7 @@ class Member:
         """Fetch index and revoked keys where the last list is a day old, so that a revocation reaches who never pulls.
 
         Raises:
-            ExchangeError: no answer, or a refusal.
             RecordError: one of the two is not the coordinator's, expired or rolled back.
-            StorageError: the disk is full, or the kept list is damaged.
         """
         kept = load_revoked(self._folder)
         if self.membership.state == "approved" and (kept is None or self.now_ms() > kept.expires_ms):
@@ -245,7 +230,6 @@ class Member:
 
         Raises:
             ExchangeError: no answer, or a refusal; the old keys go on counting.
-            StorageError: the disk is full.
         """
         changed = upkeep.change_keys(
             self.membership, self.identity, self._caller_of(self.identity), self._caller_of, self.now_ms
@@ -257,7 +241,6 @@ class Member:
 
         Raises:
             ExchangeError: no answer, or a refusal; the old keys go on counting.
-            StorageError: the disk is full.
         """
         if self.membership.state != "approved" or not upkeep.is_due(self.membership, self.now_ms()):
             return False
@@ -294,9 +277,7 @@ class Member:
         """Fetch a bundle's file, of any size; nothing is believed of it before `load_bundle`.
 
         Raises:
-            ExchangeError: no answer, or a refusal.
             BlobError: what came is not what the coordinator signed.
-            StorageError: the disk is full.
         """
         request = BundleRequest(line=line, task=task, version=version)
         answer = self._caller.call("bundle", request.to_payload())

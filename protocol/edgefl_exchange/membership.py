@@ -51,11 +51,7 @@ class Membership:
 
 
 def save_membership(folder: Path, membership: Membership) -> None:
-    """Write the record.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written; the old record is still there.
-    """
+    """Write the record."""
     record = dataclasses.asdict(membership) | {"format": 1, "key_record": membership.key_record.decode("ascii")}
     write_atomic(folder / _FILE, write_json(record) + b"\n", mode=0o600)
 
@@ -65,7 +61,6 @@ def load_membership(folder: Path) -> Membership:
 
     Raises:
         NotEnrolled: there is none.
-        StorageError: it is damaged or open to others.
     """
     path = folder / _FILE
     if not path.exists():
@@ -95,38 +90,22 @@ def ca_file(folder: Path, membership: Membership) -> Path | None:
 
 
 def save_ca(folder: Path, pem: bytes) -> None:
-    """Keep the certificate to trust.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Keep the certificate to trust."""
     write_atomic(folder / _CA, pem, mode=0o600)
 
 
 def read_ca(path: Path) -> bytes:
-    """Content of a file given with `--ca`.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Content of a file given with `--ca`."""
     return read_bounded(path, MAX_CA_BYTES)
 
 
 def save_task(folder: Path, task: TaskReply) -> None:
-    """Keep the task for work done offline.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
+    """Keep the task for work done offline."""
     write_atomic(folder / _TASK, task.to_payload().to_bytes(), mode=0o600)
 
 
 def load_task(folder: Path) -> TaskReply | None:
-    """The task as last described, or None where it was never fetched.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """The task as last described, or None where it was never fetched."""
     path = folder / _TASK
     if not path.exists():
         return None

@@ -70,7 +70,6 @@ class Outbox:
 
     Raises:
         OutboxError: the file is damaged or held by another process.
-        StorageError: the disk is full or the folder cannot be written.
     """
 
     def __init__(self, path: Path, key: bytes, bounds: Bounds | None = None) -> None:
@@ -106,13 +105,10 @@ class Outbox:
         An older item of the same federation and kind that was never sent is replaced: the newer one says all it said.
 
         Args:
-            federation: whom it is for.
             kind: name of the route that takes it.
-            payload: bytes of its payload.
 
         Raises:
             OutboxError: the outbox is full.
-            StorageError: the disk is full; the item is not kept.
         """
         return self._put(WorkItemKey(secrets.token_hex(16), federation, kind, None), payload, now_ms)
 
@@ -123,12 +119,10 @@ class Outbox:
 
         Args:
             federation: whom it is for.
-            round_number: the round it answers.
             payload: bytes of its payload.
 
         Raises:
             OutboxError: the outbox is full, or the reply too large.
-            StorageError: the disk is full; the item is not kept.
         """
         key = WorkItemKey(learned_key(federation, round_number), federation, LEARNED, round_number)
         with self._mapped():
@@ -322,11 +316,7 @@ class Outbox:
 
 
 def learned_key(federation: str, round_number: int) -> str:
-    """Key of the reply that was learned in a round.
-
-    Args:
-        round_number: from 1.
-    """
+    """Key of the reply that was learned in a round."""
     return hashlib.sha256(f"{LEARNED}\0{federation}\0{round_number}".encode()).hexdigest()[:32]
 
 
@@ -340,12 +330,7 @@ def _bind(parts: tuple[str, ...]) -> bytes:
 
 
 def storage_error(path: Path, error: sqlite3.Error) -> OutboxError | StorageError:
-    """What an error of the database means to the owner.
-
-    Args:
-        path: the database file.
-        error: as SQLite gave it.
-    """
+    """What an error of the database means to the owner."""
     name = getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_FULL":
         return StorageError(f"cannot write {path}: the disk is full; free space and try again", "disk_full")

@@ -20,20 +20,12 @@ _ROOT, _REVOKED = "root.record", "revoked.record"
 
 
 def save_root(folder: Path, record: bytes) -> None:
-    """Keep a verified root set.
-
-    Raises:
-        StorageError: it cannot be written; the one before is still there.
-    """
+    """Keep a verified root set."""
     write_atomic(folder / _ROOT, record, mode=0o600)
 
 
 def load_root(folder: Path) -> Root | None:
-    """The root set that counts here, or None where none ever came.
-
-    Raises:
-        StorageError: the file is damaged or open to others.
-    """
+    """The root set that counts here, or None where none ever came."""
     if not (folder / _ROOT).exists():
         return None
     record = read_private(folder / _ROOT, MAX_RECORD_BYTES)
@@ -46,20 +38,12 @@ def load_root(folder: Path) -> Root | None:
 
 
 def save_revoked(folder: Path, record: bytes) -> None:
-    """Keep a verified list of revoked keys.
-
-    Raises:
-        StorageError: it cannot be written; the one before is still there.
-    """
+    """Keep a verified list of revoked keys."""
     write_atomic(folder / _REVOKED, record, mode=0o600)
 
 
 def load_revoked(folder: Path) -> RevokedKeys | None:
-    """The newest list of revoked keys, however old, or None where none ever came.
-
-    Raises:
-        StorageError: the file is damaged or open to others.
-    """
+    """The newest list of revoked keys, however old, or None where none ever came."""
     if not (folder / _REVOKED).exists():
         return None
     try:

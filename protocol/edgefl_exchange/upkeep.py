@@ -40,10 +40,7 @@ def change_keys(
     """Change a member's keys, or go on where a change was cut off.
 
     Args:
-        identity: the keys that count, held by this process.
-        caller: asks in their name.
         caller_of: makes one that asks in the name of the next keys.
-        now_ms: the corrected clock.
 
     Returns:
         The membership to keep: with the new fingerprint and the age of the new keys.
@@ -81,17 +78,11 @@ def take_index(
 ) -> tuple[Index, Membership]:
     """Verify the index and the list of revoked keys that came with it, and keep the list.
 
-    Args:
-        folder: the membership's folder.
-        key: the coordinator's signing key.
-        now_ms: the corrected clock.
-
     Returns:
         The index, and the membership to keep.
 
     Raises:
         RecordError: one of the two is not the coordinator's, is expired, from the future or rolled back.
-        StorageError: the disk is full.
     """
     federation = membership.federation
     index = verify_index(reply.index, key, federation, now_ms, membership.index_issued_ms)

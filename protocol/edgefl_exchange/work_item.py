@@ -11,30 +11,18 @@ LEARNED = "learned"  # kind of the reply that was learned in a round, and belong
 
 @dataclass(frozen=True, kw_only=True)
 class WorkItem:
-    """Something to send, in the clear only in memory.
+    """Something to send, in the clear only in memory."""
 
-    Attributes:
-        idem: stable key that makes a repeated send count once.
-        federation: whom it is for.
-        kind: `reply` for a contribution, which any round may take; `LEARNED` for the reply of one round.
-        round: the round it has been promised to; None until a contribution is first sent.
-        created_ms: when it was put, Unix milliseconds.
-        attempts: how often it was sent without a signed answer.
-        size: bytes of its payload.
-        blob: what names its file, where the payload lies in one.
-        content: reads the payload.
-        chunks: gives its beginning without the rest; None: by `content`.
-    """
-
-    idem: str
-    federation: str
-    kind: str
-    round: int | None
-    created_ms: int
-    attempts: int
-    size: int
-    blob: BlobReference | None = None
-    content: Callable[[], bytes] = field(repr=False, compare=False)
+    idem: str  # stable key that makes a repeated send count once
+    federation: str  # whom it is for
+    kind: str  # `reply` for a contribution, which any round may take; `LEARNED` for the reply of one round
+    round: int | None  # the round it has been promised to; None until a contribution is first sent
+    created_ms: int  # when it was put, Unix milliseconds
+    attempts: int  # how often it was sent without a signed answer
+    size: int  # bytes of its payload
+    blob: BlobReference | None = None  # what names its file, where the payload lies in one
+    content: Callable[[], bytes] = field(repr=False, compare=False)  # reads the payload
+    # gives its beginning without the rest; None: by `content`
     chunks: Callable[[], Iterable[bytes]] | None = field(default=None, repr=False, compare=False)
 
     @property

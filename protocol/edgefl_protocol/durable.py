@@ -43,9 +43,7 @@ def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> 
     """Replace a file's content durably by pieces that never lie in memory together, or leave it as it was.
 
     Args:
-        path: the file; its folder must exist.
         pieces: the new content.
-        mode: permission bits of the file, set before any byte is written.
 
     Raises:
         StorageError: as `write_atomic`. What the pieces raise is passed on; the old content is still there.

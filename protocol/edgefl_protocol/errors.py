@@ -25,6 +25,12 @@ compare. Anything else that escapes from a public function is a defect.
     ├── ImageError              a picture cannot be used; `code` says why
     └── StorageError            a file cannot be read or written (disk full, permissions, size)
 
+`Raises:` of a function lists what its first sentence does not tell. It does not list what holds everywhere. Whoever
+touches a file may raise `StorageError`: the file is missing, damaged, unreadable or open to others, or the disk is
+full; what was kept before then still counts. Whoever opens kept keys may raise `KeyMaterialError`. Whoever loads or
+runs a bundle's graph may raise `BundleError` (`graph_load`, `graph_run`, `runtime_too_old`). A call that fails on a
+member, a file or a picture passes on that error.
+
 Up to and including `SignatureError` the sender is not authenticated: a service answers all of those alike.
 """
 

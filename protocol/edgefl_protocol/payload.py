@@ -44,16 +44,13 @@ _INT: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
 class Payload:
     """Named arrays and scalars; read-only once made (copy an array before changing it).
 
-    Attributes:
-        arrays: name to array, C-contiguous, little-endian, read-only, in name order.
-        scalars: name to integer, finite float or text, in name order.
-
     Raises:
         PayloadError: a name, type or value may not travel.
     """
 
+    # name to array, C-contiguous, little-endian, read-only, in name order
     arrays: Mapping[str, Array] = field(default_factory=dict)
-    scalars: Mapping[str, Scalar] = field(default_factory=dict)
+    scalars: Mapping[str, Scalar] = field(default_factory=dict)  # name to integer, finite float or text, in name order
 
     def __post_init__(self) -> None:
         arrays = {check_name(name): _freeze(name, self.arrays[name]) for name in sorted(self.arrays)}

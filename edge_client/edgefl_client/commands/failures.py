@@ -31,11 +31,7 @@ _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
 
 
 def exit_code(error: EdgeflError) -> int:
-    """Exit code of a command that ends with this error.
-
-    Args:
-        error: the known failure.
-    """
+    """Exit code of a command that ends with this error."""
     if isinstance(error, _REFUSALS):
         return FAILED if error.code in _RUNTIME_CODES else REFUSED
     return REFUSED if isinstance(error, _MIXED) and error.code in _POLICY else FAILED

@@ -77,12 +77,7 @@ def limits_options(command: Command) -> Command:
 
 
 def limits_of(given: Mapping[str, Any], stop: "threading.Event") -> "Limits":
-    """What the options of `limits_options` allow.
-
-    Args:
-        given: the command's options by name.
-        stop: set when the process is told to stop.
-    """
+    """What the options of `limits_options` allow."""
     from edgefl_client.learning.limits import Limits
 
     return Limits(
@@ -129,7 +124,6 @@ def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
     """A round of learning for a person.
 
     Args:
-        found: what `--json` tells of it.
         goes_on: how a round that a limit stopped goes on, as a clause.
     """
     if found["state"] == "paused":

@@ -66,11 +66,7 @@ log_option = click.option(
 
 
 def parse_formats(value: str) -> tuple[str, ...]:
-    """Names of formats from a list with commas.
-
-    Raises:
-        click.BadParameter: one is unknown, or there is none.
-    """
+    """Names of formats from a list with commas."""
     names = tuple(name.strip().lower() for name in value.split(",") if name.strip())
     unknown = [name for name in names if name not in _KNOWN]
     if unknown or not names:
@@ -162,12 +158,7 @@ def score(
 
 
 def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: str | None) -> None:
-    """Make the folder of heat maps, and say what has to be said before the first score.
-
-    Args:
-        heatmaps: folder of heat maps; None for none.
-        unread: what `scoring.left_out` says; None for nothing.
-    """
+    """Make the folder of heat maps, and say what has to be said before the first score."""
     if heatmaps is not None:
         heatmaps.mkdir(parents=True, exist_ok=True)
     if unread is not None:
@@ -192,15 +183,7 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
 def open_log(
     file: Path | None, home: "Home", scorer: "Scorer", bundle: "Bundle"
 ) -> "Iterator[Callable[[Result, str | None], None] | None]":
-    """The log that takes each result, or None where none is asked for.
-
-    Args:
-        file: the log; None for none.
-        home: the device's home.
-
-    Raises:
-        StorageError: the log cannot be used.
-    """
+    """The log that takes each result, or None where none is asked for."""
     if file is None:
         yield None
         return

@@ -30,11 +30,7 @@ def human_line(result: Result) -> str:
 
 
 def printable(line: str) -> str:
-    """A line in which every character that is not printable is escaped, as in Python.
-
-    Args:
-        line: for a person; may hold the name of a file.
-    """
+    """A line in which every character that is not printable is escaped, as in Python."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in line)
 
 
@@ -44,11 +40,7 @@ def json_line(result: Result) -> str:
 
 
 class CsvLines:
-    """Rows of a CSV with one column per class and measure.
-
-    Args:
-        classes: names of the classes, in index order.
-    """
+    """Rows of a CSV with one column per class and measure."""
 
     _PLAIN = ("image", "predicted", "vacuity", "dissonance", "entropy_nats", "refer", "refer_reasons", "heatmap")
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")

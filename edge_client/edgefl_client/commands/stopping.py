@@ -35,10 +35,6 @@ def pausing(
 
     Steps are ended by `limits.Limits.stopped`, which keeps a point first; what is read, judged or chosen here is done
     again another time.
-
-    Args:
-        report: told what happens.
-        stop: set when learning is to end.
     """
 
     def told(facts: Mapping[str, float | int | str]) -> None:

@@ -103,24 +103,15 @@ def watch(
 
 @dataclass
 class _Watcher:
-    """One run of the command.
+    """One run of the command."""
 
-    Attributes:
-        folder: what is watched.
-        task: how its pictures are scored.
-        notes: which were scored.
-        output: takes the lines; None for standard output.
-        stop: set when the run is to end.
-        scored: what `notes` holds, kept here so that a look costs no query.
-        again_s: files that could not be read, and when they are tried again, monotonic seconds.
-    """
-
-    folder: Path
-    task: "Task"
-    notes: "Notes"
-    output: BinaryIO | None
-    stop: threading.Event
-    scored: "dict[str, Seen]"
+    folder: Path  # what is watched
+    task: "Task"  # how its pictures are scored
+    notes: "Notes"  # which were scored
+    output: BinaryIO | None  # takes the lines; None for standard output
+    stop: threading.Event  # set when the run is to end
+    scored: "dict[str, Seen]"  # what `notes` holds, kept here so that a look costs no query
+    # files that could not be read, and when they are tried again, monotonic seconds
     again_s: dict[str, float] = field(default_factory=dict)
 
     def once(self, interval_s: float) -> int:

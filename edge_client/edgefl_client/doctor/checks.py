@@ -52,9 +52,7 @@ def examine(
     """Make every check.
 
     Args:
-        online: whether to ask the coordinator for the time.
         speed: whether to measure times, which takes some seconds.
-        model: a bundle's file; None for the one in use.
         trusted: public keys of signers trusted for this call, in hexadecimal.
     """
     home, now_ms = device.home, device.clock_ms()

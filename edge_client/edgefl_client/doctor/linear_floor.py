@@ -50,14 +50,7 @@ class LinearLayers:
 
 
 def linear_layers(score_onnx: bytes) -> LinearLayers | None:
-    """Read the linear layers of a vision transformer's score graph; None for a network of another kind.
-
-    Args:
-        score_onnx: of a verified bundle.
-
-    Raises:
-        BundleError: it is no graph.
-    """
+    """Read the linear layers of a vision transformer's score graph; None for a network of another kind."""
     graph = read_model(score_onnx).messages("graph")[0]
     tokens = next((_dims_of_output(one)[-1] for one in graph.messages("output") if one.text("name") == "map"), 0)
     shapes = {tensor.text("name"): tuple(_numbers(tensor, "dims")) for tensor in graph.messages("initializer")}
@@ -75,11 +68,7 @@ def linear_layers(score_onnx: bytes) -> LinearLayers | None:
 
 
 def floor_run(layers: LinearLayers, precision: Precision, threads: int) -> Callable[[], object]:
-    """Make a function that runs the measured layers once, for one picture; to be timed.
-
-    Raises:
-        BundleError: the runtime cannot load the graph.
-    """
+    """Make a function that runs the measured layers once, for one picture; to be timed."""
     session = load_graph(floor_graph(layers, precision), threads)
     draw, kinds = np.random.default_rng(0), {"fp32": np.float32, "int8": np.uint8}
     feeds = {

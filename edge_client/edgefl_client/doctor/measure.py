@@ -83,9 +83,6 @@ def measure(
         scorer: of the bundle, with the threads that scoring uses.
         single: makes one of the same bundle, with one thread; called when memory was read.
         layers: reads the network's linear layers, of which the floors are; called when memory was read.
-
-    Returns:
-        The figures; takes some seconds.
     """
     from edgefl_client.runtime import processors  # `doctor` imports this, and no runtime
 
@@ -136,9 +133,6 @@ def medians_in_turn(
 ) -> list[float]:
     """Time several works in turn, once warm, so that what disturbs one disturbs the others.
 
-    Args:
-        works: one run of each.
-
     Returns:
         The median of each, in milliseconds.
     """
@@ -162,11 +156,7 @@ def timed(
     repeats: int = REPEATS,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Timed:
-    """Time some work, once warm.
-
-    Args:
-        pictures: in one run.
-    """
+    """Time some work, once warm."""
     work()
     marks = []
     for _ in range(repeats):
@@ -186,11 +176,7 @@ def timed(
 
 
 def table(measured: dict[str, Any]) -> list[str]:
-    """Write the figures for a person: a head that says what they are, and a line each.
-
-    Args:
-        measured: what `Measured.to_json` gave, perhaps in another process.
-    """
+    """Write the figures for a person: a head that says what they are, and a line each."""
     floors = measured["floors"]
     lines = [
         f"measured here, warm, with the {measured['precision']} bundle; medians of {REPEATS} runs, "

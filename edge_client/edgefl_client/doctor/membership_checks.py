@@ -129,11 +129,7 @@ def check_coordinator(device: Device, *, online: bool) -> Iterator[Finding]:
 
 
 def _signed_time(device: Device, membership: Membership) -> tuple[int, float]:
-    """Measure how far this clock is behind the coordinator's, in ms, and how long the question took, in ms.
-
-    Raises:
-        EdgeflError: no answer, or none that the coordinator signed.
-    """
+    """Measure how far this clock is behind the coordinator's, in ms, and how long the question took, in ms."""
     signing = verify_key_record(
         membership.key_record, membership.coordinator_key_id, membership.federation, now_ms=0
     ).signing

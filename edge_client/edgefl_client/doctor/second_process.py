@@ -46,9 +46,7 @@ def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bo
     """Ask in a second process, and give its answers as they come.
 
     Args:
-        model: a bundle's file; None for the one in use.
         trusted: keys of signers trusted for this call, in hexadecimal.
-        speed: whether to measure as well, which takes some seconds.
 
     Raises:
         ProbeEnded: it ended early; the sentence says how.
@@ -80,13 +78,7 @@ def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bo
 
 
 def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> None:
-    """Take the steps in the second process and print the answer of each.
-
-    Args:
-        model: a bundle's file; None for the one in use.
-        trusted: public keys in hexadecimal.
-        speed: whether to measure.
-    """
+    """Take the steps in the second process and print the answer of each."""
     from edgefl_protocol.errors import EdgeflError
 
     step = "runtime"

@@ -17,14 +17,7 @@ from edgefl_protocol.payload import digest
 
 
 def run_status(device: Device, *, online: bool) -> dict[str, Any]:
-    """Collect what this device is and has; ask the coordinator only where `online`.
-
-    Args:
-        online: whether to ask the coordinator for the round.
-
-    Raises:
-        EdgeflError: a file of the home folder is damaged.
-    """
+    """Collect what this device is and has; ask the coordinator only where `online`."""
     home = device.home
     report: dict[str, Any] = {
         "home": str(home.root),
@@ -89,11 +82,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
 
 
 def personal_facts(home: Home) -> dict[str, Any] | None:
-    """Describe the values learned here, and whether the bundle in use is theirs; None where none passed their gate.
-
-    Raises:
-        StorageError: they are damaged.
-    """
+    """Describe the values learned here, and whether the bundle in use is theirs; None where none passed their gate."""
     if not home.learning.exists():
         return None
     from edgefl_client.scoring.personal import kept_personal

@@ -32,33 +32,22 @@ _STAGES: Mapping[object, Stage] = {"learning": "learning", "learned": "learned"}
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Hold where learning stands between two steps of a round.
+    """Hold where learning stands between two steps of a round."""
 
-    Attributes:
-        begun: digest of what the round began with: bundle, site, number of the round, state before it.
-        given: digest of what it learns from: pictures, settings, the others' part.
-        stage: `learned` where all epochs are done.
-        round: from 1.
-        epoch: of the next step, from 0.
-        step: of the epoch, from 0.
-        state: what steps change.
-        sums: sums over this epoch's pictures so far of what a step reports.
-    """
-
-    begun: str
-    given: str
-    stage: Stage = "learning"
-    round: int
-    epoch: int = 0
-    step: int = 0
-    state: Mapping[str, NDArray[Any]]
+    begun: str  # digest of what the round began with: bundle, site, number of the round, state before it
+    given: str  # digest of what it learns from: pictures, settings, the others' part
+    stage: Stage = "learning"  # `learned` where all epochs are done
+    round: int  # from 1
+    epoch: int = 0  # of the next step, from 0
+    step: int = 0  # of the epoch, from 0
+    state: Mapping[str, NDArray[Any]]  # what steps change
+    # sums over this epoch's pictures so far of what a step reports
     sums: Mapping[str, float] = field(default_factory=dict)
 
     def stepped(self, state: Mapping[str, NDArray[Any]], figures: Mapping[str, float], pictures: int) -> Self:
         """Return the point after a step of the same epoch.
 
         Args:
-            state: what the step left.
             figures: what it reports, means over its pictures.
             pictures: how many it learned from.
         """
@@ -111,11 +100,7 @@ class Standing:
 
 
 def save_standing(file: Path, standing: Standing) -> None:
-    """Keep a standing durably, in place of the one before.
-
-    Raises:
-        StorageError: the disk is full; the one before is still there.
-    """
+    """Keep a standing durably, in place of the one before."""
     scalars: dict[str, int | float | str] = {
         "bundle_sha256": standing.bundle_sha256,
         "federation": standing.federation,
@@ -125,11 +110,7 @@ def save_standing(file: Path, standing: Standing) -> None:
 
 
 def load_standing(file: Path) -> Standing | None:
-    """Read the standing in a file, None where there is none; the caller asks what it belongs to.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """Read the standing in a file, None where there is none; the caller asks what it belongs to."""
     if not file.exists():
         return None
     try:
@@ -149,17 +130,12 @@ def begun_with(file: Path, bundle_sha256: str, federation: str, start: Mapping[s
     """Return what the next round begins with.
 
     Args:
-        file: of the standing.
-        bundle_sha256: of the bundle to learn with.
         federation: name; empty for a device that learns alone.
         start: the site's state before its first round; empty for a learner that looks at what it gets.
 
     Returns:
         The standing in the file; where that belongs to another bundle or federation, or there is none, the start with
         the number 0.
-
-    Raises:
-        StorageError: the file is damaged.
     """
     found = load_standing(file)
     if found is None or (found.bundle_sha256, found.federation) != (bundle_sha256, federation):
@@ -219,7 +195,6 @@ def forget(home: Home, *, everything: bool) -> list[str]:
 
     Raises:
         LearningError: another process learns here (`busy`).
-        StorageError: a file cannot be removed.
     """
     if not home.learning.exists():
         return []

@@ -25,11 +25,7 @@ class Stepped:
 
 
 class ContrastSession:
-    """Takes steps with one bundle of FedCLF.
-
-    Raises:
-        BundleError: the runtime is older than the bundle asks for, or cannot load a graph.
-    """
+    """Takes steps with one bundle of FedCLF."""
 
     def __init__(self, bundle: Bundle, plan: FedCLFPlan, threads: int) -> None:
         pace = {name: np.asarray(getattr(plan, name), np.float32) for name in ("momentum", "weight_decay")}
@@ -45,11 +41,9 @@ class ContrastSession:
         Args:
             state: holds arrays under `FedCLFPlan.state`; left as it is.
             views: two of each picture, (B, 3, px, px), B at least 2.
-            rate: of this step.
 
         Raises:
             LearningError: the loss or a value is not finite (`not_finite`).
-            BundleError: the runtime failed.
         """
         pace = {"rate": np.asarray(rate, np.float32), "key_momentum": np.asarray(key_momentum, np.float32)}
         given = {FIRST: views[0], SECOND: views[1], NEGATIVES: negatives, **pace}
@@ -60,12 +54,10 @@ class ContrastSession:
         """Return features of a batch with the statistics of the batch: rows of length 1, (B, 128).
 
         Args:
-            parameters: of a network, by name.
             views: (B, 3, px, px), B at least 2.
 
         Raises:
             LearningError: a value is not finite (`not_finite`).
-            BundleError: the runtime failed.
         """
         given = {VIEW: views, **{name: parameters[name] for name in self._plan.parameters}}
         found: Features = run_graph(self._encoder, [ENCODED], given)[ENCODED]

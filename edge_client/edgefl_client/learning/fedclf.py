@@ -55,13 +55,10 @@ class FedCLFLearner:
     """See `RoundLearner`.
 
     Args:
-        bundle: the verified bundle with its training step.
         rows: pictures that teach; whether they have labels is not looked at.
-        around: the rest.
 
     Raises:
         LearningError: there are too few different pictures for a step.
-        BundleError: the runtime cannot load a graph.
     """
 
     only_in_federations: ClassVar[str | None] = (
@@ -121,11 +118,7 @@ class FedCLFLearner:
         return new, self._reply(new, {})
 
     def _network(self, state: Arrays, broadcast: Payload) -> dict[str, NDArray[Any]]:
-        """The encoder a round begins with and its slow copy, as `begun` lays them out.
-
-        Raises:
-            LearningError: the broadcast's network is not the bundle's (`other_network`).
-        """
+        """The encoder a round begins with and its slow copy, as `begun` lays them out."""
         plan = self._plan
         own = {name: state[name] for name in plan.stays if name in state}
         found = round_begins(broadcast.arrays, own, plan.momentum_encoder)
@@ -188,11 +181,7 @@ class FedCLFLearner:
         return received(broadcast) if self._plan.shares else None
 
     def _learn(self, point: Point, broadcast: Payload, report: Report) -> Point:
-        """Epochs from a point on.
-
-        Raises:
-            Paused: a limit is reached; the point is kept.
-        """
+        """Epochs from a point on."""
         plan, keeper = self._plan, Keeper(self._around)
         rounds, others = rounds_of(broadcast), self._others(broadcast)
         for epoch in range(point.epoch, plan.epochs):

@@ -44,13 +44,10 @@ class FedEvPromptLearner:
     """See `RoundLearner`.
 
     Args:
-        bundle: the verified bundle with its training step.
         rows: pictures that teach and pictures held back, of at least two classes.
-        around: the rest.
 
     Raises:
         LearningError: the bundle brings no training step.
-        BundleError: the runtime cannot load its graph.
     """
 
     only_in_federations: ClassVar[str | None] = None
@@ -123,11 +120,7 @@ class FedEvPromptLearner:
         check_step_memory(self._around.options.limits, self._plan.batch, largest, take, least=1)
 
     def _learn(self, point: Point, peers: Mapping[str, NDArray[np.float32]], report: Report) -> Point:
-        """Epochs from a point on.
-
-        Raises:
-            Paused: a limit is reached; the point is kept.
-        """
+        """Epochs from a point on."""
         plan, keeper = self._plan, Keeper(self._around)
         steps = -(-len(self._learn_rows) // plan.batch)
         for epoch in range(point.epoch, plan.epochs):
@@ -208,8 +201,6 @@ def step_constants(bundle: Bundle, plan: TrainingPlan, prior: NDArray[np.float32
     """Return what every step of a round takes alike: the bundle's constants, the prior, rates and weights.
 
     Args:
-        bundle: brings the tensors.
-        plan: how it learns.
         prior: (K,) of this device's own pictures.
     """
     numbers = {**{RATE + name: rate for name, rate in plan.rates.items()}, "weight_decay": plan.weight_decay}

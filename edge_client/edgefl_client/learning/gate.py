@@ -40,9 +40,6 @@ def judge(
     Args:
         seen: per class, whether the personal values were learned on it.
         report: called with the number of pictures scored so far, of both together.
-
-    Raises:
-        BundleError: the runtime failed.
     """
     common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
     rules = ReferralRules(uncertain_above=bundle.card.refer_above, dissonance_above=None)

@@ -31,9 +31,5 @@ def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> Ro
 
     Args:
         rows: the owner's pictures: those that teach, and those held back where the method judges.
-
-    Raises:
-        LearningError: see `learner_of`.
-        BundleError: the runtime cannot load its graph.
     """
     return learner_of(bundle)(bundle, rows, circumstances)

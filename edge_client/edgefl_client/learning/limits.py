@@ -83,11 +83,7 @@ class Limits:
         return None
 
     def check_begin(self) -> None:
-        """Refuse the work where a limit forbids to begin it.
-
-        Raises:
-            Paused: see `forbidding`.
-        """
+        """Refuse the work where a limit forbids to begin it."""
         reason = self.forbidding()
         if reason is not None:
             raise Paused(reason)

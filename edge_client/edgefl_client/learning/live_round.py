@@ -39,38 +39,22 @@ _STANDING, _POINT, _NEXT, _OVER = "live.payload", "live-round.payload", "live-ne
 
 @dataclass(frozen=True, kw_only=True)
 class LiveRound:
-    """The open round, as the signed task and the broadcast describe it.
+    """The open round, as the signed task and the broadcast describe it."""
 
-    Attributes:
-        federation: name.
-        site: this member's name.
-        number: of the round, from 1.
-        method: name of the method.
-        classes: of the task, in index order.
-        epochs: E; 0 where the bundle's hold.
-        seed: of every draw that server and sites share.
-        maps_per_class: most rollout maps of a class.
-        travels: what replies hold, as the task says; empty where it does not.
-        settings: hyper-parameters of the task; what is not named has the method's default.
-        backbone: the task's description of the network; empty where it is not told.
-        complete: whether the coordinator describes its task, so that what `settings` lacks has its default.
-        broadcast: as it came.
-        permitted: asked with what a reply would hold and its bytes, before the work; raises where that may not leave.
-    """
-
-    federation: str
-    site: str
-    number: int
-    method: str
-    classes: tuple[str, ...]
-    epochs: int
-    seed: int
-    maps_per_class: int
-    travels: tuple[str, ...]
-    settings: Settings
-    backbone: Settings
-    complete: bool
-    broadcast: Payload
+    federation: str  # name
+    site: str  # this member's name
+    number: int  # of the round, from 1
+    method: str  # name of the method
+    classes: tuple[str, ...]  # of the task, in index order
+    epochs: int  # E; 0 where the bundle's hold
+    seed: int  # of every draw that server and sites share
+    maps_per_class: int  # most rollout maps of a class
+    travels: tuple[str, ...]  # what replies hold, as the task says; empty where it does not
+    settings: Settings  # hyper-parameters of the task; what is not named has the method's default
+    backbone: Settings  # the task's description of the network; empty where it is not told
+    complete: bool  # whether the coordinator describes its task, so that what `settings` lacks has its default
+    broadcast: Payload  # as it came
+    # asked with what a reply would hold and its bytes, before the work; raises where that may not leave
     permitted: Callable[[Sequence[str], int], None]
 
 
@@ -129,11 +113,7 @@ def learn_live(
 
 
 def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRound) -> tuple[Bundle, TrainOptions]:
-    """Return bundle and options under which the federation's round is learned.
-
-    Raises:
-        LearningError: the bundle is of another method, or its step cannot learn so.
-    """
+    """Return bundle and options under which the federation's round is learned."""
     kind = plan_of(bundle).kind
     if kind != live.method:
         raise LearningError(
@@ -158,11 +138,7 @@ def _check_travels(told: Sequence[str], ours: Sequence[str]) -> None:
 
 
 def count_reply(home: Home, federation: str, number: int) -> None:
-    """Count the reply of a round: the site is now as after it. Doing it twice changes nothing.
-
-    Raises:
-        StorageError: the disk failed; it can be done again.
-    """
+    """Count the reply of a round: the site is now as after it. Doing it twice changes nothing."""
     if not _waits(home, federation, number):
         return
     try:
@@ -177,9 +153,6 @@ def drop_reply(home: Home, federation: str, number: int, refused: str | None) ->
 
     Args:
         refused: why it can never be taken, so that the round is not tried again; None where the round is over.
-
-    Raises:
-        StorageError: the disk failed; it can be done again.
     """
     if refused is not None:
         record = {"format": 1, "federation": federation, "round": number, "message": refused}
@@ -189,11 +162,7 @@ def drop_reply(home: Home, federation: str, number: int, refused: str | None) ->
 
 
 def refused_reply(home: Home, federation: str, number: int) -> str | None:
-    """Return why the reply of a round can never be taken; None where it may.
-
-    Raises:
-        StorageError: the record is damaged.
-    """
+    """Return why the reply of a round can never be taken; None where it may."""
     record = read_json(home.learning / _OVER, "which reply was refused") or {}
     if (record.get("federation"), record.get("round")) != (federation, number):
         return None
@@ -201,21 +170,13 @@ def refused_reply(home: Home, federation: str, number: int) -> str | None:
 
 
 def counted_round(home: Home, federation: str) -> int:
-    """Return the last round whose reply was accepted; 0 for none.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """Return the last round whose reply was accepted; 0 for none."""
     found = load_standing(home.learning / _STANDING)
     return found.round if found is not None and found.federation == federation else 0
 
 
 def counted_state(home: Home, bundle_sha256: str, federation: str) -> Mapping[str, NDArray[Any]]:
-    """What this device remembers after the last round that counted; empty before the first, and of another bundle.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """What this device remembers after the last round that counted; empty before the first, and of another bundle."""
     return begun_with(home.learning / _STANDING, bundle_sha256, federation, {}).state
 
 

@@ -50,17 +50,13 @@ _TABLE, _HELD = "table.json", "held.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Name the owner's pictures and how they are read.
+    """Name the owner's pictures and how they are read."""
 
-    Attributes:
-        file: CSV with the columns image and label, and lesion_id where known; for a method that learns without labels
-            the column image is enough, or a folder of pictures. Absolute.
-        formats: kinds of files that are read (`pictures.FORMATS`).
-        batch: pictures in a step, where the owner named a number; it is the device's memory that sets it.
-    """
-
+    # CSV with the columns image and label, and lesion_id where known; for a method that learns without labels the
+    # column image is enough, or a folder of pictures. Absolute
     file: Path
-    formats: tuple[str, ...] = tuple(DEFAULT_FORMATS)
+    formats: tuple[str, ...] = tuple(DEFAULT_FORMATS)  # kinds of files that are read (`pictures.FORMATS`)
+    # pictures in a step, where the owner named a number; it is the device's memory that sets it
     batch: int | None = None
 
 
@@ -79,31 +75,19 @@ class Dealt:
 
 
 def remember_table(home: Home, table: Table) -> None:
-    """Keep which pictures this device learns from.
-
-    Raises:
-        StorageError: the disk is full; the table before is still the one.
-    """
+    """Keep which pictures this device learns from."""
     record = {"format": 1, "table": str(table.file), "formats": list(table.formats), "batch": table.batch}
     write_json(home.prepare(home.learning) / _TABLE, record)
 
 
 def name_table(home: Home, file: Path) -> None:
-    """Keep another table or folder, to be read as the one before.
-
-    Raises:
-        StorageError: the record is damaged, or the disk is full.
-    """
+    """Keep another table or folder, to be read as the one before."""
     before = remembered_table(home)
     remember_table(home, Table(file=file) if before is None else replace(before, file=file))
 
 
 def remembered_table(home: Home) -> Table | None:
-    """Return what was named last; None where nothing ever was.
-
-    Raises:
-        StorageError: the record is damaged.
-    """
+    """Return what was named last; None where nothing ever was."""
     path = home.learning / _TABLE
     record = read_json(path, "which pictures to learn from")
     if record is None:
@@ -123,15 +107,12 @@ def read_dealt(
 
     Args:
         home: remembers who was held back before.
-        bundle: says what is learned, and how pictures are prepared.
-        table: names the pictures.
         limits: only the memory that is allowed is looked at.
         report: told `reading` and `pictures`, and a `warning` for each picture of a folder that cannot be used.
         afresh: forget who was held back before.
 
     Raises:
         LearningError: too few pictures or no labels, or they take more memory than is allowed.
-        EdgeflError: a picture or a file cannot be used.
     """
     if not plan_of(bundle).needs_labels:
         return _read_unlabelled(bundle, table, limits, report)

@@ -52,7 +52,6 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
 
     Raises:
         LabelsError: a column is missing, a label is no class of the model, or the table is empty or no text.
-        StorageError: the table cannot be read.
     """
     rows = _rows(path, {"image", "label"})
     index = {name: position for position, name in enumerate(classes)}
@@ -73,12 +72,8 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
 def read_images(path: Path) -> list[LabelledImage]:
     """Read the column `image` of a CSV, for learning that looks at no label.
 
-    Args:
-        path: the table; relative pictures are looked up beside it.
-
     Raises:
         LabelsError: the column is missing, or the table is empty or no text.
-        StorageError: the table cannot be read.
     """
     rows = _rows(path, {"image"})
     return [LabelledImage(path=_image(path, number, row), label=UNLABELLED) for number, row in enumerate(rows, start=2)]
@@ -107,18 +102,12 @@ def _image(path: Path, number: int, row: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True)
 class Rows:
-    """Hold prepared pictures with their classes.
+    """Hold prepared pictures with their classes."""
 
-    Attributes:
-        images: (n, S, S, 3).
-        labels: class index of each, -1 for none, (n,).
-        groups: 64 hex digits that all pictures of one lesion share, (n,).
-        unfit: positions of those that the gate before the model refers: they teach, but nothing of them is shared.
-    """
-
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    groups: tuple[str, ...]
+    images: NDArray[np.uint8]  # (n, S, S, 3)
+    labels: NDArray[np.int64]  # class index of each, -1 for none, (n,)
+    groups: tuple[str, ...]  # 64 hex digits that all pictures of one lesion share, (n,)
+    # positions of those that the gate before the model refers: they teach, but nothing of them is shared
     unfit: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
@@ -155,13 +144,11 @@ def read_rows(
 
     Args:
         table: what `read_labels` or `read_images` gave.
-        formats: kinds of files that are read (`pictures.FORMATS`).
         report: called with the number of pictures read so far.
         refused: told of each picture that cannot be used, which is left out; None raises for the first of them.
 
     Raises:
         ImageError: a picture cannot be used; the sentence names its file.
-        StorageError: a file cannot be read.
     """
     side = preprocess.size
     images = np.empty((len(table), side, side, 3), np.uint8)

@@ -49,7 +49,6 @@ def run_train(
         Paused: the battery, or a word from outside, forbids to begin.
         LearningError: too few pictures or too little memory, no training step, another process, a loss that is not
             finite, or a method that learns in a federation only (`alone`).
-        EdgeflError: a picture or a file cannot be used.
     """
     options.plan(bundle)  # before the work of reading
     learn, started = learner_of(bundle), options.limits.clock()

@@ -69,12 +69,7 @@ class Learner(Protocol):
         """Make the learner of a bundle's method.
 
         Args:
-            bundle: the verified bundle, whose record is the method's.
             rows: the owner's pictures: those that teach, and those held back where the method judges.
-
-        Raises:
-            LearningError: there are too few pictures.
-            BundleError: the runtime cannot load its graph.
         """
 
 
@@ -82,18 +77,10 @@ class Points(Protocol):
     """Where a learner keeps how far it has come inside a round."""
 
     def load(self) -> Payload | None:
-        """Return what was kept last, None where nothing was.
-
-        Raises:
-            StorageError: it is damaged.
-        """
+        """Return what was kept last, None where nothing was."""
 
     def save(self, point: Payload) -> None:
-        """Keep a point durably, in place of the one before.
-
-        Raises:
-            StorageError: the disk is full; the point before is still there.
-        """
+        """Keep a point durably, in place of the one before."""
 
 
 @dataclass(frozen=True)
@@ -118,23 +105,16 @@ class PointFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Circumstances:
-    """What a learner is told beside bundle and pictures.
+    """What a learner is told beside bundle and pictures."""
 
-    Attributes:
-        site: this member's name, which enters the draws.
-        options: what the owner changes: batch, threads, limits, seconds between points.
-        points: where the points of a round are kept.
-        maps_per_class: most rollout maps M of a reply; 0 for a device that shares none.
-        judged: told what the gate found of values that a round learned, before the reply is made.
-        started: when the work began, reading the pictures included, by the clock of the limits; None for the call of
-            `local_round`.
-    """
-
-    points: Points
-    site: str = ALONE
+    points: Points  # where the points of a round are kept
+    site: str = ALONE  # this member's name, which enters the draws
+    # what the owner changes: batch, threads, limits, seconds between points
     options: TrainOptions = field(default_factory=TrainOptions)
-    maps_per_class: int = 5
+    maps_per_class: int = 5  # most rollout maps M of a reply; 0 for a device that shares none
+    # told what the gate found of values that a round learned, before the reply is made
     judged: Callable[[PersonalState], None] = lambda found: None
+    # when the work began, reading the pictures included, by the clock of the limits; None for the call of `local_round`
     started: float | None = None
 
     def since(self) -> float:
@@ -143,11 +123,7 @@ class Circumstances:
 
 
 class Keeper:
-    """Keeps points while a round is learned, and ends it between two steps where a limit is reached.
-
-    Args:
-        around: says where points are kept, how often, and which limits the owner set.
-    """
+    """Keeps points while a round is learned, and ends it between two steps where a limit is reached."""
 
     def __init__(self, around: Circumstances) -> None:
         self._points, self._options = around.points, around.options
@@ -158,7 +134,6 @@ class Keeper:
 
         Raises:
             Paused: a limit is reached; the point is kept.
-            StorageError: the disk is full; the point before is still there.
         """
         limits = self._options.limits
         reason = limits.reached(self._started)
@@ -169,11 +144,7 @@ class Keeper:
             raise Paused(reason)
 
     def learned(self, point: Point) -> Point:
-        """Keep the point after all epochs.
-
-        Raises:
-            StorageError: the disk is full; the point before is still there.
-        """
+        """Keep the point after all epochs."""
         done = replace(point, stage="learned")
         self._points.save(done.to_payload())
         return done

@@ -22,7 +22,6 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
     """Return the bundle, learning as the federation does.
 
     Args:
-        bundle: the verified bundle with its training step.
         settings: hyper-parameters of the task; what is not named has the method's default.
         backbone: the task's description of the network; empty where it is not told.
         complete: whether the coordinator describes its task, so that what `settings` lacks has the method's default;

@@ -35,11 +35,7 @@ class Told:
 
 
 def keep_judged(home: Home, told: Told) -> None:
-    """Keep what passed its gate, for scoring.
-
-    Raises:
-        StorageError: the disk is full; the values before are still in use.
-    """
+    """Keep what passed its gate, for scoring."""
     if told.judged is not None and told.judged.verdict.passed:
         save_personal(home, told.judged)
 

@@ -27,12 +27,8 @@ class TrainingSession:
     """Takes steps with one bundle.
 
     Args:
-        bundle: a verified bundle with a training step.
         fixed: what every step takes alike.
         advice: what a person can do where a step gives a number that is not finite.
-
-    Raises:
-        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
     """
 
     def __init__(self, bundle: Bundle, fixed: Arrays, threads: int, advice: str = GO_ON) -> None:
@@ -57,7 +53,6 @@ class TrainingSession:
 
         Raises:
             LearningError: a figure or value is not finite (`not_finite`).
-            BundleError: the runtime failed.
         """
         found = run_graph(self._graph, self._outputs, {**self._fixed, **given, **state})
         if not all(np.isfinite(value).all() for value in found.values()):
@@ -67,11 +62,7 @@ class TrainingSession:
 
 
 def run_graph(graph: onnxruntime.InferenceSession, outputs: Sequence[str], given: Arrays) -> State:
-    """Run a graph of a training step once; returns its outputs by name.
-
-    Raises:
-        BundleError: the runtime failed.
-    """
+    """Run a graph of a training step once; returns its outputs by name."""
     try:
         return dict(zip(outputs, graph.run(list(outputs), dict(given)), strict=True))
     except RUNTIME_ERRORS as error:

@@ -50,7 +50,6 @@ def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
     """Draw what one view of each picture takes.
 
     Args:
-        rng: source of every draw.
         side: of the square pictures, in pixels.
     """
     *about_one, turn = COLOURS[RECIPE]
@@ -77,7 +76,6 @@ def views(images: Pictures, drawn: Draws, view_px: int) -> Views:
 
     Args:
         images: square pictures, (B, S, S, 3).
-        drawn: what they take.
         view_px: side of a view in pixels.
 
     Returns:

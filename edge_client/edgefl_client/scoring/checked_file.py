@@ -15,15 +15,7 @@ _SUM_BYTES = 32
 
 
 def write_checked(file: Path, payload: Payload) -> None:
-    """Replace a file durably, mode 0600.
-
-    Args:
-        file: in a folder that exists.
-        payload: the new content.
-
-    Raises:
-        StorageError: the disk is full; the content before is still there.
-    """
+    """Replace a file durably, mode 0600."""
     content = payload.to_bytes()
     write_atomic(file, content + hashlib.sha256(content).digest(), mode=0o600)
 
@@ -33,7 +25,6 @@ def read_checked(file: Path) -> Payload:
 
     Raises:
         PayloadError: it is not what was written.
-        StorageError: it cannot be read.
     """
     data = read_bounded(file, MAX_BYTES)
     content, found = data[:-_SUM_BYTES], data[-_SUM_BYTES:]

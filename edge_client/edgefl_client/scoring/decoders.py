@@ -153,14 +153,7 @@ DECODERS: dict[str, Callable[[bytes], Pixels]] = {"tiff": decode_tiff, "heic": d
 
 
 def decode_safely(name: str, data: bytes) -> Pixels:
-    """Decode with one of `DECODERS`; whatever its library raises becomes one ImageError.
-
-    Args:
-        data: bytes of the file.
-
-    Raises:
-        ImageError: the file is refused.
-    """
+    """Decode with one of `DECODERS`; whatever its library raises becomes one ImageError."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")

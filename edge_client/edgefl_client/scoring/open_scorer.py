@@ -28,14 +28,12 @@ def open_scorer(
     Args:
         model: a bundle's file; None for the one in use.
         trusted: keys of signers trusted for this call.
-        threads: processor threads; None for all that are allowed.
         refer_above: threshold of uncertainty; None for the card's.
         weights: `bundle` or `personal`; None for the personal ones where there are some.
         keep_graphs: whether the bundle keeps the bytes of its graphs; the scorer needs them no more.
 
     Raises:
         click.UsageError: no picture could exceed the threshold.
-        BundleError: the bundle is refused.
         StorageError: it cannot be read, or there are no personal values (`no_personal`).
     """
     import time

@@ -38,7 +38,6 @@ def save_personal(home: Home, state: PersonalState) -> None:
     """Keep values that passed their gate.
 
     Raises:
-        StorageError: the disk is full; the values before are still there.
         ValueError: they did not pass.
     """
     if not state.verdict.passed:
@@ -59,11 +58,7 @@ def save_personal(home: Home, state: PersonalState) -> None:
 
 
 def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
-    """Load the personal values for a bundle, None where none passed.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """Load the personal values for a bundle, None where none passed."""
     state = kept_personal(home)
     if state is None or state.bundle_sha256 != bundle.sha256:
         return None
@@ -75,11 +70,7 @@ def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
 
 
 def kept_personal(home: Home) -> PersonalState | None:
-    """Load the personal values of this home, whatever bundle they belong to: to tell of them, not to score with.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """Load the personal values of this home, whatever bundle they belong to: to tell of them, not to score with."""
     file = home.learning / PERSONAL
     if not file.exists():
         return None

@@ -73,7 +73,6 @@ def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
 
     Args:
         given: as for `expand`.
-        reader: knows which kinds are read.
     """
     folders = [Path(name) for name in given if name and Path(name).is_dir()]
     endings = [Path(one).suffix.lower() for place in folders for one in pictures_below(place, reader.other_suffixes)]
@@ -101,12 +100,7 @@ def _hidden_parts(path: Path) -> int:
 
 
 def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
-    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links.
-
-    Args:
-        folder: where to look.
-        suffixes: how the names of pictures end, in lower case.
-    """
+    """List the pictures below a folder by name, without hidden ones, heat maps and folders behind links."""
     found = []
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -120,38 +114,22 @@ def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What to score with and where to draw.
+    """What to score with and where to draw."""
 
-    Attributes:
-        scorer: the model.
-        reader: decodes the files.
-        heatmaps: folder for heat maps; None for none.
-        not_drawn: told, in one sentence, of each heat map that cannot be written; its score comes without one.
-        keep_drawn: never write over a heat map that is there already.
-        batch: pictures in one run of the network; one where heat maps are drawn or scores are logged.
-        log: told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is
-            given; None for no log.
-    """
-
-    scorer: "Scorer"
-    reader: "PictureReader"
-    heatmaps: Path | None
+    scorer: "Scorer"  # the model
+    reader: "PictureReader"  # decodes the files
+    heatmaps: Path | None  # folder for heat maps; None for none
+    # told, in one sentence, of each heat map that cannot be written; its score comes without one
     not_drawn: Callable[[str], None]
-    keep_drawn: bool = False
-    batch: int = 1
+    keep_drawn: bool = False  # never write over a heat map that is there already
+    batch: int = 1  # pictures in one run of the network; one where heat maps are drawn or scores are logged
+    # told of each result, with the SHA-256 of the file's bytes (None where it could not be read), before it is given;
+    # None for no log
     log: Callable[[Result, str | None], None] | None = None
 
 
 def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
-    """Score files in batches, yielding results in order.
-
-    Args:
-        task: what to score with.
-        files: their names; `-` is standard input.
-
-    Raises:
-        StorageError: a result cannot be logged, so it is not given.
-    """
+    """Score files in batches, yielding results in order; a result that cannot be logged is not given."""
     taken: set[str] = set()
     for names in _batches(files, 1 if task.heatmaps or task.log else task.batch):
         loaded = [_load(name, task) for name in names]
@@ -218,11 +196,7 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "Prepared"]]) -> list[R
 
 
 def _drawn(score: Score, photo: _Loaded, folder: Path, task: Task, taken: set[str]) -> Score:
-    """Draw the heat map of a score; none for networks without attention, and none for what is not skin.
-
-    Raises:
-        StorageError: the heat map cannot be written.
-    """
+    """Draw the heat map of a score; none for networks without attention, and none for what is not skin."""
     if score.map is None or photo.pixels is None or "not_skin" in score.refer_reasons:
         return score
     stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem

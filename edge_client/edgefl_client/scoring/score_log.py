@@ -95,11 +95,7 @@ class Circumstances:
 def circumstances(
     home: Home, bundle: Bundle, model: ModelInfo, temperature: float | None, threads: int
 ) -> Circumstances:
-    """Collect what the rows of a run share.
-
-    Raises:
-        StorageError: the membership is damaged.
-    """
+    """Collect what the rows of a run share."""
     try:
         device = load_membership(home.member).name
     except NotEnrolled:
@@ -116,8 +112,6 @@ class ScoreLog:
 
     Args:
         path: the file; made where it is missing.
-        shared: what every row of this run holds.
-        clock_ns: Unix nanoseconds.
 
     Raises:
         StorageError: the file cannot be used, or is none of these.
@@ -152,14 +146,11 @@ class ScoreLog:
         self._db.close()
 
     def note(self, result: Result, image_sha256: str | None) -> None:
-        """Append a row, durably.
+        """Append a row, durably; where that fails, the result must not be told.
 
         Args:
             result: what was found; its name is not kept.
             image_sha256: of the file's bytes; None where it could not be read at all.
-
-        Raises:
-            StorageError: it cannot be written, so the result must not be told.
         """
         shared, model = self._shared, self._shared.model
         seconds, rest = divmod(self._clock_ns(), 10**9)

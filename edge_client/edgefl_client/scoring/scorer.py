@@ -55,18 +55,12 @@ class Scorer:
     """Scores pictures with one bundle.
 
     Args:
-        bundle: a verified bundle.
         threads: threads of one run; None for the processors this process may use.
         refer_above: vacuity (softmax methods: entropy in nats) above which a picture is referred; None for the card's.
         clock: gives Unix milliseconds; a scorer that outlives its bundle refers everything.
         personal: values learned here that passed their gate, to score with in place of the bundle's.
 
-    Attributes:
-        model: which model speaks.
-        threads: threads of one run.
-
     Raises:
-        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
         ValueError: `threads` or `refer_above` is out of range.
     """
 
@@ -143,7 +137,6 @@ class Scorer:
 
         Args:
             image: bytes of a JPEG or PNG, a Pillow image, or upright uint8 pixels (H, W, 3).
-            name: what to call it in the score.
 
         Raises:
             ImageError: the picture cannot be used; `code` says why.
@@ -156,14 +149,9 @@ class Scorer:
 
         Args:
             images: as for `score`, or what `prepare` made of them.
-            names: what to call them; None for no names.
 
         Returns:
             One score per picture, in order.
-
-        Raises:
-            ImageError: a picture cannot be used.
-            ScoreError: the network gave no finite numbers.
         """
         called = list(names) if names is not None else [None] * len(images)
         if len(called) != len(images):
@@ -177,14 +165,7 @@ class Scorer:
         return [self._judge(found, row, called[row], one, share_ms) for row, one in enumerate(prepared)]
 
     def prepare(self, image: Photo) -> Prepared:
-        """Make the network's input of a picture, and judge the picture.
-
-        Args:
-            image: as for `score`.
-
-        Raises:
-            ImageError: the picture cannot be used.
-        """
+        """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
         if isinstance(image, bytes):
             photo = decode(image)

@@ -63,10 +63,6 @@ def look(folder: Path, suffixes: Sequence[str]) -> dict[str, Seen]:
 class Notes:
     """Which files of one folder were scored; lasting.
 
-    Args:
-        home: where the notes lie.
-        folder: the watched folder.
-
     Raises:
         StorageError: the notes cannot be kept, or another process watches the folder.
     """
@@ -118,7 +114,6 @@ class Notes:
         """Note that the line of a file is about to be written.
 
         Args:
-            seen: how the file was.
             position: length of the output before the line, bytes; 0 on standard output.
         """
         self._run(
@@ -171,7 +166,6 @@ def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
     """Open the file that takes the lines, for appending and for one process alone; None for standard output.
 
     Raises:
-        OSError: it cannot be opened.
         StorageError: another process holds it; after a crash nobody could tell whose its last line is.
     """
     if path is None:
@@ -188,11 +182,7 @@ def open_output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def write_line(output: BinaryIO, line: str) -> None:
-    """Append a line and flush it to the disk.
-
-    Raises:
-        OSError: the disk is full.
-    """
+    """Append a line and flush it to the disk."""
     output.write(line.encode() + b"\n")
     output.flush()
     os.fsync(output.fileno())

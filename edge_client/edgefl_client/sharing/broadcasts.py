@@ -22,12 +22,7 @@ def newest_file(home: Home, federation: str) -> Path | None:
 
 
 def read_broadcast(file: Path) -> Payload:
-    """Read a broadcast.
-
-    Raises:
-        PayloadError: it is damaged.
-        StorageError: it cannot be read.
-    """
+    """Read a broadcast."""
     return Payload.from_bytes(read_bounded(file, MAX_BLOB_BYTES), MAX_BLOB_BYTES)
 
 
@@ -41,11 +36,7 @@ def kept_broadcast(home: Home, federation: str, number: int) -> Payload | None:
 
 
 def keep_broadcast(home: Home, federation: str, number: int, broadcast: Payload) -> None:
-    """Keep a round's broadcast durably, and delete all but the newest.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Keep a round's broadcast durably, and delete all but the newest."""
     home.prepare(home.broadcasts)
     write_atomic(broadcast_file(home, federation, number), broadcast.to_bytes(), mode=0o600)
     for old in sorted(home.broadcasts.glob("*.payload"), key=_round_of)[:-KEPT]:

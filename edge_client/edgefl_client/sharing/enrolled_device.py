@@ -61,16 +61,7 @@ class Device:
 
 
 def run_enrol(device: Device, text: str, ca: Path | None, proxy: str | None, suite: int) -> dict[str, Any]:
-    """Join the federation of an invite, or go on where a joining was cut off.
-
-    Args:
-        ca: file of the coordinator's certificate or authority, or None.
-        proxy: proxy to use from now on, or None.
-        suite: of the sealing key.
-
-    Raises:
-        EdgeflError: the enrolment is refused or cannot go on.
-    """
+    """Join the federation of an invite, or go on where a joining was cut off."""
     # This clock may be ahead by as much as signed time corrects; `enrol` judges by the corrected one.
     invite = decode_invite(text, device.clock_ms() - MAX_CORRECTION_MS)
     if not (device.home.member / "membership.json").exists():

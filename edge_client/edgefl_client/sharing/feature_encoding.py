@@ -56,14 +56,10 @@ class Encoder:
     """The encoder of one round.
 
     Args:
-        bundle: the verified bundle.
-        plan: its record of learning.
         network: the encoder's tensors of the round, by name.
-        threads: of a run.
 
     Raises:
         FeaturesError: the network is not the bundle's (`other_network`).
-        BundleError: the runtime is older than the bundle asks for, or cannot load the graph.
     """
 
     def __init__(self, bundle: Bundle, plan: FedCLFPlan, network: Mapping[str, NDArray[Any]], threads: int) -> None:
@@ -84,7 +80,6 @@ class Encoder:
         """Make features of views (B, 3, px, px), B at least 2.
 
         Raises:
-            BundleError: the runtime failed.
             FeaturesError: one is not finite or not of length 1 (`bad_feature`).
         """
         try:
@@ -123,14 +118,8 @@ def encode_pictures(
 ) -> Encoded:
     """Make features of at most K pictures; one that cannot be read, or that the gate refers, gives none.
 
-    Args:
-        encoder: of the round.
-        plan: of the bundle.
-        preprocess: of the bundle.
-
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
-        BundleError: the runtime failed.
     """
     order = draws.rng("order").permutation(len(files))
     fit = _FitPictures([files[position] for position in order], preprocess, reader, plan.queue)
@@ -185,20 +174,11 @@ class _FitPictures:
 
 
 def _prepared(path: Path, preprocess: Preprocess, reader: PictureReader) -> tuple[Pixels, tuple[str, ...]]:
-    """Read a picture as the network takes it, and the gate's reasons to refer it.
-
-    Raises:
-        ImageError: it cannot be used.
-        StorageError: the file cannot be read.
-    """
+    """Read a picture as the network takes it, and the gate's reasons to refer it."""
     photo = reader.read(read_bounded(path, MAX_FILE_BYTES))
     return prepare(photo, preprocess), measure_quality(photo).reasons(preprocess.size)
 
 
 def picture_of(path: Path, preprocess: Preprocess, reader: PictureReader) -> Pixels:
-    """Read a picture as the network takes it, to show it to its owner.
-
-    Raises:
-        EdgeflError: it cannot be used any more.
-    """
+    """Read a picture as the network takes it, to show it to its owner."""
     return _prepared(path, preprocess, reader)[0]

@@ -78,15 +78,11 @@ class Spent:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """The owner's decisions.
+    """The owner's decisions."""
 
-    Attributes:
-        allowed: kind of content → last day of consent, or None for no end.
-        limits: how often and how much.
-    """
-
+    # kind of content → last day of consent, or None for no end
     allowed: Mapping[str, datetime.date | None] = field(default_factory=dict)
-    limits: Limits = field(default_factory=Limits)
+    limits: Limits = field(default_factory=Limits)  # how often and how much
 
     def check(self, travels: Sequence[str], size: int, spent: Spent) -> None:
         """Refuse what may not leave.
@@ -190,11 +186,7 @@ def day_of(now_ms: int) -> datetime.date:
 
 
 def policy_text(policy: Policy, spent: Spent) -> str:
-    """Write a policy for a person, a line per kind and limit.
-
-    Args:
-        spent: what left in the last 24 hours, and now.
-    """
+    """Write a policy for a person, a line per kind and limit."""
     lines = []
     for kind, words in KINDS.items():
         state = "stays here"
@@ -219,7 +211,6 @@ def load_policy(home: Home) -> Policy:
 
     Raises:
         PolicyError: the file is damaged, or holds what is not known here (`bad_policy`).
-        StorageError: the file cannot be read.
     """
     if not home.policy_file.exists():
         return Policy()
@@ -235,11 +226,7 @@ def load_policy(home: Home) -> Policy:
 
 
 def save_policy(home: Home, policy: Policy) -> None:
-    """Keep the owner's decisions durably.
-
-    Raises:
-        StorageError: the disk is full; the decisions before still hold.
-    """
+    """Keep the owner's decisions durably."""
     home.prepare()
     write_atomic(home.policy_file, policy.to_toml().encode(), mode=0o600)
 

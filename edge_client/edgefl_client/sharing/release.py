@@ -31,9 +31,6 @@ class Release:
 
         Args:
             kind: of content: `maps` or `features`.
-
-        Raises:
-            PolicyError: this kind may not leave.
         """
         found = cls(
             device=device, policy=load_policy(device.home), spent=Spent(now_ms=device.clock_ms()), dry_run=dry_run
@@ -44,9 +41,6 @@ class Release:
 
     def judge(self, described: dict[str, Any]) -> dict[str, Any]:
         """Ask the owner's policy about what was made; gives what `--json` prints of the answer.
-
-        Args:
-            described: result of `describe`.
 
         Raises:
             PolicyError: it may not leave, and this is no dry run.
@@ -63,9 +57,6 @@ class Release:
         """Keep the contribution in the outbox, in place of one that was never sent; gives its key.
 
         None in a dry run, which keeps nothing.
-
-        Raises:
-            EdgeflError: the membership, the keys or the disk.
         """
         if self.dry_run:
             return None
@@ -81,14 +72,8 @@ class Release:
 def describe(content: bytes) -> dict[str, Any]:
     """Say what a payload would tell its receiver: kinds, arrays, scalars, length and digest.
 
-    Args:
-        content: bytes of the payload, as they would be sealed.
-
     Returns:
         `travels`, `arrays` (name → dtype, shape, min, max, bytes), `scalars`, `bytes` and `sha256`.
-
-    Raises:
-        PayloadError: they are no payload.
     """
     payload = Payload.from_bytes(content, len(content))
     return {

@@ -58,16 +58,9 @@ class FeatureRequest:
 def contribute_features(device: Device, asked: FeatureRequest, reader: PictureReader, bundle: Bundle) -> dict[str, Any]:
     """Encode pictures here and put their features into the outbox.
 
-    Args:
-        bundle: the verified bundle, with its graphs.
-
-    Returns:
-        What `--json` prints.
-
     Raises:
         FeaturesError: bundle, federation, round or pictures give no features; nothing is kept.
         PolicyError: the owner has not allowed that features leave, or not so much; nothing is kept.
-        EdgeflError: the membership, a file or the disk.
     """
     home = device.home
     membership, task = load_membership(home.member), load_task(home.member)
@@ -105,13 +98,7 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
 
 
 def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan:
-    """Check that the round takes features of the bundle's encoder, and give the plan they are made by.
-
-    Raises:
-        FeaturesError: it does not, or the bundle has no encoder.
-        LearningError: the bundle cannot follow the federation's settings, such as noise on features.
-        BundleError: the bundle is of another line.
-    """
+    """Check that the round takes features of the bundle's encoder, and give the plan they are made by."""
     shares = "features" in task.travels if task.travels else task.method == "fedclf"
     if not shares:
         raise FeaturesError(f"the federation learns {task.method}, which takes no features: take part with edgefl sync")
@@ -135,12 +122,7 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
 
 
 def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
-    """Read the round's broadcast, which holds the encoder's values.
-
-    Raises:
-        FeaturesError: it is not here (`no_broadcast`).
-        StorageError: it is damaged or cannot be read.
-    """
+    """Read the round's broadcast, which holds the encoder's values."""
     path = broadcast_file(home, membership.federation, task.round)
     if task.round < 1 or not path.exists():
         raise FeaturesError(
@@ -159,11 +141,6 @@ def _slow_encoder(
 ) -> dict[str, NDArray[Any]]:
     """Put together the slow encoder of a round, which makes the features that all share.
 
-    Args:
-        plan: says what travels and what stays.
-        broadcast: arrays of the round.
-        own: what this device remembers.
-
     Returns:
         The encoder's tensors by name; where no slow copy outlives the rounds, the encoder itself.
     """
@@ -172,12 +149,7 @@ def _slow_encoder(
 
 
 def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path]:
-    """List the pictures by name; where none are named, those of the table or folder that was named last.
-
-    Raises:
-        FeaturesError: nothing was ever named (`no_pictures`).
-        LabelsError: the table cannot be used.
-    """
+    """List the pictures by name; where none are named, those of the table or folder that was named last."""
     if given:
         files = [Path(name) for name in expand(given, reader.suffixes)]
     else:

@@ -68,7 +68,6 @@ def contribute_maps(
 
     Args:
         labels: CSV with the columns image and label.
-        scorer: scores with `bundle`.
         dry_run: keep nothing; only say what would leave.
         sheets: folder for the two sheets that show it (`sheets`); None for none.
 
@@ -77,7 +76,6 @@ def contribute_maps(
         LearningError: the model is of another form than the federation's, so its maps mean something else.
         PolicyError: the owner has not allowed that maps leave, or not so much; nothing is kept.
         ImageError: a picture cannot be used; nothing is kept.
-        EdgeflError: the membership or the disk.
     """
     task = _task(device, required=not dry_run)
     release = Release.begin(device, "maps", dry_run=dry_run)

@@ -47,17 +47,10 @@ def draw_maps(folder: Path, shared: Sequence[SharedMap], sha256: str, size: int)
     """Draw both sheets of rollout maps, readable by their owner only.
 
     Args:
-        folder: made where it is missing.
         shared: the maps, those of a class one after the other.
-        sha256: of the payload's bytes.
-        size: number of these bytes.
 
     Returns:
         Paths of the sheets: `leaves` and `stays`.
-
-    Raises:
-        StorageError: a sheet cannot be written.
-        OSError: the folder cannot be made.
     """
     labels = [one.label for one in shared]
     head = f"Would leave: {len(shared)} attention maps, {size:,} bytes. Dark blue is 0, yellow is 1."
@@ -78,12 +71,9 @@ def draw_features(
     """Draw both sheets of features, readable by their owner only; results and errors as of `draw_maps`.
 
     Args:
-        folder: made where it is missing.
         rows: (n, 128) as they would leave.
         names: of the files of the first rows, which stay.
         pictures: (S, S, 3) of the first rows, in order, which stay.
-        sha256: of the payload's bytes.
-        size: number of these bytes.
     """
     shown = rows[:MOST_ROWS]
     largest = max(float(np.abs(rows).max()), 1e-6)

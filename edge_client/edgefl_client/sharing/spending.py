@@ -44,9 +44,6 @@ def read_spent(
         federation: of the reply in question; empty for none.
         round_number: its round, which is not counted among the others; None where it has none yet.
         idem: key of its work item, which is not counted; empty for none.
-
-    Raises:
-        StorageError: the notes are damaged or cannot be read.
     """
     entries = [one for one in _entries(home) if one.at_ms > now_ms - DAY_MS]
     rounds = {(one.federation, one.round) for one in entries} - {(federation, round_number)}
@@ -56,18 +53,11 @@ def read_spent(
 def note_spent(
     home: Home, now_ms: int, *, federation: str, round_number: int, idem: str, travels: Sequence[str], size: int
 ) -> None:
-    """Note durably that a reply is about to leave.
+    """Note durably that a reply is about to leave; where that fails, it must not leave.
 
     Args:
-        now_ms: Unix milliseconds, by the best clock there is.
-        federation: whom it is for.
         round_number: the round it answers.
         idem: key of its work item; noted once.
-        travels: kinds of content in it.
-        size: bytes of its payload.
-
-    Raises:
-        StorageError: it cannot be noted, so it must not leave.
     """
     entry = Entry(
         idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms

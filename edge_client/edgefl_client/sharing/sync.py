@@ -200,12 +200,7 @@ def _not_due(home: Home, before: _Exchanged) -> tuple[str, str] | None:
 
 
 def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
-    """Open the bundle in use, which must be the federation's.
-
-    Raises:
-        BundleError: it is refused, or of another line (`other_line`).
-        NoModel: there is none.
-    """
+    """Open the bundle in use, which must be the federation's."""
     bundle = models.open_model(home, models.read_file(home, None), trusted, before.now_ms)
     wanted = (before.federation, before.task.line, before.task.task)
     if bundle.manifest.line_key != wanted:
@@ -239,12 +234,7 @@ def _live_round(home: Home, before: _Exchanged) -> LiveRound:
 
 
 def _check_reply(home: Home, before: _Exchanged, travels: Sequence[str], size: int) -> None:
-    """Refuse what may not enter the outbox: asked before the work with the most a reply can take, and after it.
-
-    Raises:
-        PolicyError: the owner's policy does not allow it.
-        LearningError: it is larger than the federation takes (`too_large`).
-    """
+    """Refuse what may not enter the outbox: asked before the work with the most a reply can take, and after it."""
     task = before.task
     spent = read_spent(home, before.now_ms, federation=before.federation, round_number=task.round)
     load_policy(home).check(travels, size, spent)

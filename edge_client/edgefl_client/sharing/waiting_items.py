@@ -40,7 +40,6 @@ def list_waiting(home: Home, now_ms: int) -> list[Waiting]:
 
     Raises:
         OutboxError: the outbox is damaged, or held by another process.
-        StorageError: it cannot be read.
     """
     path = home.outbox_file
     if not path.exists():
@@ -85,7 +84,6 @@ def show_waiting(device: Device, which: str) -> dict[str, Any]:
 
     Raises:
         OutboxError: no such item, or it cannot be opened.
-        EdgeflError: the member's keys cannot be opened.
     """
     found = _named(device, which)
     with (
@@ -100,9 +98,6 @@ def show_waiting(device: Device, which: str) -> dict[str, Any]:
 
 def drop_waiting(device: Device, which: str) -> Waiting:
     """Drop an item for good, and give what it was.
-
-    Args:
-        which: the item's id, or its first digits.
 
     Raises:
         OutboxError: no such item.

@@ -39,7 +39,6 @@ def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line,
     """Highest version seen of each (federation, line, task).
 
     Args:
-        home: the device's home.
         in_force: key ids of the signers that count now; None counts every version.
     """
     seen: dict[Line, int] = {}
@@ -64,12 +63,7 @@ def current_file(home: Home) -> Path:
 
 
 def is_in_use(home: Home, sha256: str) -> bool:
-    """Whether the bundle of this SHA-256 is in use and its file is whole; one that was lost or damaged is not.
-
-    Args:
-        home: the device's home.
-        sha256: of a bundle's file.
-    """
+    """Whether the bundle of this SHA-256 is in use and its file is whole; one that was lost or damaged is not."""
     return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
 
 
@@ -86,13 +80,8 @@ def _is_whole(file: Path, sha256: str) -> bool:
 def read_file(home: Home, file: Path | None) -> Archive:
     """Read and hash the bundle to score with, a named file or the one in use; nothing of it is verified yet.
 
-    Args:
-        home: the device's home.
-        file: a bundle's file, or None.
-
     Raises:
         NoModel: no file is named and none was pulled.
-        StorageError: the file cannot be read.
         BundleError: it is no archive.
     """
     with open_bounded(current_file(home) if file is None else file, MAX_FILE_BYTES) as opened:
@@ -103,8 +92,6 @@ def open_model(home: Home, archive: Archive, extra_trust: Sequence[bytes], now_m
     """Verify what `read_file` read.
 
     Args:
-        home: the device's home.
-        archive: what was read.
         extra_trust: keys trusted for this call beside the list.
 
     Raises:
@@ -139,11 +126,6 @@ def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     still counts after its time is over. Where its file is gone or damaged, only the highest versions seen count, so
     that a device can recover; so it can where none of its signers is in force any more.
 
-    Args:
-        home: the device's home.
-        bundle: the verified bundle to install.
-        signers: those in force.
-
     Raises:
         BundleError: `other_line` or `rolled_back`.
     """
@@ -170,12 +152,7 @@ def install(home: Home, data: bytes, bundle: "Bundle") -> Path:
     """Keep a verified bundle and use it from now on; the one before is removed.
 
     Args:
-        home: the device's home.
-        data: bytes of the file.
         bundle: what `load_bundle` made of exactly these bytes.
-
-    Raises:
-        StorageError: the disk is full; the bundle in use stays in use.
     """
     folder = home.prepare(home.models)
     path = folder / f"{bundle.sha256}.edgefl"

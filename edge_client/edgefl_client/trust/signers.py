@@ -82,12 +82,7 @@ def signers_in_force(home: Home, extra: Iterable[bytes] = ()) -> Signers:
     """The signers that count on this device now.
 
     Args:
-        home: the device's home.
         extra: public keys trusted for this call, as if added by hand.
-
-    Raises:
-        StorageError: a file that says so is damaged.
-        KeyMaterialError: a key is unusable.
     """
     root, revoked = load_root(home.member), load_revoked(home.member)
     off = frozenset() if revoked is None else revoked.key_ids

@@ -44,7 +44,6 @@ def read_public_key(given: str) -> PublicSigningKey:
 
     Raises:
         KeyMaterialError: none of these, or a key of low order.
-        StorageError: the file cannot be read.
     """
     path = Path(given)
     try:
@@ -91,7 +90,6 @@ def list_trusted(home: Home) -> list[TrustedKey]:
     """Trusted signers, oldest first.
 
     Raises:
-        StorageError: the list is damaged.
         KeyMaterialError: the list holds a key that must not be there.
     """
     record = read_json(home.trust_file, "the list of trusted signers")
@@ -115,13 +113,9 @@ def add_trusted(home: Home, key: PublicSigningKey, name: str | None, today: date
     """Trust a signer from now on; adding it again renames it.
 
     Args:
-        home: the device's home.
-        key: the signer's key.
         name: what to call it; None for the first digits of its key id.
-        today: date to note.
 
     Raises:
-        StorageError: the list is damaged or cannot be written.
         KeyMaterialError: the name is not printable text of at most 64 characters.
     """
     called = name or key.key_id[:16]
@@ -141,7 +135,6 @@ def remove_trusted(home: Home, which: str) -> TrustedKey:
     """Stop trusting a signer.
 
     Args:
-        home: the device's home.
         which: its name, its public key in hexadecimal, or at least 8 first digits of its key id.
 
     Raises:

@@ -55,11 +55,7 @@ def build_training(run: FinishedRun, site: str, weights: Weights) -> TrainingMem
 
 
 def traced(prepared: Prepared) -> dict[str, bytes]:
-    """Return the serialised graphs of a training step by the members' names.
-
-    Raises:
-        ExportError: the exporter cannot make one.
-    """
+    """Return the serialised graphs of a training step by the members' names."""
     return {
         member: export_training_graph(one.step, one.example, one.outputs, one.free, one.name)
         for member, one in prepared.graphs.items()

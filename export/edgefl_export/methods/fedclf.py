@@ -201,11 +201,7 @@ def contrast_method(run: FinishedRun) -> tuple[FedCLF, RunSettings]:
 
 
 def network(recipe: ContrastRecipe, spec: CNNSpec, seed: int, backbone: FrozenCNN | None = None) -> Learner:
-    """Return a network as FedCLF begins with it: the backbone's values, where there are any, and a fresh projection.
-
-    Args:
-        recipe: tells the projection.
-    """
+    """Return a network as FedCLF begins with it: the backbone's values, where there are any, and a fresh projection."""
     initial = {} if backbone is None else weights_of(backbone.network)
     task = Task(name="pixels", classes=(), backbone=spec, rounds=1, epochs=1, seed=seed, initial=initial)
     return recipe.build(task).requires_grad_(True)
@@ -256,7 +252,6 @@ def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
 
     Args:
         model: left as it is.
-        spec: tells how pixels are normalised.
     """
     step = FedCLFStep.of(model, plan, spec.mean, spec.std)
     state = {name: torch.from_numpy(value) for name, value in begun(plan, dict(tensors_of(model))).items()}

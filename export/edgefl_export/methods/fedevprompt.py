@@ -129,8 +129,6 @@ def adamw(
     """Take a step of AdamW with one tensor; returns the value and its two moments after the step.
 
     Args:
-        value: before the step.
-        gradient: of the loss.
         moments: running means of the gradient and of its square.
         count: number of this step, from 1.
         decay: weight decay; a step shrinks values by rate·decay.
@@ -265,9 +263,7 @@ class TrainerSteps:
     """The trainer's own step with PyTorch's AdamW, a `Reference`: every step has other settings that a round can have.
 
     Args:
-        step: network, what learns, and the distance between maps.
         plan: how it learns; a small distillation weight is raised.
-        weights: the bundle's values.
         seed: of the drawn batches.
     """
 

@@ -33,29 +33,19 @@ class Traceable:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A run's training step, ready to be traced.
-
-    Attributes:
-        plan: the record beside the graphs.
-        graphs: by the member's name.
-        check: the gate: serialised graphs by name to its figures; raises `GateError`.
-    """
+    """A run's training step, ready to be traced."""
 
     plan: Plan
-    graphs: Mapping[str, Traceable]
+    graphs: Mapping[str, Traceable]  # by the member's name
+    # the gate: serialised graphs by name to its figures; raises `GateError`
     check: Callable[[Mapping[str, bytes]], Sequence[StepParity]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedMethod:
-    """The line of a method in the table.
+    """The line of a method in the table."""
 
-    Attributes:
-        offers: which runs it fits, as a clause for the sentence that refuses others.
-        fits: whether it is learned from a run's model.
-        prepare: the step of a run, of its model, with the bundle's weights; raises `ExportError`.
-    """
-
-    offers: str
-    fits: Callable[[FinishedRun, Predictor], bool]
+    offers: str  # which runs it fits, as a clause for the sentence that refuses others
+    fits: Callable[[FinishedRun, Predictor], bool]  # whether it is learned from a run's model
+    # the step of a run, of its model, with the bundle's weights; raises `ExportError`
     prepare: Callable[[FinishedRun, Predictor, Weights], Prepared]

@@ -48,11 +48,7 @@ class Parity:
 
 
 def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
-    """Draw pictures that span what a camera gives: smooth skin, a dark spot, gradients, noise, black and white.
-
-    Args:
-        side: S in pixels.
-    """
+    """Draw pictures that span what a camera gives: smooth skin, a dark spot, gradients, noise, black and white."""
     rng = np.random.default_rng(seed)
     axis = np.linspace(-1, 1, side)
     x, y = axis[None, :, None], axis[:, None, None]

@@ -83,11 +83,7 @@ _FOLLOWED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class FedCLFPlan:
-    """How FedCLF learns on a device; symbols of the papers in the comments.
-
-    Raises:
-        ValueError: a value is not of its form; the text is one clause for a sentence.
-    """
+    """How FedCLF learns on a device; symbols of the papers in the comments."""
 
     parameters: Mapping[str, tuple[int, ...]]  # theta: tensors that learn, with their shapes
     statistics: Mapping[str, tuple[int, ...]]  # running means and variances of batch norm
@@ -221,11 +217,7 @@ class FedCLFPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "FedCLFPlan":
-        """Read `training.json`.
-
-        Raises:
-            ValueError: not the documented record.
-        """
+        """Read `training.json`."""
         objects = ("parameters", "statistics")
         record = read_fields(data, cls, objects, ("counters", "norm"))
         if not all(isinstance(shape, list) for name in objects for shape in record[name].values()):

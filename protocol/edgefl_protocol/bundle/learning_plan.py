@@ -3,7 +3,8 @@
 A record is a frozen dataclass that meets `Plan`: it names its method (`kind`), says what the bundle's graphs take and
 give (`graphs`), and how a federation's settings are followed (`defaults`, `fixed`, `following`). Who loads a bundle or
 learns with it asks the record and no method's name. Guarantees: a record that exists satisfies its own form, so no rate
-of it can be negative, infinite or of unknown meaning. Source: docs/design.md, sections 7 and 9.
+of it can be negative, infinite or of unknown meaning; what is not of the form is refused with a `ValueError` whose text
+is one clause for a sentence. Source: docs/design.md, sections 7 and 9.
 """
 
 from collections.abc import Collection, Mapping

@@ -78,34 +78,21 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bundle:
-    """A verified bundle. Only `load_bundle` makes one.
+    """A verified bundle. Only `load_bundle` makes one."""
 
-    Attributes:
-        manifest: the signed record.
-        preprocess: how a photograph becomes the input.
-        labels: classes, and which of them training saw.
-        card: the model card.
-        score_onnx: the scoring graph, for the runtime.
-        weights: tensors by name (read-only), the graph's inputs besides `image`.
-        extras: optional members that are there, by name (`train_step.onnx`, `training.json`, `encode.onnx`,
-            `tokenizer.json`, `answers.json`).
-        outputs: names of the scoring graph's outputs, in order.
-        sha256: of the file, 64 hex digits.
-        signers: key ids of the trusted keys whose signatures held.
-        training: how a device learns with `train_step.onnx`; None where the bundle only scores.
-    """
-
-    manifest: Manifest
-    preprocess: Preprocess
-    labels: Labels
-    card: Card
-    score_onnx: bytes
-    weights: Mapping[str, NDArray[Any]]
+    manifest: Manifest  # the signed record
+    preprocess: Preprocess  # how a photograph becomes the input
+    labels: Labels  # classes, and which of them training saw
+    card: Card  # the model card
+    score_onnx: bytes  # the scoring graph, for the runtime
+    weights: Mapping[str, NDArray[Any]]  # tensors by name (read-only), the graph's inputs besides `image`
+    # optional members that are there, by name (`train_step.onnx`, `training.json`, `encode.onnx`, `tokenizer.json`,
+    # `answers.json`)
     extras: Mapping[str, bytes]
-    outputs: tuple[str, ...]
-    sha256: str
-    signers: tuple[str, ...]
-    training: Plan | None = None
+    outputs: tuple[str, ...]  # names of the scoring graph's outputs, in order
+    sha256: str  # of the file, 64 hex digits
+    signers: tuple[str, ...]  # key ids of the trusted keys whose signatures held
+    training: Plan | None = None  # how a device learns with `train_step.onnx`; None where the bundle only scores
 
     @property
     def id(self) -> str:

@@ -1,6 +1,7 @@
 """What a bundle says about its model: the classes it knows, and the card that travels with it.
 
 Guarantees: a `Labels` or `Card` that exists satisfies the forms below; readers take exactly the documented keys.
+Anything else is a `ValueError`.
 
     labels.json  {"classes": [name, ...], "seen": [bool, ...]}    seen: the class stood in the training rows
     card.json    {"intended_use", "research_use_only": bool, "method", "site": name|null, "sites": {name: n_train},
@@ -26,17 +27,10 @@ _CARD_KEYS = {*_TEXTS, "research_use_only", "site", "sites", "metrics", "tempera
 
 @dataclass(frozen=True)
 class Labels:
-    """The classes in the order of the model's outputs.
+    """The classes in the order of the model's outputs."""
 
-    Attributes:
-        classes: distinct names, 2 to 10,000.
-        seen: for each class, whether the training rows held it; at least one did. Only seen classes are predicted.
-
-    Raises:
-        ValueError: a value is not of that form.
-    """
-
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # distinct names, 2 to 10,000
+    # for each class, whether the training rows held it; at least one did. Only seen classes are predicted
     seen: tuple[bool, ...]
 
     def __post_init__(self) -> None:
@@ -55,11 +49,7 @@ class Labels:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Labels":
-        """Read `labels.json`.
-
-        Raises:
-            ValueError: not the documented record.
-        """
+        """Read `labels.json`."""
         record = parse_json(data)
         if not isinstance(record, dict) or set(record) != {"classes", "seen"}:
             raise ValueError("the keys must be exactly classes and seen")
@@ -73,11 +63,7 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """The model card.
-
-    Raises:
-        ValueError: a value is not of that form.
-    """
+    """The model card."""
 
     intended_use: str  # for whom and what, one paragraph
     method: str  # federated method that made the model
@@ -129,11 +115,7 @@ class Card:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Card":
-        """Read `card.json`.
-
-        Raises:
-            ValueError: not the documented record.
-        """
+        """Read `card.json`."""
         record = parse_json(data)
         if not isinstance(record, dict) or set(record) != _CARD_KEYS:
             raise ValueError(f"the keys must be exactly {', '.join(sorted(_CARD_KEYS))}")

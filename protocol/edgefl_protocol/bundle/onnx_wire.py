@@ -181,21 +181,15 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Graph:
-    """What a model file declares.
+    """What a model file declares."""
 
-    Attributes:
-        inputs: name to type, in the order of the graph; initializers that also stand as inputs are left out.
-        outputs: name to type, in the order of the graph.
-        operators: (domain, operator) of every node anywhere in the file; the standard domain is "".
-        functions: number of model-local functions.
-        training_graphs: number of training graphs.
-    """
-
+    # name to type, in the order of the graph; initializers that also stand as inputs are left out
     inputs: Mapping[str, TensorType]
-    outputs: Mapping[str, TensorType]
+    outputs: Mapping[str, TensorType]  # name to type, in the order of the graph
+    # (domain, operator) of every node anywhere in the file; the standard domain is ""
     operators: frozenset[tuple[str, str]]
-    functions: int
-    training_graphs: int
+    functions: int  # number of model-local functions
+    training_graphs: int  # number of training graphs
 
 
 class Message:

@@ -58,11 +58,7 @@ _TABLES: Final = ("settings", "fixed", "defaults", "state", "given")
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan:
-    """How a method learns on a device.
-
-    Raises:
-        ValueError: a value is not of its form; the text is one clause for a sentence.
-    """
+    """How a method learns on a device."""
 
     kind: str
     settings: Settings
@@ -159,11 +155,7 @@ class StepPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "StepPlan":
-        """Read `training.json`.
-
-        Raises:
-            ValueError: not the documented record.
-        """
+        """Read `training.json`."""
         record = read_fields(data, cls, _TABLES, ("figures",))
         forms = {name: {key: _read_form(form) for key, form in record[name].items()} for name in ("state", "given")}
         return cls(**{**record, **forms})

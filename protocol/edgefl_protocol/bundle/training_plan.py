@@ -96,9 +96,6 @@ class PromptForm:
     """What stands in FedEvPrompt's training graph and no device can change, under the names of the method's settings.
 
     Where a setting may be left to each run (`auto`, a length of 0), this is what came of it.
-
-    Raises:
-        ValueError: a value is not of its form; the text is one clause for a sentence.
     """
 
     network: str  # SHA-256 of the frozen network's weights, as the federation's task names it
@@ -120,11 +117,7 @@ class PromptForm:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """How FedEvPrompt learns on a device; symbols of the paper (arXiv 2411.10071) in the comments.
-
-    Raises:
-        ValueError: a value is not of its form; the text is one clause for a sentence.
-    """
+    """How FedEvPrompt learns on a device; symbols of the paper (arXiv 2411.10071) in the comments."""
 
     trained: tuple[str, ...]  # tensors of weights.safetensors that learn
     rates: Mapping[str, float]  # learning rate of each: mu1 of b-prompts, mu2 of t-prompts and head
@@ -249,11 +242,7 @@ class TrainingPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "TrainingPlan":
-        """Read `training.json`.
-
-        Raises:
-            ValueError: not the documented record.
-        """
+        """Read `training.json`."""
         record = read_fields(data, cls, {"rates", "form"}, {"trained"})
         form = record["form"]
         if set(form) != {entry.name for entry in fields(PromptForm)}:

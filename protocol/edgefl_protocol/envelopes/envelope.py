@@ -191,13 +191,7 @@ def open_enrolment(
     For the route `enrol` only. It proves that the newcomer holds that key, not that it may enter: the token does.
 
     Args:
-        data: the envelope as received.
-        recipient: our current sealing key, or all that are current.
         expected: the route `enrol`.
-        now_ms: the clock, Unix ms.
-        replay: admits each envelope once.
-        max_bytes: refuse longer input.
-        tolerance: clock skew and lifetime; default 5 and 10 minutes.
 
     Raises:
         EnvelopeError: the subclass names the step that refused it.

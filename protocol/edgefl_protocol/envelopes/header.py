@@ -96,11 +96,7 @@ def encode_header(fields: Mapping[str, object]) -> bytes:
 
 
 def parse_header(data: bytes) -> Header:
-    """Read a header strictly.
-
-    Raises:
-        HeaderError: anything else than the record that the module docstring describes.
-    """
+    """Read a header strictly."""
     if len(data) > MAX_HEADER_BYTES:
         raise HeaderError(f"header of {len(data)} bytes; at most {MAX_HEADER_BYTES} are allowed")
     try:

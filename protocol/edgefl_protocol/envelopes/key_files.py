@@ -74,7 +74,6 @@ def read_public_key(file: FilePath) -> PublicSigningKey:
 
     Raises:
         KeyMaterialError: it holds no Ed25519 public key, or one of low order.
-        StorageError: it cannot be read.
     """
     data = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
     if re.fullmatch(rb"[0-9a-fA-F]{64}", data):

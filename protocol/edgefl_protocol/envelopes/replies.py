@@ -10,11 +10,7 @@ from edgefl_protocol.envelopes.envelope import MAX_LIFETIME_MS, Expected, Opened
 
 
 def expected_reply(request: bytes) -> Expected:
-    """Return what the reply to our own request must show.
-
-    Args:
-        request: the envelope that we sealed and sent.
-    """
+    """Return what the reply to our own request must show."""
     header = unverified_header(request)  # our own bytes
     return Expected(
         mth=header.mth,
@@ -31,8 +27,6 @@ def reply_fields(request: Opened, *, sts: int, now_ms: int, lifetime_ms: int = M
     """Return the header fields of the reply to a request that we opened.
 
     Args:
-        request: the opened request.
-        now_ms: the clock, Unix ms.
         lifetime_ms: how long the reply is valid.
     """
     header = request.header

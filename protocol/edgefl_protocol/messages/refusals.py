@@ -47,16 +47,11 @@ REFUSAL_STATUS: Mapping[str, int] = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """A typed error inside a sealed reply.
+    """A typed error inside a sealed reply."""
 
-    Attributes:
-        code: a key of `REFUSAL_STATUS`; an unknown code is kept, so a newer coordinator is understood.
-        message: one sentence for a person.
-        highest: with code `seq_behind`, the highest sequence number the coordinator has seen from this key.
-    """
-
-    code: str
-    message: str
+    code: str  # a key of `REFUSAL_STATUS`; an unknown code is kept, so a newer coordinator is understood
+    message: str  # one sentence for a person
+    # with code `seq_behind`, the highest sequence number the coordinator has seen from this key
     highest: int | None = None
 
     @property

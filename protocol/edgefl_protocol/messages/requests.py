@@ -196,14 +196,10 @@ class BroadcastRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyRequest:
-    """A member's reply of a round: the method's reply payload and the work item's key. The round is the header's `rnd`.
+    """A member's reply of a round, which the header's `rnd` names: the method's payload and the work item's key."""
 
-    Attributes:
-        idem: stable key of this work item.
-        reply: the method's reply payload, which uses no name of `RESERVED_SCALARS`; or the blob that holds it.
-    """
-
-    idem: str
+    idem: str  # stable key of this work item
+    # the method's reply payload, which uses no name of `RESERVED_SCALARS`; or the blob that holds it
     reply: Payload | BlobReference
 
     def to_payload(self) -> Payload:

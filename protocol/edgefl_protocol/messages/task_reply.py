@@ -34,55 +34,31 @@ _MAX_TRAVELS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class TaskReply:
-    """What the federation learns and where its round stands.
+    """What the federation learns and where its round stands."""
 
-    Attributes:
-        method: name of the federated method, e.g. "fedevprompt".
-        task: name of the task; with `line` it names the bundle a device wants.
-        line: the federation's line of bundles.
-        classes: class names in index order; `maps.<k>` is the class at index k.
-        rounds: how many rounds of the exchange there will be, first and last exchange of the method included.
-        round: the current round, from 1; 0 before the first.
-        phase: the method's phase of the current round ("warm", "train", "final"), "" before the first.
-        state: "waiting" (not begun), "open" (replies are taken), "closed" (being aggregated), "done" (all rounds).
-        deadline_ms: Unix milliseconds at which the open round closes; 0 where none is open.
-        tokens: patch tokens N of a rollout map; 0 where the method shares no maps.
-        maps_per_class: most maps M a site may send for one class.
-        quorum_min: replies below which a round is not aggregated.
-        quorum_target: replies at which a round closes before its deadline.
-        max_reply_bytes: total size of a reply's payload that is accepted.
-        replied: whether this member's reply of the current round is stored.
-        settings: hyper-parameters of the method; what is not named has its default.
-        train_rounds: training rounds R of the method; 0 from a coordinator that does not tell.
-        epochs: local epochs E of a round; 0 likewise.
-        seed: of every draw that server and sites share.
-        travels: what a site's replies hold, such as ("maps",) or ("features", "weights").
-        backbone: description of the network, its `sha256` among it; empty where it is not told.
-        state_sha256: digest of server and sites after the last round; "" before.
-    """
-
-    method: str
-    task: str
-    line: str
-    classes: tuple[str, ...]
-    rounds: int
-    round: int
-    phase: str
-    state: str
-    deadline_ms: int
-    tokens: int
-    maps_per_class: int
-    quorum_min: int
-    quorum_target: int
-    max_reply_bytes: int
-    replied: bool
-    settings: Mapping[str, Plain]
-    train_rounds: int = 0
-    epochs: int = 0
-    seed: int = 0
-    travels: tuple[str, ...] = ()
+    method: str  # name of the federated method, e.g. "fedevprompt"
+    task: str  # name of the task; with `line` it names the bundle a device wants
+    line: str  # the federation's line of bundles
+    classes: tuple[str, ...]  # class names in index order; `maps.<k>` is the class at index k
+    rounds: int  # how many rounds of the exchange there will be, first and last exchange of the method included
+    round: int  # the current round, from 1; 0 before the first
+    phase: str  # the method's phase of the current round ("warm", "train", "final"), "" before the first
+    state: str  # "waiting" (not begun), "open" (replies are taken), "closed" (being aggregated), "done" (all rounds)
+    deadline_ms: int  # Unix milliseconds at which the open round closes; 0 where none is open
+    tokens: int  # patch tokens N of a rollout map; 0 where the method shares no maps
+    maps_per_class: int  # most maps M a site may send for one class
+    quorum_min: int  # replies below which a round is not aggregated
+    quorum_target: int  # replies at which a round closes before its deadline
+    max_reply_bytes: int  # total size of a reply's payload that is accepted
+    replied: bool  # whether this member's reply of the current round is stored
+    settings: Mapping[str, Plain]  # hyper-parameters of the method; what is not named has its default
+    train_rounds: int = 0  # training rounds R of the method; 0 from a coordinator that does not tell
+    epochs: int = 0  # local epochs E of a round; 0 likewise
+    seed: int = 0  # of every draw that server and sites share
+    travels: tuple[str, ...] = ()  # what a site's replies hold, such as ("maps",) or ("features", "weights")
+    # description of the network, its `sha256` among it; empty where it is not told
     backbone: Mapping[str, Plain] = field(default_factory=dict)
-    state_sha256: str = ""
+    state_sha256: str = ""  # digest of server and sites after the last round; "" before
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""

@@ -132,12 +132,6 @@ class Preprocess:
     def from_json(cls, record: Mapping[str, object]) -> "Preprocess":
         """Read the record of a `preprocess.json`.
 
-        Args:
-            record: the parsed JSON object; exactly the seven keys.
-
-        Returns:
-            The checked record.
-
         Raises:
             ValueError: a key is missing or unknown, or a value is outside what this version can do.
         """
@@ -155,9 +149,6 @@ class Preprocess:
 
 def decode(data: bytes) -> Pixels:
     """Decode a photograph that may come from anyone.
-
-    Args:
-        data: the bytes of a JPEG or PNG file.
 
     Returns:
         The upright picture, (H, W, 3) RGB.
@@ -198,9 +189,6 @@ def decode(data: bytes) -> Pixels:
 def from_pillow(image: Image.Image) -> Pixels:
     """Turn a Pillow image into the same array that `decode` makes of its file.
 
-    Args:
-        image: an opened image of any mode; at most 40 megapixels.
-
     Returns:
         The upright picture, (H, W, 3) RGB.
 
@@ -231,7 +219,6 @@ def resize(image: Pixels, size_px: int, fit: Fit = "squash") -> Pixels:
     """Resize a picture to the square a network wants: bicubic (a = -0.5), widened when shrinking (antialias).
 
     Args:
-        image: (H, W, 3).
         size_px: side of the result.
         fit: `squash` ignores the aspect ratio; `crop` resizes the shorter side, then takes the centre, in one
             resampling of the largest centred square: its place is exact and a 1 x 40,000,000 image costs nothing.
@@ -259,12 +246,6 @@ def shades_of_grey(image: Pixels) -> Pixels:
     Per channel e = mean(I^6)^(1/6), e scaled to unit length, channel divided by e * sqrt(3), truncated to whole
     numbers and clipped at 255 (the reference of Fed-ISIC2019 lets values above 255 wrap; docs/methods.md 7.3).
     A channel that is black everywhere stays black.
-
-    Args:
-        image: (H, W, 3).
-
-    Returns:
-        (H, W, 3).
 
     Raises:
         ImageError: not a uint8 array of (H, W, 3) with at least one pixel (`unreadable`).

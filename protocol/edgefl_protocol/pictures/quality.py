@@ -53,27 +53,17 @@ _FEW = 50  # lit pixels with four lit neighbours below which sharpness is not ju
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """What the gate measured on one picture.
+    """What the gate measured on one picture."""
 
-    Attributes:
-        height_px: of the picture as it came.
-        width_px: of the picture as it came.
-        sharpness: variance of the Laplacian over that of the blurred picture; None where too little is lit to judge.
-        lit: share of the pixels that are lit.
-        bright: 95th percentile of the luminance of lit pixels; 0 where none is lit.
-        mean: mean luminance of lit pixels; 0 where none is lit.
-        clipped: share of the pixels with every channel at the top.
-        skin: share of the lit pixels with a colour of skin; 0 where none is lit.
-    """
-
-    height_px: int
-    width_px: int
+    height_px: int  # of the picture as it came
+    width_px: int  # of the picture as it came
+    # variance of the Laplacian over that of the blurred picture; None where too little is lit to judge
     sharpness: float | None
-    lit: float
-    bright: float
-    mean: float
-    clipped: float
-    skin: float
+    lit: float  # share of the pixels that are lit
+    bright: float  # 95th percentile of the luminance of lit pixels; 0 where none is lit
+    mean: float  # mean luminance of lit pixels; 0 where none is lit
+    clipped: float  # share of the pixels with every channel at the top
+    skin: float  # share of the lit pixels with a colour of skin; 0 where none is lit
 
     def reasons(self, network_px: int) -> tuple[str, ...]:
         """Reasons of the gate to refer the picture, in the order of `referral.REASON_WORDS`; empty when it passes.

@@ -38,37 +38,23 @@ class ModelInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Result for one picture.
+    """Result for one picture."""
 
-    Attributes:
-        image: name of the picture as the caller gave it, or None.
-        predicted: class with the largest alpha among the classes seen in training; None where the model abstains
-            and where the picture is not of skin.
-        probabilities: per class, summing to 1.
-        evidence: per class, at least 0; None for softmax methods.
-        vacuity: K/S in (0, 1]; None for softmax methods.
-        dissonance: conflicting evidence in [0, 1 - vacuity]; None for softmax methods.
-        entropy_nats: entropy of the probabilities.
-        refer: True when any reason to refer was found.
-        refer_reasons: the reasons, in the order of `referral.REASON_WORDS`.
-        heatmap: path of the drawn heat map, or None.
-        model: which model spoke.
-        milliseconds: wall time of decoding, preparing and running, per picture.
-        map: the rollout map behind the heat map; None for networks without one. Not part of the JSON.
-    """
-
-    image: str | None
+    image: str | None  # name of the picture as the caller gave it, or None
+    # class with the largest alpha among the classes seen in training; None where the model abstains and where the
+    # picture is not of skin
     predicted: str | None
-    probabilities: Mapping[str, float]
-    evidence: Mapping[str, float] | None
-    vacuity: float | None
-    dissonance: float | None
-    entropy_nats: float
-    refer: bool
-    refer_reasons: tuple[str, ...]
-    heatmap: str | None
-    model: ModelInfo
-    milliseconds: float
+    probabilities: Mapping[str, float]  # per class, summing to 1
+    evidence: Mapping[str, float] | None  # per class, at least 0; None for softmax methods
+    vacuity: float | None  # K/S in (0, 1]; None for softmax methods
+    dissonance: float | None  # conflicting evidence in [0, 1 - vacuity]; None for softmax methods
+    entropy_nats: float  # entropy of the probabilities
+    refer: bool  # True when any reason to refer was found
+    refer_reasons: tuple[str, ...]  # the reasons, in the order of `referral.REASON_WORDS`
+    heatmap: str | None  # path of the drawn heat map, or None
+    model: ModelInfo  # which model spoke
+    milliseconds: float  # wall time of decoding, preparing and running, per picture
+    # the rollout map behind the heat map; None for networks without one. Not part of the JSON
     map: RolloutMap | None = field(default=None, repr=False, compare=False)
 
     @property

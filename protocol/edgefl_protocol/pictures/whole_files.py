@@ -24,9 +24,6 @@ _MISSING = (128, 128)  # smallest and largest value of each channel where coeffi
 def walk_png(data: bytes) -> None:
     """Walk the chunks of a PNG (W3C PNG 3rd edition, 5.3) before any of them is interpreted.
 
-    Args:
-        data: the bytes of a file that begins like a PNG.
-
     Raises:
         ImageError: `truncated`, `unreadable`, `animated` or `too_large`.
     """

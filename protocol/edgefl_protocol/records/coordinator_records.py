@@ -100,7 +100,6 @@ def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
     """Return the coordinator's time.
 
     Args:
-        key: the coordinator's pinned key.
         nonce: the one we sent.
 
     Raises:
@@ -116,11 +115,7 @@ def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
 def make_index(
     key: SigningKey, federation: str, entries: Iterable[IndexEntry], issued_ms: int, expires_ms: int
 ) -> bytes:
-    """Sign the list of current bundles; at most one entry per (line, task).
-
-    Raises:
-        RecordError: a field has not its form.
-    """
+    """Sign the list of current bundles; at most one entry per (line, task)."""
     body = {
         "federation": federation,
         "issued_ms": issued_ms,
@@ -135,8 +130,6 @@ def verify_index(record: bytes, key: PublicSigningKey, federation: str, now_ms: 
     """Return the index.
 
     Args:
-        key: the coordinator's key.
-        now_ms: the clock, Unix ms.
         seen_issued_ms: `issued_ms` of the newest index seen before; an older one is refused.
 
     Raises:
@@ -154,11 +147,7 @@ def verify_index(record: bytes, key: PublicSigningKey, federation: str, now_ms: 
 def make_key_record(
     key: SigningKey, federation: str, sealing: PublicSealingKey, number: int, issued_ms: int, expires_ms: int
 ) -> bytes:
-    """Sign the coordinator's own keys; the signing key vouches for both.
-
-    Raises:
-        RecordError: a field has not its form.
-    """
+    """Sign the coordinator's own keys; the signing key vouches for both."""
     body = {
         "federation": federation,
         "number": number,
@@ -179,7 +168,6 @@ def verify_key_record(
 
     Args:
         pinned_key_id: key id of the coordinator's signing key, from the invite.
-        now_ms: the clock, Unix ms.
         seen_number: number of the newest record seen before; a lower one is refused.
 
     Raises:

@@ -39,31 +39,21 @@ _HEX64: Final = re.compile(r"[0-9a-f]{64}")
 class Invite:
     """What the operator hands to one newcomer.
 
-    Attributes:
-        url: the coordinator's public base, https, without a slash at its end.
-        federation: name.
-        coordinator_key_id: key id (SHA-256) of the coordinator's signing key: the pin.
-        root_key_id: key id of the federation's offline root key, or None.
-        tls_sha256: SHA-256 (hex, of the DER form) of the server's certificate or its authority's, or None for the
-            system's authorities.
-        token: 32 secret bytes, used once.
-        name: the newcomer's name in the federation.
-        role: "site" or "device".
-        expires_ms: Unix ms, at most 72 h after issue.
-
     Raises:
         InviteError: a field has not its form.
     """
 
-    url: str
-    federation: str
-    coordinator_key_id: str
-    root_key_id: str | None
+    url: str  # the coordinator's public base, https, without a slash at its end
+    federation: str  # name
+    coordinator_key_id: str  # key id (SHA-256) of the coordinator's signing key: the pin
+    root_key_id: str | None  # key id of the federation's offline root key, or None
+    # SHA-256 (hex, of the DER form) of the server's certificate or its authority's, or None for the system's
+    # authorities
     tls_sha256: str | None
-    token: bytes = field(repr=False)
-    name: str
-    role: str
-    expires_ms: int
+    token: bytes = field(repr=False)  # 32 secret bytes, used once
+    name: str  # the newcomer's name in the federation
+    role: str  # "site" or "device"
+    expires_ms: int  # Unix ms, at most 72 h after issue
 
     def __post_init__(self) -> None:
         forms = (("url", self.url, _URL), ("federation", self.federation, _WORD), ("name", self.name, _NAME))
@@ -118,7 +108,6 @@ def decode_invite(text: str, now_ms: int) -> Invite:
 
     Args:
         text: the string; white space around it and line breaks within it are ignored.
-        now_ms: the clock, Unix ms.
 
     Raises:
         InviteError: damaged (`bad_invite`), or past its expiry (`expired`).

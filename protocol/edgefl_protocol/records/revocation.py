@@ -70,8 +70,6 @@ def verify_revoked(
     """Return the list.
 
     Args:
-        key: the coordinator's key.
-        now_ms: the clock, Unix ms.
         seen_version: of the newest list seen before; a lower one is refused.
 
     Raises:
@@ -89,11 +87,7 @@ def verify_revoked(
 
 
 def unverified_revoked(record: bytes) -> RevokedKeys:
-    """Read a list whose signature is not checked here: one that was verified when it came.
-
-    Raises:
-        RecordError: it has not its form.
-    """
+    """Read a list whose signature is not checked here: one that was verified when it came."""
     return _read(parse(split(record)[0]))
 
 

@@ -93,41 +93,25 @@ class Root:
 
 
 def make_root(root: Root, keys: Iterable[SigningKey]) -> bytes:
-    """Sign a set with the root keys at hand; others add theirs with `sign_root`.
-
-    Raises:
-        RecordError: a field has not its form.
-    """
+    """Sign a set with the root keys at hand; others add theirs with `sign_root`."""
     body = root.to_body()
     _read(body)
     return make_several(keys, ROOT_LABEL, body)
 
 
 def sign_root(record: bytes, key: SigningKey) -> bytes:
-    """Add one signature to a set.
-
-    Raises:
-        RecordError: it is no such record.
-    """
+    """Add one signature to a set."""
     unverified_root(record)
     return add_signature(record, ROOT_LABEL, key)
 
 
 def unverified_root(record: bytes) -> Root:
-    """Read a set before any signature is checked: to show it or sign it, never to act on it.
-
-    Raises:
-        RecordError: it has not its form.
-    """
+    """Read a set before any signature is checked: to show it or sign it, never to act on it."""
     return _read(parse(split_several(record)[0]))
 
 
 def signed_by(record: bytes, by: Root) -> int:
-    """Return how many of one set's root keys signed a record; wrong signatures do not count.
-
-    Raises:
-        RecordError: it is no such record.
-    """
+    """Return how many of one set's root keys signed a record; wrong signatures do not count."""
     body, signatures = split_several(record)
     return sum(holds(key, signatures, ROOT_LABEL, body) for key in by.root_keys)
 

@@ -19,9 +19,6 @@ def in_batches(rows: Iterable[Row], batch: int) -> Iterator[list[Row]]:
     """Collect rows as they come into batches of B; fewer than four at the end join the batch before.
 
     At most B + 4 rows are held back. Rows that make no whole batch are one batch, however few they are.
-
-    Args:
-        batch: B; where it is below four, B rows at the end are enough.
     """
     least, waiting = min(batch, LEAST_BATCH), list[Row]()
     for row in rows:

@@ -20,7 +20,6 @@ def crop_boxes(rng: np.random.Generator, count: int, side: int, smallest: float)
     fits, else the whole image; then the place, uniform.
 
     Args:
-        rng: source of every draw.
         side: of the square images, in pixels.
         smallest: share of the area.
     """

@@ -23,7 +23,6 @@ def generator(seed: int, site: str, *purpose: str | int) -> np.random.Generator:
     """Make the generator of one purpose.
 
     Args:
-        seed: of the federation's task.
         site: name of the member that draws.
         purpose: what is drawn, and in which round and epoch.
     """

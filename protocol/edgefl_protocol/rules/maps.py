@@ -107,7 +107,6 @@ def reply_maps(maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int,
 
     Args:
         maps: of all pictures, (n, N).
-        chosen: positions by class.
 
     Raises:
         MapsError: a map is not finite (`not_finite`), or holds nothing to share (`bad_map`).
@@ -133,7 +132,6 @@ def replaced(buffer: Arrays, replies: Mapping[str, Arrays], classes: int) -> dic
     """Put the maps of replies into the buffer: a reply replaces all maps of its site.
 
     Args:
-        buffer: arrays of the server; those of other kinds stay.
         replies: arrays by site; those of other kinds are passed over.
 
     Raises:
@@ -156,9 +154,6 @@ def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
     """Give each receiver the maps of all others, which are numbered in the order of their names.
 
     Whoever sends a broadcast deals these numbers anew (`dealt`), so that a number names no site over time.
-
-    Args:
-        buffer: arrays of the server.
     """
     held = maps_in_buffer(buffer)
     holders = sorted({site for _, site in held})
