@@ -35,22 +35,8 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     context.obj = home_dir
 
 
-for command in (
-    score,
-    watch,
-    trust,
-    enrol,
-    pull,
-    contribute,
-    policy,
-    outbox,
-    train,
-    personal,
-    sync,
-    rotate,
-    status,
-    doctor,
-):
+_SCORING, _FEDERATION = (score, watch, trust), (enrol, pull, contribute, policy, outbox)
+for command in (*_SCORING, *_FEDERATION, train, personal, sync, rotate, status, doctor):
     cli.add_command(command)
 
 

@@ -18,7 +18,6 @@ Nothing is created by looking: a folder comes into being when something is first
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,56 +28,20 @@ from edgefl_protocol.strict_json import MAX_JSON_BYTES
 ENVIRONMENT = "EDGEFL_HOME"
 
 
-@dataclass(frozen=True)
 class Home:
     """Paths below one home folder."""
 
-    root: Path  # the home folder
-
-    @property
-    def trust_file(self) -> Path:
-        """Keys of bundle signers."""
-        return self.root / "trust.json"
-
-    @property
-    def current_file(self) -> Path:
-        """Which bundle is in use, and the highest versions seen."""
-        return self.root / "current.json"
-
-    @property
-    def models(self) -> Path:
-        """Folder of bundles."""
-        return self.root / "models"
-
-    @property
-    def member(self) -> Path:
-        """Folder of the membership and its keys."""
-        return self.root / "member"
-
-    @property
-    def broadcasts(self) -> Path:
-        """Folder of received payloads."""
-        return self.root / "broadcasts"
-
-    @property
-    def learning(self) -> Path:
-        """Folder of learned values."""
-        return self.root / "learning"
-
-    @property
-    def outbox_file(self) -> Path:
-        """The outbox's database."""
-        return self.root / "outbox.sqlite3"
-
-    @property
-    def policy_file(self) -> Path:
-        """What may leave this device."""
-        return self.root / "policy.toml"
-
-    @property
-    def spent_file(self) -> Path:
-        """What left in the last 24 hours."""
-        return self.root / "spent.json"
+    def __init__(self, root: Path) -> None:
+        self.root = root  # the home folder
+        self.trust_file = root / "trust.json"
+        self.current_file = root / "current.json"
+        self.models = root / "models"
+        self.member = root / "member"
+        self.broadcasts = root / "broadcasts"
+        self.learning = root / "learning"
+        self.outbox_file = root / "outbox.sqlite3"
+        self.policy_file = root / "policy.toml"
+        self.spent_file = root / "spent.json"
 
     def prepare(self, folder: Path | None = None) -> Path:
         """Make the home folder, and a folder in it, with mode 0700.

@@ -9,8 +9,11 @@ there the same graph runs in float, slower and with the same scores (docs/decisi
 import os
 import re
 import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import onnxruntime
+from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from edgefl_protocol.bundle.manifest import release
@@ -82,10 +85,19 @@ def load_graph(model: bytes, threads: int) -> onnxruntime.InferenceSession:
             return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         except RUNTIME_ERRORS as error:
             raise BundleError(
-                f"onnxruntime {onnxruntime.__version__} cannot load the model: {first_line(error)}", "graph_load"
+                f"onnxruntime {onnxruntime.__version__} cannot load the model: {_first_line(error)}", "graph_load"
             ) from error
 
 
-def first_line(error: BaseException) -> str:
-    """What an error of the runtime says, in one line."""
+def run_graph(
+    graph: onnxruntime.InferenceSession, outputs: Sequence[str], given: Mapping[str, NDArray[Any]], what: str
+) -> dict[str, NDArray[Any]]:
+    """Run a graph once and return these outputs by name; `what` names the graph where it fails (`graph_run`)."""
+    try:
+        return dict(zip(outputs, graph.run(list(outputs), dict(given)), strict=True))
+    except RUNTIME_ERRORS as error:
+        raise BundleError(f"{what} cannot run: {_first_line(error)}", "graph_run") from error
+
+
+def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -241,12 +241,12 @@ def _with_training(
 @_JSON
 def verify(file: Path, trusted: tuple[Path, ...], as_json: bool) -> None:
     """Check the bundle FILE as a device does. Signature, validity, members and graph are checked; refused: exit 3."""
-    from edgefl_export import key_store
     from edgefl_protocol.bundle import load_bundle
     from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
     from edgefl_protocol.durable import read_bounded
+    from edgefl_protocol.envelopes.key_files import read_public_key
 
-    keys = [key_store.read_public_key(place).public for place in trusted]
+    keys = [read_public_key(place).public for place in trusted]
     found = load_bundle(read_bounded(file, MAX_ARCHIVE_BYTES), keys, int(time.time() * 1000))
     facts = {
         "verified": True,

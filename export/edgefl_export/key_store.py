@@ -4,16 +4,16 @@ Guarantees: an existing key is never overwritten; a private key that others can 
 Source: docs/security.md 2.6.
 """
 
-import re
 from pathlib import Path
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-from edgefl_protocol.durable import read_bounded, read_private, write_atomic
-from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, signing_key_from_pem, signing_key_to_pem
-from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey, generate_signing_key
+from edgefl_protocol.durable import read_private, write_atomic
+from edgefl_protocol.envelopes.key_files import (
+    MAX_KEY_FILE_BYTES,
+    public_key_line,
+    signing_key_from_pem,
+    signing_key_to_pem,
+)
+from edgefl_protocol.envelopes.keys import SigningKey, generate_signing_key
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
 PRIVATE_NAME = "signing.key"
@@ -41,7 +41,7 @@ def create_key(folder: Path, passphrase: bytes | None) -> SigningKey:
             )
     key = generate_signing_key()
     write_atomic(folder / PRIVATE_NAME, signing_key_to_pem(key, passphrase), 0o600)
-    write_atomic(folder / PUBLIC_NAME, key.public.hex().encode() + b"\n")
+    write_atomic(folder / PUBLIC_NAME, public_key_line(key.public_key))
     return key
 
 
@@ -64,21 +64,3 @@ def open_key(place: Path, passphrase: bytes | None) -> SigningKey:
         if error.code != "passphrase_unused":
             raise
         return signing_key_from_pem(data)
-
-
-def read_public_key(file: Path) -> PublicSigningKey:
-    """Read a public key: 64 hexadecimal digits or PEM.
-
-    Raises:
-        KeyMaterialError: no such key, or one under which anybody can sign.
-    """
-    text = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
-    if re.fullmatch(rb"[0-9a-fA-F]{64}", text):
-        return PublicSigningKey(bytes.fromhex(text.decode("ascii")))
-    try:
-        key = load_pem_public_key(text)
-    except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
-        raise KeyMaterialError(f"{file} is no Ed25519 public key; name the signer's {PUBLIC_NAME}", "bad_key")
-    return PublicSigningKey(key.public_bytes_raw())

@@ -80,10 +80,8 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
     """Fetch a blob and return its verified payload, from where an earlier call was cut.
 
     Args:
-        caller: asks in the name of the member.
         reference: from the coordinator's signed answer.
         folder: of partial files; made where it is missing.
-        max_bytes: longest payload taken.
 
     Raises:
         Unavailable: no signed answer came; a later call goes on.

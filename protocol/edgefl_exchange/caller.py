@@ -83,9 +83,7 @@ class Caller:
     """Asks one coordinator in the name of one member.
 
     Args:
-        identity: the member's keys and sequence numbers.
         attempts: envelopes sent for one call at most.
-        rng: jitter of the waits.
         first: called once before the first question, to settle what an earlier process left open.
     """
 

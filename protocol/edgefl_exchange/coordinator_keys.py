@@ -42,15 +42,9 @@ class CoordinatorView:
     Args:
         key_id: pinned key id of its signing key.
         record: its newest signed key record, or None at first contact.
-        fetched_ms: when that record was fetched.
         on_keys: called with this view after each fetched key record, to keep it.
         root_key_id: key id of the root key that the invite pins, or None where there is none.
-        root: the newest root set, or None.
         on_root: called with the record of each new root set, to keep it.
-
-    Attributes:
-        key_id: of the coordinator's signing key that counts.
-        fetched_ms: when it was fetched, Unix ms.
 
     Raises:
         Unavailable: at first contact, no usable key record could be fetched.
@@ -73,7 +67,7 @@ class CoordinatorView:
         on_root: Callable[[bytes], None] | None = None,
     ) -> None:
         self._transport = transport
-        self.key_id = key_id
+        self.key_id = key_id  # of the signing key that counts
         self.root = root
         self._root_key_id = root_key_id
         self._on_root = on_root
@@ -83,8 +77,8 @@ class CoordinatorView:
         self._offset_ms = 0
         if record is None:
             self._refresh_root()
-        self.record = record if record is not None else self._fetch()
-        self.fetched_ms = fetched_ms
+        self.record = record if record is not None else self._fetch()  # as received
+        self.fetched_ms = fetched_ms  # when that was, Unix ms
         # The pin vouches for the signing key whatever the date, and only that key can tell the date.
         try:
             self._keys = (

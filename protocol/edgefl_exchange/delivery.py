@@ -71,9 +71,6 @@ class Courier:
     def deliver(self, federation: str) -> list[Delivery]:
         """Send what is due; at most one reply is accepted per round, so what was promised goes first.
 
-        Returns:
-            What became of each item that was offered.
-
         Raises:
             ExchangeError: no signed answer came; the items stay.
         """

@@ -38,10 +38,6 @@ class EnrolmentError(ExchangeError):
 def trust_certificate(folder: Path, invite: Invite, pem: bytes | None) -> bool:
     """Keep the certificate that is trusted for this federation; True where there is one of its own.
 
-    Args:
-        invite: the invite; its pin must be met.
-        pem: content of the file given with `--ca`, or None.
-
     Raises:
         EnrolmentError: this folder holds a membership that another invite made; its certificate stays.
         TlsRefused: the invite pins a certificate that was not given.
@@ -78,9 +74,6 @@ def enrol(
 
     Args:
         transport: to the invite's URL, trusting what `trust_certificate` kept.
-        own_ca: result of `trust_certificate`.
-        suite: of the sealing key.
-        passphrase: encrypts the keys at rest.
 
     Returns:
         The membership, in state "pending" (or "approved", where the operator was quick).
@@ -89,7 +82,6 @@ def enrol(
         EnrolmentError: this folder holds another membership, or the fingerprints differ.
         Refused: the coordinator refused the token or a proof.
         Unavailable: no signed answer came; run it again.
-        EdgeflError: the invite, the coordinator's keys or the disk.
     """
     begun = _begun(folder, invite)
     if begun is not None and begun.state != "joining":

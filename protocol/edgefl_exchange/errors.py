@@ -22,17 +22,13 @@ class ExchangeError(EdgeflError):
 
 
 class Unavailable(ExchangeError):
-    """Nothing was decided; the same work item may be sent again later.
-
-    Attributes:
-        retry_after_s: the wait the server asked for, if any.
-    """
+    """Nothing was decided; the same work item may be sent again later."""
 
     code = "unavailable"
 
     def __init__(self, message: str, code: str | None = None, retry_after_s: float | None = None) -> None:
         super().__init__(message, code)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = retry_after_s  # the wait the server asked for, if any
 
 
 class TlsRefused(ExchangeError):
@@ -42,17 +38,13 @@ class TlsRefused(ExchangeError):
 
 
 class Refused(ExchangeError):
-    """The coordinator refused, in a signed and sealed answer.
-
-    Attributes:
-        highest: with code `seq_behind`, the highest sequence number the coordinator has seen from this key.
-    """
+    """The coordinator refused, in a signed and sealed answer."""
 
     code = "refused"
 
     def __init__(self, message: str, code: str, highest: int | None = None) -> None:
         super().__init__(message, code)
-        self.highest = highest
+        self.highest = highest  # with code `seq_behind`: the highest sequence number it has seen from this key
 
 
 class NotEnrolled(ExchangeError):

@@ -60,7 +60,6 @@ class HttpsTransport:
         url: the coordinator's public base, "https://host[:port][/path]".
         ca_file: trust exactly this file's certificates; None for the public authorities.
         proxy: "http://host:port" of a proxy that tunnels; None for a direct connection.
-        deadlines: time limits of one request.
 
     Raises:
         TlsRefused: the URL is not https, or the CA file cannot be used.

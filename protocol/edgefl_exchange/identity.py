@@ -47,7 +47,6 @@ class SequenceNumbers:
 
     Args:
         key_id: of the signing key.
-        is_held: whether this process still holds the keys.
     """
 
     def __init__(self, folder: Path, key_id: str, is_held: Callable[[], bool]) -> None:
@@ -91,17 +90,11 @@ class SequenceNumbers:
 
 
 class Successor:
-    """The next keys of a member, to speak with before they count here.
-
-    Attributes:
-        signing: the next signing key.
-        sealing: the next sealing key.
-        opening: sealing keys that an answer may be sealed for.
-    """
+    """The next keys of a member, to speak with before they count here."""
 
     def __init__(self, keys: tuple[SigningKey, SealingKey], old: SealingKey, numbers: SequenceNumbers) -> None:
         self.signing, self.sealing = keys
-        self.opening = [self.sealing, old]
+        self.opening = [self.sealing, old]  # an answer may be sealed for either
         self._numbers = numbers
 
     def next_sequence(self) -> int:
@@ -119,7 +112,6 @@ class Identity:
     A change of keys that was cut off is finished first (`key_change`).
 
     Args:
-        passphrase: opens encrypted keys.
         lock_wait_s: how long to wait for another process to let go.
 
     Raises:
@@ -167,9 +159,6 @@ class Identity:
     def jump_above(self, highest: int) -> None:
         """Continue above what the coordinator has seen, after a device was restored from an older image.
 
-        Args:
-            highest: the highest number the coordinator named, in a signed answer.
-
         Raises:
             ExchangeError: the jump is larger than 2^32, which no restored device needs.
         """
@@ -212,7 +201,6 @@ def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes 
 
     Args:
         suite: of the sealing key, 1 or 2.
-        passphrase: encrypts signing and sealing key.
     """
     makers: dict[str, Callable[[], bytes]] = {
         SIGNING: lambda: signing_key_to_pem(generate_signing_key(), passphrase),

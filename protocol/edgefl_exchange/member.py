@@ -49,13 +49,11 @@ class Member:
 
     Args:
         connect: makes the transport from the membership.
-        passphrase: opens encrypted keys.
         lock_wait_s: how long to wait for another process that uses the keys.
 
     Raises:
         NotEnrolled: the folder holds no finished enrolment.
         Unavailable: the coordinator's keys had to be fetched anew and could not be.
-        EdgeflError: keys, files or records are damaged.
     """
 
     def __init__(
@@ -159,7 +157,6 @@ class Member:
         """Send a round's reply once; sending it again under the same key changes nothing.
 
         Args:
-            idem: stable key of the work item.
             payload: the method's reply, or the blob that the coordinator holds. What does not fit one envelope is put
                 into an outbox and delivered from there.
 
@@ -184,9 +181,6 @@ class Member:
             permit: asked before each item and round whether it may leave; gives what holds it, or None. None: all may.
             settled: told of an item right before it is deleted; what it keeps is kept before the item is forgotten, and
                 after a crash in between it is told again.
-
-        Returns:
-            What became of each item that was offered.
 
         Raises:
             ExchangeError: no signed answer came; the items stay.
@@ -216,11 +210,7 @@ class Member:
         return index
 
     def refresh_index_if_due(self) -> None:
-        """Fetch index and revoked keys where the last list is a day old, so that a revocation reaches who never pulls.
-
-        Raises:
-            RecordError: one of the two is not the coordinator's, expired or rolled back.
-        """
+        """Fetch index and revoked keys where the last list is a day old: a revocation reaches those who never pull."""
         kept = load_revoked(self._folder)
         if self.membership.state == "approved" and (kept is None or self.now_ms() > kept.expires_ms):
             self.index()
@@ -237,11 +227,7 @@ class Member:
         self._save(changed)
 
     def rotate_if_due(self) -> bool:
-        """Change this member's keys where they are 30 days old; True where that was done.
-
-        Raises:
-            ExchangeError: no answer, or a refusal; the old keys go on counting.
-        """
+        """Change this member's keys where they are 30 days old; True where that was done."""
         if self.membership.state != "approved" or not upkeep.is_due(self.membership, self.now_ms()):
             return False
         self.rotate()

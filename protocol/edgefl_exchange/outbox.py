@@ -66,7 +66,6 @@ class Outbox:
     Args:
         path: the database file; made with mode 0600.
         key: 32 secret bytes, `Identity.outbox_key`.
-        bounds: what it holds at most.
 
     Raises:
         OutboxError: the file is damaged or held by another process.
@@ -116,10 +115,6 @@ class Outbox:
         """Keep the reply that was learned in a round and give its key; where it is kept already, it stays as it is.
 
         The key follows from federation and round, so that a crash between keeping it and noting so never makes two.
-
-        Args:
-            federation: whom it is for.
-            payload: bytes of its payload.
 
         Raises:
             OutboxError: the outbox is full, or the reply too large.
@@ -227,9 +222,6 @@ class Outbox:
         """Drop items past the age bound and say how many.
 
         An item from before the clock was set, or from the future, got its date from a wrong clock; it ages from now.
-
-        Args:
-            now_ms: Unix milliseconds by the corrected clock.
         """
         with self._transaction():
             self._db.execute(

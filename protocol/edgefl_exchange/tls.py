@@ -21,7 +21,6 @@ def pinned_certificate(pem: bytes, pin: bytes) -> bytes:
     """The one certificate of a PEM file that an invite pins.
 
     Args:
-        pem: content of the file given with `--ca`.
         pin: SHA-256 of the certificate's DER form, 32 bytes.
 
     Returns:

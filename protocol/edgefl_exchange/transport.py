@@ -68,7 +68,6 @@ def retry_waits(attempts: int, first_s: float, cap_s: float, rng: random.Random)
         attempts: attempts in all; one wait fewer is given.
         first_s: upper end of the first wait.
         cap_s: upper end of any wait.
-        rng: source of the jitter.
     """
     for step in range(attempts - 1):
         yield rng.uniform(0.0, min(cap_s, first_s * 2**step))

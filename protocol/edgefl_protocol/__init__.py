@@ -95,37 +95,21 @@ __all__ = [
     "unverified_header",
 ]
 
-_HOME = {
-    "EdgeflError": "edgefl_protocol.errors",
-    "EnvelopeError": "edgefl_protocol.errors",
-    "Expected": "edgefl_protocol.envelopes.envelope",
-    "Header": "edgefl_protocol.envelopes.header",
-    "JudgedByCaller": "edgefl_protocol.envelopes.replay",
-    "KeyMaterialError": "edgefl_protocol.errors",
-    "Opened": "edgefl_protocol.envelopes.envelope",
-    "Payload": "edgefl_protocol.payload",
-    "PayloadError": "edgefl_protocol.errors",
-    "PublicSealingKey": "edgefl_protocol.envelopes.keys",
-    "PublicSigningKey": "edgefl_protocol.envelopes.keys",
-    "ReplayWindow": "edgefl_protocol.envelopes.replay",
-    "SealingKey": "edgefl_protocol.envelopes.keys",
-    "SigningKey": "edgefl_protocol.envelopes.keys",
-    "Tolerance": "edgefl_protocol.envelopes.envelope",
-    "digest": "edgefl_protocol.payload",
-    "envelope_sha256": "edgefl_protocol.envelopes.envelope",
-    "expected_reply": "edgefl_protocol.envelopes.replies",
-    "fingerprint": "edgefl_protocol.envelopes.keys",
-    "generate_sealing_key": "edgefl_protocol.envelopes.keys",
-    "generate_signing_key": "edgefl_protocol.envelopes.keys",
-    "judge": "edgefl_protocol.envelopes.replay",
-    "open_enrolment": "edgefl_protocol.envelopes.envelope",
-    "open_envelope": "edgefl_protocol.envelopes.envelope",
-    "reply_fields": "edgefl_protocol.envelopes.replies",
-    "same_fingerprint": "edgefl_protocol.envelopes.keys",
-    "seal": "edgefl_protocol.envelopes.envelope",
-    "state_digest": "edgefl_protocol.payload",
-    "unverified_header": "edgefl_protocol.envelopes.envelope",
+_MODULES = {
+    "envelopes.envelope": (
+        "Expected Opened Tolerance envelope_sha256 open_enrolment open_envelope seal unverified_header"
+    ),
+    "envelopes.header": "Header",
+    "envelopes.keys": (
+        "PublicSealingKey PublicSigningKey SealingKey SigningKey fingerprint generate_sealing_key "
+        "generate_signing_key same_fingerprint"
+    ),
+    "envelopes.replay": "JudgedByCaller ReplayWindow judge",
+    "envelopes.replies": "expected_reply reply_fields",
+    "errors": "EdgeflError EnvelopeError KeyMaterialError PayloadError",
+    "payload": "Payload digest state_digest",
 }
+_HOME = {name: f"edgefl_protocol.{module}" for module, names in _MODULES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,6 @@ def write_atomic(path: FilePath, data: bytes, mode: int = 0o644) -> None:
 
     Args:
         path: the file; its folder must exist.
-        data: the new content.
         mode: permission bits of the file, set before any byte is written.
 
     Raises:
@@ -41,9 +40,6 @@ def write_atomic(path: FilePath, data: bytes, mode: int = 0o644) -> None:
 
 def write_pieces(path: FilePath, pieces: Iterable[bytes], mode: int = 0o644) -> None:
     """Replace a file's content durably by pieces that never lie in memory together, or leave it as it was.
-
-    Args:
-        pieces: the new content.
 
     Raises:
         StorageError: as `write_atomic`. What the pieces raise is passed on; the old content is still there.

@@ -133,17 +133,13 @@ class ReplayError(EnvelopeError):
 
 
 class SequenceError(EnvelopeError):
-    """The sequence number lies outside what the window can judge.
-
-    Attributes:
-        highest: the highest sequence number accepted so far from this sender; a sender that lags continues above it.
-    """
+    """The sequence number lies outside what the window can judge."""
 
     code = "seq_behind"
 
     def __init__(self, message: str, code: str | None = None, highest: int = 0) -> None:
         super().__init__(message, code)
-        self.highest = highest
+        self.highest = highest  # accepted so far from this sender; one that lags continues above it
 
 
 class InviteError(EdgeflError):

@@ -66,10 +66,6 @@ class Payload:
     def from_bytes(cls, data: bytes, max_bytes: int = MAX_PAYLOAD_BYTES) -> Payload:
         """Decode.
 
-        Args:
-            data: what `to_bytes` made.
-            max_bytes: refuse longer input.
-
         Raises:
             PayloadError: anything else than a well-formed, bounded payload.
         """

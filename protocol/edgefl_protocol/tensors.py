@@ -49,11 +49,7 @@ _NAME: Final = re.compile(r"[!-~]{1,256}")
 
 
 def dtype_code(array: Array) -> str:
-    """Return the safetensors name of an array's type, such as `F32`.
-
-    Raises:
-        PayloadError: the type is not one that may travel.
-    """
+    """Return the safetensors name of an array's type, such as `F32`."""
     code = _CODES.get(array.dtype.newbyteorder("<"))
     if code is None:
         raise PayloadError(f"arrays of type {array.dtype} may not travel; allowed: {', '.join(DTYPES)}", "bad_dtype")
@@ -66,22 +62,14 @@ def little_endian(array: Array) -> Array:
 
 
 def check_name(name: object) -> str:
-    """Return a name of a tensor or scalar, 1 to 256 printable ASCII characters without spaces.
-
-    Raises:
-        PayloadError: any other name.
-    """
+    """Return a name of a tensor or scalar, 1 to 256 printable ASCII characters without spaces."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == METADATA:
         raise PayloadError("a name must be 1 to 256 printable ASCII characters without spaces", "bad_name")
     return name
 
 
 def check_values(name: str, array: Array) -> None:
-    """Refuse NaN and infinities, and bytes other than 0 and 1 in a boolean array.
-
-    Raises:
-        PayloadError: such a value is there.
-    """
+    """Refuse NaN and infinities, and bytes other than 0 and 1 in a boolean array."""
     if array.dtype.kind == "f" and not np.isfinite(array).all():
         raise PayloadError(f"tensor {name} holds NaN or infinity; only finite numbers may travel", "not_finite")
     if array.dtype.kind == "b" and array.size and int(array.view(np.uint8).max()) > 1:
@@ -93,7 +81,6 @@ def write_tensors(arrays: Mapping[str, Array], metadata: Mapping[str, str]) -> b
 
     Args:
         arrays: name to array, any shape of up to 8 dimensions.
-        metadata: name to text.
 
     Raises:
         PayloadError: a name, type or value may not travel, or the header grows above its cap.
@@ -132,9 +119,6 @@ def read_tensors(
     """Decode what `write_tensors` or the safetensors library wrote.
 
     Args:
-        data: the whole file.
-        max_bytes: refuse a longer file.
-        max_tensors: refuse more tensors.
         max_header: refuse a longer JSON header, bytes.
 
     Returns:

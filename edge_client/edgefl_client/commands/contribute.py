@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from edgefl_client.commands.options import (
+    bundle_of,
     device_of,
     home_option,
     json_option,
@@ -89,17 +90,11 @@ def _maps(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _features(context: click.Context, images: tuple[str, ...], given: Mapping[str, Any]) -> dict[str, Any]:
-    import time
-
     from edgefl_client.scoring.pictures import PictureReader
     from edgefl_client.sharing.share_features import FeatureRequest, contribute_features
-    from edgefl_client.trust import models
-    from edgefl_client.trust import trusted_keys as signers
 
     device = device_of(context, given["home_dir"], given["passphrase_file"])
-    extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
-    archive = models.read_file(device.home, given["model"])
-    bundle = models.open_model(device.home, archive, extra, time.time_ns() // 1_000_000)
+    bundle = bundle_of(device.home, given["model"], given["trusted"])
     asked = FeatureRequest(images=images, threads=given["threads"], dry_run=given["dry_run"], sheets=given["sheets"])
     with PictureReader(given["formats"]) as reader:
         found = contribute_features(device, asked, reader, bundle)

@@ -8,14 +8,7 @@ and shows its traceback.
 from edgefl_client.sharing.policy import PolicyError
 from edgefl_exchange.enrolment import EnrolmentError
 from edgefl_exchange.errors import NotEnrolled, Refused, TlsRefused
-from edgefl_protocol.errors import (
-    BundleError,
-    EdgeflError,
-    EnvelopeError,
-    InviteError,
-    KeyMaterialError,
-    RecordError,
-)
+from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, InviteError, KeyMaterialError, RecordError
 
 FAILED, REFUSED = 1, 3
 

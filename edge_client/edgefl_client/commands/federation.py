@@ -8,13 +8,7 @@ from pathlib import Path
 
 import click
 
-from edgefl_client.commands.options import (
-    device_of,
-    home_option,
-    json_option,
-    passphrase_option,
-    report,
-)
+from edgefl_client.commands.options import device_of, home_option, json_option, passphrase_option, report
 
 
 @click.command()

@@ -18,6 +18,7 @@ from edgefl_client.commands.learning_text import (
     progress,
 )
 from edgefl_client.commands.options import (
+    bundle_of,
     home_of,
     home_option,
     json_option,
@@ -77,7 +78,7 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
     if pictures is None:
         raise click.UsageError("name a table with --labels, or a folder with --pictures.")
     home = home_of(context, home_dir)
-    bundle = _bundle(home, given["model"], given["trusted"])
+    bundle = bundle_of(home, given["model"], given["trusted"])
     name, others = _membership(home, bundle)
     with stop_on_signal() as stop:
         options = TrainOptions(
@@ -99,16 +100,6 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             return
     clear_line()
     report(found, as_json, learned_text(found, "the same command goes on from there"))
-
-
-def _bundle(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bundle":
-    import time
-
-    from edgefl_client.trust import models
-    from edgefl_client.trust import trusted_keys as signers
-
-    extra = [signers.read_public_key(pub).public for pub in trusted]
-    return models.open_model(home, models.read_file(home, model), extra, time.time_ns() // 1_000_000)
 
 
 def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | None]":

@@ -49,7 +49,6 @@ class Point:
 
         Args:
             figures: what it reports, means over its pictures.
-            pictures: how many it learned from.
         """
         sums = {name: self.sums.get(name, 0.0) + pictures * value for name, value in figures.items()}
         return replace(self, state=state, step=self.step + 1, sums=sums)

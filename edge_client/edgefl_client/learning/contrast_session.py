@@ -6,9 +6,9 @@ import numpy as np
 
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import Features
-from edgefl_client.learning.session import Arrays, State, TrainingSession, run_graph
+from edgefl_client.learning.session import STEP, Arrays, State, TrainingSession
 from edgefl_client.learning.views import Views
-from edgefl_client.runtime import load_graph
+from edgefl_client.runtime import load_graph, run_graph
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, FIRST, NEGATIVES, SECOND, VIEW, FedCLFPlan
 
@@ -41,9 +41,6 @@ class ContrastSession:
         Args:
             state: holds arrays under `FedCLFPlan.state`; left as it is.
             views: two of each picture, (B, 3, px, px), B at least 2.
-
-        Raises:
-            LearningError: the loss or a value is not finite (`not_finite`).
         """
         pace = {"rate": np.asarray(rate, np.float32), "key_momentum": np.asarray(key_momentum, np.float32)}
         given = {FIRST: views[0], SECOND: views[1], NEGATIVES: negatives, **pace}
@@ -60,7 +57,7 @@ class ContrastSession:
             LearningError: a value is not finite (`not_finite`).
         """
         given = {VIEW: views, **{name: parameters[name] for name in self._plan.parameters}}
-        found: Features = run_graph(self._encoder, [ENCODED], given)[ENCODED]
+        found: Features = run_graph(self._encoder, [ENCODED], given, STEP)[ENCODED]
         if not np.isfinite(found).all():
             raise LearningError("a feature is not a finite number; tell the federation's operator", "not_finite")
         return found

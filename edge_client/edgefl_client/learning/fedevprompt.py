@@ -27,11 +27,10 @@ from edgefl_client.learning.options import Report
 from edgefl_client.learning.own_pictures import Dealt
 from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, phase_and_round
 from edgefl_client.learning.session import TrainingSession
-from edgefl_client.runtime import RUNTIME_ERRORS, first_line, load_graph, processors
+from edgefl_client.runtime import load_graph, processors, run_graph
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.training_plan import COUNTS, FIGURES, MEANS, RATE, TrainingPlan, constants, fresh_state
-from edgefl_protocol.errors import BundleError
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
 from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
@@ -45,9 +44,6 @@ class FedEvPromptLearner:
 
     Args:
         rows: pictures that teach and pictures held back, of at least two classes.
-
-    Raises:
-        LearningError: the bundle brings no training step.
     """
 
     only_in_federations: ClassVar[str | None] = None
@@ -186,10 +182,8 @@ class FedEvPromptLearner:
         rows, scored = self._learn_rows, list[tuple[NDArray[np.float32], NDArray[np.float32]]]()
         for start in range(0, len(rows), BATCH):
             given = {"image": rows.images[start : start + BATCH], **weights}
-            try:
-                scored.append(graph.run(["vacuity", "map"], given))
-            except RUNTIME_ERRORS as error:
-                raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
+            found = run_graph(graph, ("vacuity", "map"), given, "the model")
+            scored.append((found["vacuity"], found["map"]))
             report({"choosing": min(start + BATCH, len(rows)), "pictures": len(rows)})
         vacuity, maps = (np.concatenate(parts) for parts in zip(*scored, strict=True))
         fit = np.array([index for index in range(len(rows)) if index not in rows.unfit], np.int64)
@@ -221,7 +215,6 @@ def personal_weights(
 
     Args:
         bundle: brings those that do not learn, temperature among them.
-        plan: names those that do.
         state: arrays under `TrainingPlan.state`.
         prior: (K,) of this device's own pictures.
     """

@@ -17,10 +17,9 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgefl_client.learning.picture_rows import Rows
-from edgefl_client.runtime import RUNTIME_ERRORS, first_line
+from edgefl_client.runtime import run_graph
 from edgefl_client.scoring.verdict import Verdict
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.errors import BundleError
 from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 
@@ -68,11 +67,8 @@ def _predict(
     predicted, told = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.bool_)
     for start in range(0, len(rows), BATCH):
         images = rows.images[start : start + BATCH]
-        try:
-            probabilities, vacuity = graph.run(["probabilities", "vacuity"], {"image": images, **weights})
-        except RUNTIME_ERRORS as error:
-            raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
-        for row, (values, known) in enumerate(zip(probabilities, vacuity, strict=True), start=start):
+        found = run_graph(graph, ("probabilities", "vacuity"), {"image": images, **weights}, "the model")
+        for row, (values, known) in enumerate(zip(found["probabilities"], found["vacuity"], strict=True), start=start):
             measures = Measures(probabilities=values, vacuity=float(known), dissonance=None, entropy_nats=0.0)
             index = predicted_class(measures, seen)
             if index is not None and np.isfinite(values).all() and np.isfinite(known):

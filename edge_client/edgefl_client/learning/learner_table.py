@@ -27,9 +27,5 @@ def learner_of(bundle: Bundle) -> Learner:
 
 
 def learner_for(bundle: Bundle, rows: Dealt, circumstances: Circumstances) -> RoundLearner:
-    """Return the learner of a bundle, with its pictures.
-
-    Args:
-        rows: the owner's pictures: those that teach, and those held back where the method judges.
-    """
+    """Return the learner of a bundle, with its pictures."""
     return learner_of(bundle)(bundle, rows, circumstances)

@@ -59,11 +59,7 @@ class Limits:
     clock: Callable[[], float] = field(default=time.monotonic)  # monotonic seconds
 
     def reached(self, started: float) -> str | None:
-        """Return the limit that is reached, as a clause of a sentence; None for none.
-
-        Args:
-            started: when this process began, by `clock`.
-        """
+        """Return the limit that is reached, as a clause of a sentence; None for none."""
         reason = self.forbidding()
         if reason is not None:
             return reason

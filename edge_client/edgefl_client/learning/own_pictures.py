@@ -106,7 +106,6 @@ def read_dealt(
     """Read the owner's pictures and part them into those that teach and those that judge.
 
     Args:
-        home: remembers who was held back before.
         limits: only the memory that is allowed is looked at.
         report: told `reading` and `pictures`, and a `warning` for each picture of a folder that cannot be used.
         afresh: forget who was held back before.

@@ -70,11 +70,7 @@ def read_labels(path: Path, classes: Sequence[str]) -> list[LabelledImage]:
 
 
 def read_images(path: Path) -> list[LabelledImage]:
-    """Read the column `image` of a CSV, for learning that looks at no label.
-
-    Raises:
-        LabelsError: the column is missing, or the table is empty or no text.
-    """
+    """Read the column `image` of a CSV, for learning that looks at no label."""
     rows = _rows(path, {"image"})
     return [LabelledImage(path=_image(path, number, row), label=UNLABELLED) for number, row in enumerate(rows, start=2)]
 
@@ -143,7 +139,6 @@ def read_rows(
     """Decode and prepare pictures; they stay in memory as small squares.
 
     Args:
-        table: what `read_labels` or `read_images` gave.
         report: called with the number of pictures read so far.
         refused: told of each picture that cannot be used, which is left out; None raises for the first of them.
 

@@ -4,22 +4,21 @@ Guarantees: the graph is the verified one; a figure or value that is not finite 
 inputs and number of threads give the same state, bit for bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
+from edgefl_client.runtime import check_runtime, load_graph, run_graph
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT, Plan
-from edgefl_protocol.errors import BundleError
 
 State = dict[str, NDArray[Any]]
 Arrays = Mapping[str, NDArray[Any]]
 
+STEP = "the training step"  # what cannot run where the runtime fails
 GO_ON = "the values before this step are kept: go on with other pictures, or begin again with --restart"
 
 
@@ -27,7 +26,6 @@ class TrainingSession:
     """Takes steps with one bundle.
 
     Args:
-        fixed: what every step takes alike.
         advice: what a person can do where a step gives a number that is not finite.
     """
 
@@ -48,25 +46,14 @@ class TrainingSession:
             state: what steps change; left as it is.
             given: the batch, and what else changes from step to step.
 
-        Returns:
-            The new state, and the figures beside it.
-
         Raises:
             LearningError: a figure or value is not finite (`not_finite`).
         """
-        found = run_graph(self._graph, self._outputs, {**self._fixed, **given, **state})
+        found = run_graph(self._graph, self._outputs, {**self._fixed, **given, **state}, STEP)
         if not all(np.isfinite(value).all() for value in found.values()):
             raise LearningError(f"the loss or a learned value is not a finite number; {self._advice}", "not_finite")
         changed = {name: found.pop(NEXT + name) for name in state}
         return changed, found
-
-
-def run_graph(graph: onnxruntime.InferenceSession, outputs: Sequence[str], given: Arrays) -> State:
-    """Run a graph of a training step once; returns its outputs by name."""
-    try:
-        return dict(zip(outputs, graph.run(list(outputs), dict(given)), strict=True))
-    except RUNTIME_ERRORS as error:
-        raise BundleError(f"the training step cannot run: {first_line(error)}", "graph_run") from error
 
 
 def plan_of(bundle: Bundle) -> Plan:

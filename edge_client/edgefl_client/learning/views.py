@@ -76,7 +76,6 @@ def views(images: Pictures, drawn: Draws, view_px: int) -> Views:
 
     Args:
         images: square pictures, (B, S, S, 3).
-        view_px: side of a view in pixels.
 
     Returns:
         (B, 3, px, px), in [0, 1], in order.
@@ -100,7 +99,6 @@ def resized_crop(image: NDArray[np.uint8], box: NDArray[np.int64], view_px: int)
     Args:
         image: (S, S, 3).
         box: top, left, height and width.
-        view_px: side of the result.
 
     Returns:
         (px, px, 3), in [0, 1].
@@ -122,7 +120,6 @@ def jittered(images: NDArray[np.float32], factors: NDArray[np.float32], order: t
     Args:
         images: (B, px, px, 3), in [0, 1].
         factors: (B, 4), see `Draws`.
-        order: of the four changes.
     """
     for change in order:
         factor = factors[:, change].reshape(-1, 1, 1, 1)

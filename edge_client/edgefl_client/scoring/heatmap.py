@@ -123,7 +123,6 @@ def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
 
     Args:
         photo: (H, W, 3).
-        placed: the map at the photo's size.
         line_px: width of the white line; its black rim is as wide again on either side.
     """
     left, top, right, bottom = placed.box
@@ -178,8 +177,6 @@ def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True)
 
     Args:
         photo: (H, W, 3), upright.
-        score: the photo's score; its `map` must be there.
-        fit: `squash` or `crop`, as the bundle prepared the photo.
         rule_set: whether a threshold for referring uncertain pictures is in force; without one, silence is no comfort.
 
     Raises:

@@ -27,7 +27,6 @@ def open_scorer(
 
     Args:
         model: a bundle's file; None for the one in use.
-        trusted: keys of signers trusted for this call.
         refer_above: threshold of uncertainty; None for the card's.
         weights: `bundle` or `personal`; None for the personal ones where there are some.
         keep_graphs: whether the bundle keeps the bytes of its graphs; the scorer needs them no more.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph, processors
+from edgefl_client.runtime import check_runtime, load_graph, processors, run_graph
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import Card
 from edgefl_protocol.errors import BundleError, EdgeflError
@@ -149,9 +149,6 @@ class Scorer:
 
         Args:
             images: as for `score`, or what `prepare` made of them.
-
-        Returns:
-            One score per picture, in order.
         """
         called = list(names) if names is not None else [None] * len(images)
         if len(called) != len(images):
@@ -178,11 +175,7 @@ class Scorer:
         return Prepared(pixels, gate, (time.perf_counter() - started) * 1e3)
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
-        try:
-            values = self._graph.run(list(self._bundle.outputs), {"image": pixels, **self._weights})
-        except RUNTIME_ERRORS as error:
-            raise BundleError(f"the model cannot run: {first_line(error)}", "graph_run") from error
-        found = dict(zip(self._bundle.outputs, values, strict=True))
+        found = run_graph(self._graph, self._bundle.outputs, {"image": pixels, **self._weights}, "the model")
         for name, value in found.items():
             if not np.isfinite(value).all():
                 raise ScoreError(f"the model's output {name} is not finite for this picture; report it to the signer")
@@ -206,11 +199,7 @@ class Scorer:
 
 
 def without_graphs(bundle: Bundle) -> Bundle:
-    """Drop the bytes of a bundle's graphs, most of the file, once a process has loaded them.
-
-    Args:
-        bundle: a verified bundle; itself unchanged.
-    """
+    """Drop the bytes of a bundle's graphs, most of the file, once a process has loaded them."""
     return replace(bundle, score_onnx=b"", extras=MappingProxyType({}))
 
 

@@ -130,9 +130,6 @@ class Notes:
 
         Args:
             present: files that are there; their notes stay, else they would be scored again.
-
-        Returns:
-            Number of notes dropped.
         """
         rows = self._run("SELECT number, name FROM watched WHERE folder = ? ORDER BY number", self._folder)
         surplus = [number for number, key in rows if self._name(key) not in present][: max(len(rows) - MAX_NOTES, 0)]

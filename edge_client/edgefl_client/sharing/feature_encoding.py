@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.learning.views import draw, views
-from edgefl_client.runtime import RUNTIME_ERRORS, check_runtime, first_line, load_graph
+from edgefl_client.runtime import check_runtime, load_graph, run_graph
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, VIEW, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
-from edgefl_protocol.errors import BundleError, EdgeflError, ImageError
+from edgefl_protocol.errors import EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
@@ -82,11 +82,8 @@ class Encoder:
         Raises:
             FeaturesError: one is not finite or not of length 1 (`bad_feature`).
         """
-        try:
-            found = np.asarray(self._graph.run([ENCODED], {VIEW: given, **self._network})[0])
-        except RUNTIME_ERRORS as error:
-            raise BundleError(f"the encoder cannot run: {first_line(error)}", "graph_run") from error
-        rows: Rows = found.astype(np.float16)
+        found = run_graph(self._graph, [ENCODED], {VIEW: given, **self._network}, "the encoder")
+        rows: Rows = found[ENCODED].astype(np.float16)
         if rows.shape != (len(given), FEATURES) or not have_unit_length(rows):
             raise FeaturesError(
                 "the encoder gives a feature that is not finite or not of length 1; tell the federation's operator",
@@ -145,16 +142,12 @@ def encode_pictures(
 
 
 class _FitPictures:
-    """At most K pictures that pass the gate, each read when it is asked for.
-
-    Attributes:
-        looked_at: pictures that were read so far.
-        left_out: reason → pictures that give no feature, so far.
-    """
+    """At most K pictures that pass the gate, each read when it is asked for."""
 
     def __init__(self, files: Sequence[Path], preprocess: Preprocess, reader: PictureReader, most: int) -> None:
         self._files, self._preprocess, self._reader, self._most = files, preprocess, reader, most
-        self.looked_at, self.left_out = 0, Counter[str]()
+        self.looked_at = 0  # pictures that were read so far
+        self.left_out = Counter[str]()  # reason → pictures that give no feature, so far
 
     def __iter__(self) -> Iterator[tuple[Path, Pixels]]:
         found = 0

@@ -54,17 +54,11 @@ class PolicyError(EdgeflError):
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How often and how much.
+    """How often and how much."""
 
-    Attributes:
-        rounds_per_day: rounds answered in 24 hours.
-        bytes_per_day: bytes of payloads in 24 hours.
-        bytes_per_round: bytes of one reply.
-    """
-
-    rounds_per_day: int = 48
-    bytes_per_day: int = 1024 * 2**20
-    bytes_per_round: int = 128 * 2**20  # a ResNet-18 and its momentum encoder are 92 MB
+    rounds_per_day: int = 48  # answered in 24 hours
+    bytes_per_day: int = 1024 * 2**20  # of payloads in 24 hours
+    bytes_per_round: int = 128 * 2**20  # of one reply; a ResNet-18 and its momentum encoder are 92 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +83,6 @@ class Policy:
 
         Args:
             travels: kinds of content, as `travels_of` names them.
-            size: bytes of the payload.
-            spent: what left before.
 
         Raises:
             PolicyError: `not_allowed`, `consent_expired`, `round_too_large`, `day_too_large` or `too_many_rounds`.

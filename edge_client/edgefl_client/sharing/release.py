@@ -27,11 +27,7 @@ class Release:
 
     @classmethod
     def begin(cls, device: Device, kind: str, *, dry_run: bool) -> "Release":
-        """Ask the owner's policy before the work.
-
-        Args:
-            kind: of content: `maps` or `features`.
-        """
+        """Ask the owner's policy before the work."""
         found = cls(
             device=device, policy=load_policy(device.home), spent=Spent(now_ms=device.clock_ms()), dry_run=dry_run
         )

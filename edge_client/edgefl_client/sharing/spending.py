@@ -56,7 +56,6 @@ def note_spent(
     """Note durably that a reply is about to leave; where that fails, it must not leave.
 
     Args:
-        round_number: the round it answers.
         idem: key of its work item; noted once.
     """
     entry = Entry(
@@ -70,9 +69,6 @@ def permit(home: Home, policy: Policy, clock_ms: Callable[[], int]) -> Permit:
 
     The check returns why the item may not leave. Where it may, the check notes what leaves and returns None. Only the
     holder of the member's keys calls it.
-
-    Args:
-        clock_ms: Unix milliseconds, by the corrected clock.
     """
 
     def ask(item: WorkItem, round_number: int) -> PolicyError | None:

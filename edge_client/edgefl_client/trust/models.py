@@ -51,11 +51,7 @@ def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line,
 
 
 def current_file(home: Home) -> Path:
-    """File of the bundle in use.
-
-    Raises:
-        NoModel: there is none.
-    """
+    """File of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
         raise NoModel("this device has no model yet; name one with --model, or fetch the federation's with edgefl pull")
@@ -93,9 +89,6 @@ def open_model(home: Home, archive: Archive, extra_trust: Sequence[bytes], now_m
 
     Args:
         extra_trust: keys trusted for this call beside the list.
-
-    Raises:
-        BundleError: it is not a bundle that a trusted signer vouches for now.
     """
     from edgefl_client.trust.signers import signers_in_force
 

@@ -63,7 +63,10 @@ def read_public_key(given: str) -> PublicSigningKey:
 
 def _decoded(text: bytes) -> bytes | None:
     if text.startswith(b"-----BEGIN PUBLIC KEY-----"):
-        return _from_pem(text)
+        # Rare, and most of the time this module would take to load.
+        from edgefl_protocol.envelopes.key_files import public_from_pem
+
+        return public_from_pem(text)
     if re.fullmatch(rb"[0-9a-fA-F]{64}", text):
         return bytes.fromhex(text.decode("ascii"))
     try:
@@ -73,25 +76,8 @@ def _decoded(text: bytes) -> bytes | None:
     return raw if len(raw) == 32 else None
 
 
-def _from_pem(text: bytes) -> bytes | None:
-    # Rare, and most of the time this module takes to load.
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
-
-    try:
-        key = load_pem_public_key(text)
-    except (ValueError, UnsupportedAlgorithm):
-        return None
-    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
-
-
 def list_trusted(home: Home) -> list[TrustedKey]:
-    """Trusted signers, oldest first.
-
-    Raises:
-        KeyMaterialError: the list holds a key that must not be there.
-    """
+    """Trusted signers, oldest first."""
     record = read_json(home.trust_file, "the list of trusted signers")
     entries = [] if record is None else record.get("keys")
     try:

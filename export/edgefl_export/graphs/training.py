@@ -53,7 +53,6 @@ def export_training_graph(
     Args:
         step: named tensors in, named tensors out; on the CPU, float32.
         tensors: an example of every input, in the graph's order; only types and shapes matter.
-        outputs: names of the outputs, in order.
         free: inputs whose first axis is free, each with the name of that axis; equal names are equal lengths, and an
             example's free axis is longer than 1.
 

@@ -67,9 +67,6 @@ def federation_of(run: FinishedRun) -> Federation:
 def split_pictures(federation: Federation, site: str, seed: int) -> Calibration:
     """Deal the pictures of a federation.
 
-    Args:
-        site: whose pictures come first.
-
     Raises:
         ExportError: too few `tune` rows.
     """

@@ -103,7 +103,6 @@ class Quantiser:
     """Makes 8-bit forms of one graph that differ in which layers stay in float.
 
     Args:
-        tensors: values of its other inputs.
         pictures: calibration images (n, S, S, 3), at least one.
 
     Raises:
@@ -119,9 +118,6 @@ class Quantiser:
 
     def build(self, kept: Collection[str] = ()) -> bytes:
         """Return the graph with 8-bit layers.
-
-        Args:
-            kept: names of layers that stay in float.
 
         Raises:
             ExportError: the quantiser left the standard operator domain.

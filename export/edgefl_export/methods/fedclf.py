@@ -61,13 +61,7 @@ from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Predictor, Task
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, read_settings
-from edgefl_trainer.learning.unlabelled.contrast import (
-    ContrastRecipe,
-    FeatureQueue,
-    MomentumContrast,
-    slow_copy,
-    unit,
-)
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, slow_copy, unit
 from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Split, tensors_of
 from edgefl_trainer.losses import contrastive_loss
 from edgefl_trainer.methods.fedclf import FedCLF
@@ -288,9 +282,6 @@ class TrainerSteps:
 
     Args:
         model: changed in place.
-        spec: tells how pixels are normalised.
-        seed: of the drawn views and negatives.
-        held: how many negatives.
     """
 
     tries = TRIES

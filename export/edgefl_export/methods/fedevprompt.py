@@ -152,9 +152,6 @@ def fits(run: FinishedRun, predictor: Predictor) -> bool:
 def training_plan(run: FinishedRun, predictor: Predictor) -> TrainingPlan:
     """Return how a device goes on learning what a run has learned.
 
-    Args:
-        predictor: the site's model, whose form stands in the graph.
-
     Raises:
         ExportError: a setting that devices cannot have.
     """
@@ -193,9 +190,6 @@ def rates_of(recipe: EvidentialRecipe) -> dict[str, float]:
 
 def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
     """Return what stands in the training graph of a site's model, for a device to hold against its federation's task.
-
-    Args:
-        sharing: tells how maps are compared.
 
     Raises:
         ValueError: it reads a feature that FedEvPrompt does not offer.
@@ -264,7 +258,6 @@ class TrainerSteps:
 
     Args:
         plan: how it learns; a small distillation weight is raised.
-        seed: of the drawn batches.
     """
 
     tries = 1

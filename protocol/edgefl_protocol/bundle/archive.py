@@ -82,19 +82,12 @@ def read_archive(data: bytes) -> dict[str, bytes]:
 
     Returns:
         Name to content, in the order of the file.
-
-    Raises:
-        BundleError: `too_large`, `truncated` or `bad_archive`.
     """
     return dict(open_archive(io.BytesIO(data)).members)
 
 
 def open_archive(file: BinaryIO) -> Archive:
-    """Read and hash a canonical archive.
-
-    Raises:
-        BundleError: `too_large`, `truncated` or `bad_archive`.
-    """
+    """Read and hash a canonical archive."""
     size = file.seek(0, io.SEEK_END)
     if size > MAX_ARCHIVE_BYTES:
         raise BundleError(f"the bundle has {size:,} bytes; allowed are {MAX_ARCHIVE_BYTES:,}", "too_large")

@@ -41,12 +41,12 @@ from edgefl_protocol.bundle.manifest import (
     Manifest,
     Member,
     Signature,
-    check_update,
     check_validity,
     parse_manifest,
     parse_signatures,
     write_signatures,
 )
+from edgefl_protocol.bundle.manifest import check_update as check_update
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.bundle.onnx_rules import check_operators, check_score_graph
 from edgefl_protocol.bundle.onnx_training import check_graphs, read_plan
@@ -56,18 +56,6 @@ from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import parse_json
 from edgefl_protocol.tensors import read_tensors
-
-__all__ = [
-    "Bundle",
-    "BundleFields",
-    "Card",
-    "Labels",
-    "Manifest",
-    "build_bundle",
-    "check_update",
-    "load_bundle",
-    "unverified_manifest",
-]
 
 MAX_WEIGHTS_BYTES = 256 * 1024 * 1024
 

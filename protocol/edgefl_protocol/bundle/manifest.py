@@ -134,11 +134,7 @@ class Signature:
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read `manifest.json`.
-
-    Raises:
-        BundleError: `unknown_format` for another format number, else `bad_manifest`.
-    """
+    """Read `manifest.json`."""
     record = _parse(data, "manifest.json", "bad_manifest")
     if isinstance(record, dict) and "format" in record and (type(record["format"]), record["format"]) != (int, FORMAT):
         raise BundleError(
@@ -169,11 +165,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def parse_signatures(data: bytes) -> tuple[Signature, ...]:
-    """Read `signatures.json`.
-
-    Raises:
-        BundleError: not the documented list (`bad_signatures`).
-    """
+    """Read `signatures.json`."""
     record = _parse(data, "signatures.json", "bad_signatures")
     problem = BundleError(
         "signatures.json is not a list of 1 to 16 {keyid, alg, sig}; fetch it again", "bad_signatures"
@@ -201,11 +193,7 @@ def write_signatures(signatures: Sequence[Signature]) -> bytes:
 def check_validity(
     manifest: Manifest, now_ms: int, last_seen: Mapping[tuple[str | None, str, str], int] | None
 ) -> None:
-    """Refuse a bundle that is past its time, needs a newer client, or is older than one seen before.
-
-    Raises:
-        BundleError: `expired`, `client_too_old` or `rolled_back`.
-    """
+    """Refuse a bundle that is past its time, needs a newer client, or is older than one seen before."""
     if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
         days = (now_ms - manifest.expires_ms) // 86_400_000
         raise BundleError(f"the bundle expired {days} days ago; fetch a newer one, or check this clock", "expired")

@@ -61,11 +61,7 @@ OUTPUTS: Final = (
 
 
 def check_operators(data: bytes) -> Graph:
-    """Read any graph of a bundle and refuse what no device may run.
-
-    Raises:
-        BundleError: `external_data`, `bad_graph` or `forbidden_operator`.
-    """
+    """Read any graph of a bundle and refuse what no device may run."""
     graph = read_graph(data)
     if graph.functions:
         raise _forbidden(f"{graph.functions} local functions; inline them")
@@ -78,11 +74,7 @@ def check_operators(data: bytes) -> Graph:
 
 
 def check_score_graph(data: bytes, weights: Mapping[str, NDArray[Any]], size_px: int, classes: Sequence[str]) -> Graph:
-    """Check that `score.onnx` takes the bundle's own tensors and gives the documented outputs.
-
-    Raises:
-        BundleError: those of `check_operators`, `wrong_inputs` or `wrong_outputs`.
-    """
+    """Check that `score.onnx` takes the bundle's own tensors and gives the documented outputs."""
     graph = check_operators(data)
     expected = {name: TensorType(array.dtype.name, tuple(array.shape)) for name, array in weights.items()}
     if set(graph.inputs) != {"image", *expected} or "image" in expected:

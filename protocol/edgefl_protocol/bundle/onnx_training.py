@@ -25,11 +25,7 @@ RECORDS: Final[Mapping[object, Callable[[bytes], Plan]]] = {
 
 
 def read_plan(data: bytes) -> Plan:
-    """Read `training.json` of any method.
-
-    Raises:
-        ValueError: not the documented record of its kind.
-    """
+    """Read `training.json` of any method."""
     record = parse_json(data)
     kind = record.get("kind") if isinstance(record, dict) else None
     return RECORDS.get(kind if isinstance(kind, str) else None, StepPlan.from_bytes)(data)
@@ -41,9 +37,6 @@ def check_graphs(graphs: Mapping[str, Graph], plan: Plan, score: ScoreFacts) -> 
     Args:
         graphs: what each optional graph of the bundle declares, by the member's name.
         score: what the bundle scores with.
-
-    Raises:
-        BundleError: `wrong_members`, `wrong_inputs` or `wrong_outputs`.
     """
     for name, contract in plan.graphs(score).items():
         if name not in graphs:

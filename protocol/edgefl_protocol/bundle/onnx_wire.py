@@ -247,11 +247,7 @@ def read_graph(data: bytes) -> Graph:
 
 
 def read_model(data: bytes) -> Message:
-    """Parse a whole model file under rules (1) to (3), to look at its nodes.
-
-    Raises:
-        BundleError: as `read_graph`.
-    """
+    """Parse a whole model file under rules (1) to (3), to look at its nodes."""
     return _Walk().message(memoryview(data), "ModelProto", 0)
 
 

@@ -137,7 +137,6 @@ def seal_range(read: Callable[[int, int], bytes], plain_bytes: int, key: bytes, 
     Args:
         read: gives the payload's bytes from an offset on, as many as asked for.
         plain_bytes: length of the payload; it must not change.
-        offset: first byte wanted.
 
     Raises:
         BlobError: the payload is shorter than stated.
@@ -183,9 +182,7 @@ def open_blob(pieces: Iterable[bytes | memoryview], reference: BlobReference, ma
     """Verify a blob against its reference and return the payload's bytes.
 
     Args:
-        pieces: the blob, in pieces of any length.
         reference: from an authenticated envelope.
-        max_bytes: refuse a longer payload.
 
     Raises:
         BlobError: another length or digest, or a chunk that does not open; nothing of it may be used.

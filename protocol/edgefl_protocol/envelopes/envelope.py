@@ -109,10 +109,8 @@ def seal(
     """Sign a payload and seal it for one recipient.
 
     Args:
-        payload: the bytes to send.
         header: the fields of `header`; `v`, `skid`, `rkid` and `len` are filled in, and `mid` drawn, where absent.
         recipient: the sealing key, or its public bytes (their length tells the suite).
-        max_bytes: refuse to build a longer envelope.
 
     Raises:
         HeaderError: a field is missing or malformed, or contradicts the keys or the payload.
@@ -151,13 +149,10 @@ def open_envelope(
     """Verify an envelope and return its payload.
 
     Args:
-        data: the envelope as received.
         recipient: our current sealing key, or all that are current.
         senders: key id to public key, or None for a sender who may not call here now.
-        expected: what this endpoint takes, or the reply we wait for.
         now_ms: the clock, Unix ms.
         replay: admits each envelope once. None only for a reply, which `irt` protects.
-        max_bytes: refuse longer input.
         tolerance: clock skew and lifetime; default 5 and 10 minutes.
 
     Raises:
@@ -189,9 +184,6 @@ def open_enrolment(
     """Verify a newcomer's self-signed envelope: its key is the payload's scalar `signing_public` (hex).
 
     For the route `enrol` only. It proves that the newcomer holds that key, not that it may enter: the token does.
-
-    Args:
-        expected: the route `enrol`.
 
     Raises:
         EnvelopeError: the subclass names the step that refused it.

@@ -78,13 +78,19 @@ def read_public_key(file: FilePath) -> PublicSigningKey:
     data = read_bounded(file, MAX_KEY_FILE_BYTES).strip()
     if re.fullmatch(rb"[0-9a-fA-F]{64}", data):
         return PublicSigningKey(bytes.fromhex(data.decode("ascii")))
+    public = public_from_pem(data)
+    if public is None:
+        raise KeyMaterialError(f"{file} holds no Ed25519 public key; give the file signing.pub")
+    return PublicSigningKey(public)
+
+
+def public_from_pem(data: bytes) -> bytes | None:
+    """Return the 32 bytes of an Ed25519 public key in PEM, unchecked; None for anything else."""
     try:
         key = serialization.load_pem_public_key(data)
     except (ValueError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PublicKey):
-        raise KeyMaterialError(f"{file} holds no Ed25519 public key; give the file signing.pub")
-    return PublicSigningKey(key.public_bytes_raw())
+        return None
+    return key.public_bytes_raw() if isinstance(key, Ed25519PublicKey) else None
 
 
 def public_key_line(key: PublicSigningKey) -> bytes:

@@ -209,14 +209,7 @@ def generate_signing_key() -> SigningKey:
 
 
 def generate_sealing_key(suite: int = DEFAULT_SUITE) -> SealingKey:
-    """Return a new sealing key.
-
-    Args:
-        suite: 1 (X25519) or 2 (ML-KEM-768 with X25519).
-
-    Raises:
-        KeyMaterialError: another suite.
-    """
+    """Return a new sealing key."""
     _check_suite(suite)
     secret = X25519PrivateKey.generate().private_bytes_raw()
     if suite == SUITE_XWING:
@@ -229,8 +222,6 @@ def fingerprint(federation: str, signing_public: bytes, sealing_public: bytes) -
 
     Args:
         federation: name, so that a key enrolled in two federations shows two fingerprints.
-        signing_public: 32 bytes.
-        sealing_public: 32 or 1216 bytes.
     """
     hashed = hashlib.sha256(pae(b"eflk1/fp", federation.encode(), signing_public, sealing_public)).digest()
     bits = int.from_bytes(hashed, "big") >> (256 - 100)

@@ -29,10 +29,6 @@ def judge(highest: int, bitmap: bytes, seq: int) -> tuple[int, bytes]:
     Args:
         highest: highest number admitted so far; `NO_HIGHEST` at first.
         bitmap: 256 bytes, an integer in little-endian order whose bit i says that `highest − i` was admitted.
-        seq: the number to judge.
-
-    Returns:
-        The new highest number and bitmap.
 
     Raises:
         ReplayError: `seq` was admitted before.
@@ -63,7 +59,6 @@ class ReplayGuard(Protocol):
         """Admit this envelope once, or raise `ReplayError` or `SequenceError`.
 
         Args:
-            header: the authenticated header.
             now_ms: the clock, Unix ms; a message id may be forgotten once the clock check refuses its envelope.
         """
 
@@ -85,12 +80,7 @@ class ReplayWindow:
         return len(self._seen)
 
     def admit(self, header: Header, now_ms: int) -> None:
-        """Admit this envelope once.
-
-        Raises:
-            ReplayError: its message id or sequence number was admitted before.
-            SequenceError: its sequence number cannot be judged.
-        """
+        """Admit this envelope once."""
         identity = (header.skid, header.mid)
         with self._lock:
             while self._by_expiry and self._by_expiry[0][0] < now_ms:

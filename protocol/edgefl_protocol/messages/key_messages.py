@@ -10,16 +10,7 @@ Guarantees: those of `messages`: a value from `from_payload` has exactly the nam
 from dataclasses import dataclass
 from typing import Self
 
-from edgefl_protocol.fields import (
-    FINGERPRINT,
-    IDEM,
-    expect_names,
-    octet_array,
-    octets,
-    scalar_payload,
-    text,
-    whole,
-)
+from edgefl_protocol.fields import FINGERPRINT, IDEM, expect_names, octet_array, octets, scalar_payload, text, whole
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.records.record_form import MAX_RECORD_BYTES
 from edgefl_protocol.strict_json import MAX_INT

@@ -219,7 +219,6 @@ def resize(image: Pixels, size_px: int, fit: Fit = "squash") -> Pixels:
     """Resize a picture to the square a network wants: bicubic (a = -0.5), widened when shrinking (antialias).
 
     Args:
-        size_px: side of the result.
         fit: `squash` ignores the aspect ratio; `crop` resizes the shorter side, then takes the centre, in one
             resampling of the largest centred square: its place is exact and a 1 x 40,000,000 image costs nothing.
 
@@ -266,13 +265,9 @@ def prepare(source: bytes | Pixels, preprocess: Preprocess) -> Pixels:
 
     Args:
         source: the bytes of a JPEG or PNG file, or an upright picture (H, W, 3).
-        preprocess: what the network was trained with.
 
     Returns:
         (size, size, 3), the same bytes on every machine of one Pillow version.
-
-    Raises:
-        ImageError: the photograph is refused.
     """
     image = decode(source) if isinstance(source, bytes) else source
     image = resize(image, preprocess.size, preprocess.fit)

@@ -56,9 +56,7 @@ def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str
     """Index of the class to name, or None where nothing is predicted: too little evidence, or no skin.
 
     Args:
-        measures: what the picture scored.
         seen: per class, whether the site had training rows of it.
-        gate: reasons that the gate before the model found.
     """
     if "not_skin" in gate or not any(seen) or (measures.vacuity is not None and measures.vacuity >= ABSTAIN_FROM):
         return None
@@ -68,15 +66,7 @@ def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str
 def refer_reasons(
     measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool
 ) -> tuple[str, ...]:
-    """Reasons to refer, empty when there is none.
-
-    Args:
-        measures: what the picture scored.
-        seen: per class, whether the site had training rows of it.
-        rules: thresholds in force.
-        gate: reasons that the gate before the model found (`Quality.reasons`).
-        expired: the bundle is past its expiry date.
-    """
+    """Reasons to refer, empty when there is none."""
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     found = {
         "vacuity": _above(uncertainty, rules.uncertain_above) or (measures.vacuity or 0.0) >= ABSTAIN_FROM,

@@ -97,14 +97,8 @@ def make_score(
     Args:
         outputs: one row of each output: `probabilities` (K,) and, where the method has them, `evidence` (K,),
             `vacuity` (), `dissonance` () and `map` (N,).
-        name: what to call the picture.
         classes: class names, (K,).
-        seen: per class, whether the site had training rows of it.
-        rules: thresholds in force.
         gate: reasons to refer that were found before the model ran (`quality.Quality.reasons`).
-        expired: the bundle is past its expiry date.
-        model: which model spoke.
-        milliseconds: wall time it took.
     """
     probabilities = outputs["probabilities"]
     positive = probabilities[probabilities > 0].astype(np.float64)

@@ -86,25 +86,14 @@ class KeyRecord:
 
 
 def make_time(key: SigningKey, nonce: str, now_ms: int) -> bytes:
-    """Sign the clock over a caller's nonce (16 to 64 characters of base64url).
-
-    Raises:
-        RecordError: the nonce has another form.
-    """
+    """Sign the clock over a caller's nonce (16 to 64 characters of base64url)."""
     body = {"nonce": nonce, "now_ms": now_ms}
     check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
     return make(key, TIME_LABEL, body)
 
 
 def verify_time(record: bytes, key: PublicSigningKey, nonce: str) -> SignedTime:
-    """Return the coordinator's time.
-
-    Args:
-        nonce: the one we sent.
-
-    Raises:
-        RecordError: not signed by that key over this nonce.
-    """
+    """Return the coordinator's time."""
     body = verify(record, TIME_LABEL, key)
     check_fields(body, {"nonce": _NONCE, "now_ms": (0, MAX_SAFE_INT)})
     if body["nonce"] != nonce:

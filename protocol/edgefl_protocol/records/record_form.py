@@ -77,11 +77,7 @@ def add_signature(record: bytes, label: str, key: SigningKey) -> bytes:
 
 
 def split_several(record: bytes) -> tuple[bytes, dict[str, bytes]]:
-    """Give the body, and the signatures by key id; none is verified.
-
-    Raises:
-        RecordError: not such a record, or a key signed twice.
-    """
+    """Give the body, and the signatures by key id; none is verified."""
     if _SEVERAL.fullmatch(_bounded(record)) is None:
         raise RecordError("this is not a record of several signers")
     parts = [_decode(part) for part in record.split(b".")]
@@ -104,11 +100,7 @@ def holds(key: PublicSigningKey, signatures: Mapping[str, bytes], label: str, bo
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """Parse a body strictly.
-
-    Raises:
-        RecordError: it is no JSON object in the one form.
-    """
+    """Parse a body strictly."""
     try:
         fields = parse_integers(body.decode("ascii"))
     except ValueError:
@@ -131,11 +123,7 @@ def check_fields(fields: object, forms: Mapping[str, Rule]) -> None:
 
 
 def hex_list(value: object, field: str, most: int) -> list[str]:
-    """Give a list of different 64-digit hex texts in ascending order.
-
-    Raises:
-        RecordError: it is something else, or longer than `most`.
-    """
+    """Give a list of different 64-digit hex texts in ascending order."""
     if type(value) is not list or len(value) > most:
         raise RecordError(f"record field {field} is not a list of at most {most}")
     if not all(type(item) is str and HEX64.fullmatch(item) for item in value) or value != sorted(set(value)):
@@ -144,11 +132,7 @@ def hex_list(value: object, field: str, most: int) -> list[str]:
 
 
 def public_keys(value: object, field: str, most: int) -> tuple[PublicSigningKey, ...]:
-    """Give the signing keys of a list.
-
-    Raises:
-        RecordError: the list has not its form, or a key is unusable, such as one of low order.
-    """
+    """Give the signing keys of a list."""
     try:
         return tuple(PublicSigningKey(bytes.fromhex(item)) for item in hex_list(value, field, most))
     except KeyMaterialError as error:

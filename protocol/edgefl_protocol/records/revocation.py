@@ -48,11 +48,7 @@ class RevokedKeys:
 def make_revoked(
     key: SigningKey, federation: str, version: int, key_ids: Iterable[str], issued_ms: int, expires_ms: int
 ) -> bytes:
-    """Sign a list.
-
-    Raises:
-        RecordError: a field has not its form, or there are more than `MAX_REVOKED` keys.
-    """
+    """Sign a list."""
     body = {
         "federation": federation,
         "version": version,

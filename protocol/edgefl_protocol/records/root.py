@@ -119,10 +119,6 @@ def signed_by(record: bytes, by: Root) -> int:
 def check_signed(record: bytes, by: Root) -> None:
     """Require signatures of a threshold of one set's root keys.
 
-    Args:
-        record: the signed set.
-        by: whose root keys, and whose threshold.
-
     Raises:
         RecordError: too few of them signed (`too_few_signatures`).
     """
@@ -189,11 +185,7 @@ def check_current(root: Root, now_ms: int) -> None:
 
 
 def join_chain(records: Iterable[bytes]) -> bytes:
-    """Return the bytes in which sets travel and are kept: one on each line.
-
-    Raises:
-        RecordError: they take more than `MAX_CHAIN_BYTES`.
-    """
+    """Return the bytes in which sets travel and are kept: one on each line."""
     data = b"".join(record + b"\n" for record in records)
     if len(data) > MAX_CHAIN_BYTES:
         raise RecordError(f"root sets of {len(data)} bytes; at most {MAX_CHAIN_BYTES} are allowed", "too_large")
@@ -201,11 +193,7 @@ def join_chain(records: Iterable[bytes]) -> bytes:
 
 
 def split_chain(data: bytes) -> list[bytes]:
-    """Return the sets in what `join_chain` made; none is verified.
-
-    Raises:
-        RecordError: it is too long, or no list of sets.
-    """
+    """Return the sets in what `join_chain` made; none is verified."""
     if len(data) > MAX_CHAIN_BYTES or not data.endswith(b"\n"):
         raise RecordError("this is no list of root sets")
     return data.removesuffix(b"\n").split(b"\n")

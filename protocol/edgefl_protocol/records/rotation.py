@@ -35,11 +35,7 @@ class Rotation:
 def make_rotation(
     old: SigningKey, new: SigningKey, sealing: PublicSealingKey, federation: str, issued_ms: int
 ) -> bytes:
-    """Sign a change of keys with both signing keys.
-
-    Raises:
-        RecordError: a field has not its form, or the new key is the old one.
-    """
+    """Sign a change of keys with both signing keys."""
     body = {
         "federation": federation,
         "old": old.public.hex(),

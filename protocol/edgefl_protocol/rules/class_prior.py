@@ -18,7 +18,6 @@ def counts_shown(counts: NDArray[np.int64], balance: Balance) -> NDArray[np.int6
 
     Args:
         counts: training rows of each class, (K,).
-        balance: how an epoch draws its rows.
     """
     return (counts > 0).astype(np.int64) if balance == "class" else counts
 

@@ -23,7 +23,6 @@ def generator(seed: int, site: str, *purpose: str | int) -> np.random.Generator:
     """Make the generator of one purpose.
 
     Args:
-        site: name of the member that draws.
         purpose: what is drawn, and in which round and epoch.
     """
     text = "\x1f".join(map(str, (seed, site, *purpose)))

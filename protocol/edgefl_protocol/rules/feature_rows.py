@@ -39,7 +39,6 @@ def check_bank(rows: NDArray[Any], most: int) -> None:
     """Refuse what cannot be a site's bank as it travels.
 
     Args:
-        rows: the array of a reply.
         most: K, rows of the largest bank.
 
     Raises:

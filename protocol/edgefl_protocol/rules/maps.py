@@ -171,7 +171,6 @@ def dealt(broadcast: Arrays, rng: np.random.Generator) -> Arrays:
 
     Args:
         broadcast: arrays; those of other kinds keep their names.
-        rng: draws the permutation.
     """
     held = maps_in_broadcast(broadcast)
     peers = sorted({peer for peer, _ in held})
@@ -211,8 +210,6 @@ def numbered_as_task(reply: Arrays, task: Sequence[str], model: Sequence[str]) -
 
     Args:
         reply: arrays, numbered as the model does; those of other kinds keep their names.
-        task: names of the task's classes, in index order.
-        model: names of the model's classes, in index order.
     """
     labels = {name: class_in_reply(name) for name in reply}
     return {

@@ -34,7 +34,6 @@ def most_negatives(queue: int, others: int, *, keeps_local: bool) -> int:
 
     Args:
         others: rows of Q_r.
-        keeps_local: see `first_negatives`.
     """
     return queue if keeps_local else others
 
@@ -75,7 +74,6 @@ def has_collapsed(similarity: float, round_: int, rounds: int) -> bool:
     features move away from them together. It is asked half-way and at the end of a run.
 
     Args:
-        similarity: mean of an epoch.
         round_: train round, from 1.
     """
     return similarity > ALIKE and round_ in (rounds // 2, rounds)

@@ -36,10 +36,6 @@ def round_begins(
     """Give the tensors a round begins with: what stayed at the site is its own, the rest came with the broadcast.
 
     A tensor of the slow encoder that is missing in the result is a copy of the encoder's.
-
-    Args:
-        broadcast: arrays that came.
-        own: arrays of the site's state.
     """
     both = {**broadcast, **own}
     outlives = momentum_encoder != "reset"
@@ -50,7 +46,6 @@ def leaving(network: Sequence[str], kept: Collection[str], momentum_encoder: Mom
     """Name the tensors that leave a site after a round.
 
     Args:
-        network: names of the encoder's tensors.
         kept: those of them that stay: batch norm's with `bn=local`.
     """
     slow = [SLOW + name for name in network] if momentum_encoder == "averaged" else []
