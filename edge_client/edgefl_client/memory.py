@@ -22,11 +22,7 @@ _MIB: Final = 1 << 20
 
 
 def peak_memory_mib(status: Path = STATUS) -> float:
-    """Largest resident memory of this process so far.
-
-    Args:
-        status: where Linux tells it; where it does not, the system's accounting does.
-    """
+    """Largest resident memory of this process so far, as Linux tells it in `status`, else the system's accounting."""
     with contextlib.suppress(OSError):
         for line in status.read_text(errors="replace").splitlines():
             if line.startswith("VmHWM:"):
@@ -35,11 +31,7 @@ def peak_memory_mib(status: Path = STATUS) -> float:
 
 
 def map_large_blocks_apart() -> bool:
-    """Keep glibc's default size from which blocks are mapped apart; other systems are left as they are.
-
-    Returns:
-        Whether this system took it.
-    """
+    """Keep glibc's default size from which blocks are mapped apart; False on a system that knows no such setting."""
     try:
         return bool(ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, DEFAULT_BYTES))
     except (OSError, AttributeError, TypeError):  # no such function, or no way to ask for one

@@ -30,11 +30,7 @@ def memory_bytes() -> int:
 
 
 def largest_broadcast(task: TaskReply) -> int:
-    """Bytes of the largest payload that a round of this task can need.
-
-    Args:
-        task: as the coordinator signed it.
-    """
+    """Bytes of the largest payload that a round of this task, as the coordinator signed it, can need."""
     if task.tokens and task.maps_per_class:
         needed = MAX_TENSORS * task.maps_per_class * task.tokens * 2
     else:

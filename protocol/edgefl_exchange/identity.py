@@ -43,11 +43,7 @@ _OUTBOX_LABEL = b"eflo1/outbox"
 
 
 class SequenceNumbers:
-    """The sequence numbers of one signing key, reserved on the disk.
-
-    Args:
-        key_id: of the signing key.
-    """
+    """The sequence numbers of one signing key, reserved on the disk."""
 
     def __init__(self, folder: Path, key_id: str, is_held: Callable[[], bool]) -> None:
         self._file = folder / f"sequence-{key_id[:16]}"
@@ -197,11 +193,7 @@ class Identity:
 
 
 def create_identity(folder: Path, suite: int = DEFAULT_SUITE, passphrase: bytes | None = None) -> None:
-    """Make a member's keys in an existing folder of mode 0700; keys that are there stay.
-
-    Args:
-        suite: of the sealing key, 1 or 2.
-    """
+    """Make a member's keys in an existing folder of mode 0700, of sealing suite 1 or 2; keys that are there stay."""
     makers: dict[str, Callable[[], bytes]] = {
         SIGNING: lambda: signing_key_to_pem(generate_signing_key(), passphrase),
         SEALING: lambda: sealing_key_to_pem(generate_sealing_key(suite), passphrase),

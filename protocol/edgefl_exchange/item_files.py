@@ -30,11 +30,7 @@ _STALE_S = 3600.0  # age of a temporary file that nobody is writing any more
 
 
 class ItemFiles:
-    """The files of one outbox.
-
-    Args:
-        folder: where they lie; made when the first one comes.
-    """
+    """The files of one outbox; their folder is made when the first one comes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -7,8 +7,6 @@ never by asking; every command reads it with `read_passphrase`, so the same file
 Readers are bounded. Every `OSError` becomes a `StorageError` of one sentence.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -34,8 +34,6 @@ member, a file or a picture passes on that error.
 Up to and including `SignatureError` the sender is not authenticated: a service answers all of those alike.
 """
 
-from __future__ import annotations
-
 
 class EdgeflError(Exception):
     """Base of all our errors."""

@@ -4,8 +4,6 @@ Source: the DSSE and PASETO encodings. PAE(p1..pn) = u64 little-endian count, th
 length and its bytes. Two different lists never encode alike, so nothing can move from one signed field into another.
 """
 
-from __future__ import annotations
-
 import struct
 
 

@@ -7,8 +7,6 @@ scalars lie in its metadata as text with one letter for the type (`i:7`, `f:0.5`
 Digests: SHA-256 over PAE(name, type, shape, little-endian bytes, …) of the arrays in name order.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re
@@ -63,7 +61,7 @@ class Payload:
         return write_tensors(self.arrays, {name: _write_scalar(value) for name, value in self.scalars.items()})
 
     @classmethod
-    def from_bytes(cls, data: bytes, max_bytes: int = MAX_PAYLOAD_BYTES) -> Payload:
+    def from_bytes(cls, data: bytes, max_bytes: int = MAX_PAYLOAD_BYTES) -> "Payload":
         """Decode.
 
         Raises:

@@ -7,8 +7,6 @@ values that are not finite numbers. It never unpickles. Equal input gives equal 
 Subnormal numbers are ordinary numbers here (float16 maps are full of them) and keep their bits.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

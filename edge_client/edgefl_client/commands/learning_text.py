@@ -121,11 +121,7 @@ def _now(facts: Mapping[str, float | int | str]) -> str:
 
 
 def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
-    """A round of learning for a person.
-
-    Args:
-        goes_on: how a round that a limit stopped goes on, as a clause.
-    """
+    """A round of learning for a person; `goes_on` is a clause that says how a stopped one goes on."""
     if found["state"] == "paused":
         where = f"round {found['round']}, epoch {found['epoch'] + 1} of {found['epochs']}"
         return f"stopped in {where}: {found['reason']}; {goes_on}"

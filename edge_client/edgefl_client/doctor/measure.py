@@ -131,11 +131,7 @@ def _floors(layers: "LinearLayers", scorer: "Scorer", network: Callable[[], obje
 def medians_in_turn(
     works: Sequence[Callable[[], object]], repeats: int = REPEATS, clock: Callable[[], float] = time.perf_counter
 ) -> list[float]:
-    """Time several works in turn, once warm, so that what disturbs one disturbs the others.
-
-    Returns:
-        The median of each, in milliseconds.
-    """
+    """Time several works in turn, once warm, so that what disturbs one disturbs all; medians in milliseconds."""
     marks: list[list[float]] = [[] for _ in works]
     for work in works:
         work()

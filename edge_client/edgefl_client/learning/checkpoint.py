@@ -45,11 +45,7 @@ class Point:
     sums: Mapping[str, float] = field(default_factory=dict)
 
     def stepped(self, state: Mapping[str, NDArray[Any]], figures: Mapping[str, float], pictures: int) -> Self:
-        """Return the point after a step of the same epoch.
-
-        Args:
-            figures: what it reports, means over its pictures.
-        """
+        """Return the point after a step of the same epoch; `figures` are means over the step's pictures."""
         sums = {name: self.sums.get(name, 0.0) + pictures * value for name, value in figures.items()}
         return replace(self, state=state, step=self.step + 1, sums=sums)
 

@@ -15,11 +15,7 @@ class LearningError(EdgeflError):
 
 
 class Paused(LearningError):
-    """A limit is reached; the point is kept, and the next call goes on from there.
-
-    Args:
-        reason: which limit, as a clause of a sentence.
-    """
+    """A limit is reached, which `reason` names as a clause; the point is kept, and the next call goes on from there."""
 
     code = "paused"
 

@@ -40,11 +40,7 @@ NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is
 
 
 class FedEvPromptLearner:
-    """See `RoundLearner`.
-
-    Args:
-        rows: pictures that teach and pictures held back, of at least two classes.
-    """
+    """See `RoundLearner`; the pictures are of at least two classes."""
 
     only_in_federations: ClassVar[str | None] = None
     travels: ClassVar[tuple[str, ...]] = ("maps",)
@@ -192,11 +188,7 @@ class FedEvPromptLearner:
 
 
 def step_constants(bundle: Bundle, plan: TrainingPlan, prior: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Return what every step of a round takes alike: the bundle's constants, the prior, rates and weights.
-
-    Args:
-        prior: (K,) of this device's own pictures.
-    """
+    """Return what every step of a round takes alike: the bundle's constants, prior (K,), rates and weights."""
     numbers = {**{RATE + name: rate for name, rate in plan.rates.items()}, "weight_decay": plan.weight_decay}
     numbers["kd_weight"] = plan.kd_weight
     settings = {name: np.asarray(value, np.float32) for name, value in numbers.items()}

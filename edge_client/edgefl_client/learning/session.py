@@ -23,11 +23,7 @@ GO_ON = "the values before this step are kept: go on with other pictures, or beg
 
 
 class TrainingSession:
-    """Takes steps with one bundle.
-
-    Args:
-        advice: what a person can do where a step gives a number that is not finite.
-    """
+    """Takes steps with one bundle; `advice` is told where a step gives a number that is not finite."""
 
     def __init__(self, bundle: Bundle, fixed: Arrays, threads: int, advice: str = GO_ON) -> None:
         check_runtime(bundle.manifest.min_runtime)

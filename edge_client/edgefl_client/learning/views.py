@@ -47,11 +47,7 @@ class Draws:
 
 
 def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
-    """Draw what one view of each picture takes.
-
-    Args:
-        side: of the square pictures, in pixels.
-    """
+    """Draw what one view of each picture takes; the pictures are squares of `side` pixels."""
     *about_one, turn = COLOURS[RECIPE]
     strength = np.array(about_one)
     boxes = crop_boxes(rng, count, side, SMALLEST_CROP[RECIPE])

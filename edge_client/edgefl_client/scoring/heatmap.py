@@ -153,11 +153,7 @@ def _thicken(line: Image.Image, width_px: int) -> Image.Image:
 
 
 def shown_photo(photo: Photo) -> tuple[Photo, str]:
-    """Bring the photo to the size it is drawn at, with the caption's words for that size; no words where it is its own.
-
-    Args:
-        photo: (H, W, 3).
-    """
+    """Bring a photo (H, W, 3) to the size it is drawn at; gives the caption's words for that, if it changes."""
     height_px, width_px = photo.shape[:2]
     longer = max(height_px, width_px)
     if longer > REDUCE_ABOVE_PX:

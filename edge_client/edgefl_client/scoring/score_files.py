@@ -69,11 +69,7 @@ def expand(given: Sequence[str], suffixes: Sequence[str]) -> list[str]:
 
 
 def left_out(given: Sequence[str], reader: "PictureReader") -> str | None:
-    """Say which pictures in the given folders are of a kind that is not read, so that none is missed unnoticed.
-
-    Args:
-        given: as for `expand`.
-    """
+    """Say which pictures in the given folders are of a kind that is not read, so that none is missed unnoticed."""
     folders = [Path(name) for name in given if name and Path(name).is_dir()]
     endings = [Path(one).suffix.lower() for place in folders for one in pictures_below(place, reader.other_suffixes)]
     if not endings:

@@ -145,11 +145,7 @@ class Scorer:
         return self.score_batch([image], [name])[0]
 
     def score_batch(self, images: Sequence[Photo | Prepared], names: Sequence[str | None] | None = None) -> list[Score]:
-        """Score several pictures in one run of the network.
-
-        Args:
-            images: as for `score`, or what `prepare` made of them.
-        """
+        """Score several pictures in one run of the network: as for `score`, or what `prepare` made of them."""
         called = list(names) if names is not None else [None] * len(images)
         if len(called) != len(images):
             raise ValueError(f"{len(images)} pictures but {len(called)} names")

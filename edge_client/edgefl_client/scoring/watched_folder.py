@@ -93,11 +93,7 @@ class Notes:
         self._lock.close()
 
     def recover(self, output: BinaryIO | None) -> None:
-        """Settle the file that was begun when the process before this one died.
-
-        Args:
-            output: the file of results, open for reading and appending; None for standard output.
-        """
+        """Settle the file that was begun when the process before died, by what stands in `output`, open for both."""
         begun = self._run("SELECT name, begun_at FROM watched WHERE folder = ? AND begun_at IS NOT NULL", self._folder)
         for key, position in begun:
             if output is not None and _was_written(output, position):
@@ -111,11 +107,7 @@ class Notes:
         return {self._name(key): Seen(size, time_ns) for key, size, time_ns in rows}
 
     def begin(self, name: str, seen: Seen, position: int) -> None:
-        """Note that the line of a file is about to be written.
-
-        Args:
-            position: length of the output before the line, bytes; 0 on standard output.
-        """
+        """Note that a file's line is about to be written; `position` is the output's length in bytes before it."""
         self._run(
             "INSERT OR REPLACE INTO watched (folder, name, size, time_ns, begun_at) VALUES (?, ?, ?, ?, ?)",
             self._folder, self._key(name), seen.size_bytes, seen.time_ns, position,
@@ -126,11 +118,7 @@ class Notes:
         self._finish(self._key(name))
 
     def forget(self, present: dict[str, Seen]) -> int:
-        """Drop the oldest notes beyond `MAX_NOTES`, of files that are gone.
-
-        Args:
-            present: files that are there; their notes stay, else they would be scored again.
-        """
+        """Drop the oldest notes beyond `MAX_NOTES`, but never those of files that are present: they were scored."""
         rows = self._run("SELECT number, name FROM watched WHERE folder = ? ORDER BY number", self._folder)
         surplus = [number for number, key in rows if self._name(key) not in present][: max(len(rows) - MAX_NOTES, 0)]
         for number in surplus:

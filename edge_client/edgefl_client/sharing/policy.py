@@ -163,11 +163,7 @@ class Policy:
 
 
 def travels_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Tell the kinds of content from the names of a payload's arrays, in the order of `KINDS`.
-
-    Args:
-        names: of the arrays; the part before the first dot tells the kind.
-    """
+    """Tell the kinds of content, in the order of `KINDS`, from the first word of each array's name."""
     found = {head if (head := name.partition(".")[0]) in KINDS else _UNNAMED for name in names}
     return tuple(kind for kind in KINDS if kind in found)
 

@@ -66,11 +66,7 @@ class Release:
 
 
 def describe(content: bytes) -> dict[str, Any]:
-    """Say what a payload would tell its receiver: kinds, arrays, scalars, length and digest.
-
-    Returns:
-        `travels`, `arrays` (name → dtype, shape, min, max, bytes), `scalars`, `bytes` and `sha256`.
-    """
+    """Say what a payload would tell its receiver: kinds, each array's form and extremes, scalars, length, digest."""
     payload = Payload.from_bytes(content, len(content))
     return {
         "travels": list(travels_of(payload.arrays)),

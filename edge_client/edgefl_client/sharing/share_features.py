@@ -139,11 +139,7 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
 def _slow_encoder(
     plan: FedCLFPlan, broadcast: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Put together the slow encoder of a round, which makes the features that all share.
-
-    Returns:
-        The encoder's tensors by name; where no slow copy outlives the rounds, the encoder itself.
-    """
+    """Put together a round's slow encoder, by name; the encoder itself where no slow copy outlives the rounds."""
     begins = round_begins(broadcast, {name: own[name] for name in plan.stays if name in own}, plan.momentum_encoder)
     return {name: begins.get(SLOW + name, begins[name]) for name in plan.network if name in begins}
 

@@ -53,11 +53,7 @@ def read_spent(
 def note_spent(
     home: Home, now_ms: int, *, federation: str, round_number: int, idem: str, travels: Sequence[str], size: int
 ) -> None:
-    """Note durably that a reply is about to leave; where that fails, it must not leave.
-
-    Args:
-        idem: key of its work item; noted once.
-    """
+    """Note durably, once per key, that a reply is about to leave; where that fails, it must not leave."""
     entry = Entry(
         idem=idem, federation=federation, round=round_number, travels=" ".join(travels), bytes=size, at_ms=now_ms
     )

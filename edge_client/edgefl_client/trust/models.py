@@ -36,11 +36,7 @@ class NoModel(StorageError):
 
 
 def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line, int]:
-    """Highest version seen of each (federation, line, task).
-
-    Args:
-        in_force: key ids of the signers that count now; None counts every version.
-    """
+    """Highest version seen of each (federation, line, task) that a signer `in_force` vouches for; None counts all."""
     seen: dict[Line, int] = {}
     for entry in _record(home)["seen"]:
         signer = entry.get("signer")
@@ -85,11 +81,7 @@ def read_file(home: Home, file: Path | None) -> Archive:
 
 
 def open_model(home: Home, archive: Archive, extra_trust: Sequence[bytes], now_ms: int) -> "Bundle":
-    """Verify what `read_file` read.
-
-    Args:
-        extra_trust: keys trusted for this call beside the list.
-    """
+    """Verify what `read_file` read; keys in `extra_trust` are trusted for this call beside the list."""
     from edgefl_client.trust.signers import signers_in_force
 
     return verify_with(home, archive, signers_in_force(home, extra_trust), now_ms)
@@ -142,11 +134,7 @@ def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
 
 
 def install(home: Home, data: bytes, bundle: "Bundle") -> Path:
-    """Keep a verified bundle and use it from now on; the one before is removed.
-
-    Args:
-        bundle: what `load_bundle` made of exactly these bytes.
-    """
+    """Keep the bundle that `load_bundle` made of exactly these bytes, and use it; the one before is removed."""
     folder = home.prepare(home.models)
     path = folder / f"{bundle.sha256}.edgefl"
     write_atomic(path, data, mode=0o600)  # also where one lies there: it may be damaged

@@ -256,11 +256,7 @@ def batch_norm_backward(
     epsilon: float,
     mask: Sequence[bool],
 ) -> tuple[Maps, Float[Tensor, " C"], Float[Tensor, " C"]]:
-    """Return the gradients of `batch_norm`.
-
-    Returns:
-        Gradients of input, scale and shift.
-    """
+    """Return the gradients of `batch_norm`: of input, scale and shift."""
     count = image.shape[0] * image.shape[2] * image.shape[3]
     away = image - _each(mean)
     shift = gradient.sum(dim=(0, 2, 3))

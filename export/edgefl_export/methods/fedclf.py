@@ -95,11 +95,7 @@ class FedCLFStep:
         return cls(bare, plan, mean, std)
 
     def features(self, views: Pixels, tensors: Tensors) -> tuple[Float[Tensor, "B F"], dict[str, Tensor]]:
-        """Return what a network says of views with the statistics of their batch, and its statistics after it.
-
-        Args:
-            views: in [0, 1].
-        """
+        """Return what a network says of views in [0, 1] with their batch's statistics, and its statistics after it."""
         mean, std = (views.new_tensor(values).view(1, 3, 1, 1) for values in (self.mean, self.std))
         moved: dict[str, Tensor] = {}
         hooks = [
@@ -242,11 +238,7 @@ def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepare
 
 
 def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
-    """Return the step of a network under a record.
-
-    Args:
-        model: left as it is.
-    """
+    """Return the step of a network under a record; the network is left as it is."""
     step = FedCLFStep.of(model, plan, spec.mean, spec.std)
     state = {name: torch.from_numpy(value) for name, value in begun(plan, dict(tensors_of(model))).items()}
     views = torch.zeros((TRACED_BATCH, 3, plan.view_px, plan.view_px))
@@ -278,11 +270,7 @@ def check_contrast(graph: bytes, encoder: bytes, trainer: "TrainerSteps") -> Seq
 
 
 class TrainerSteps:
-    """The trainer's own step, a `Reference`: its objective, PyTorch's modules and SGD.
-
-    Args:
-        model: changed in place.
-    """
+    """The trainer's own step, a `Reference`: its objective, PyTorch's modules and SGD. The network changes in place."""
 
     tries = TRIES
 

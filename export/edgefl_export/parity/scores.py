@@ -65,11 +65,7 @@ def gate_images(side: int, count: int = MIN_IMAGES, seed: int = 0) -> Pictures:
 
 
 def trainer_scores(module: ScoreModule, tensors: Arrays, images: Pictures, batch: int = 8) -> Arrays:
-    """Return what the trainer says of these images.
-
-    Returns:
-        Outputs by name, n rows each.
-    """
+    """Return what the trainer says of these images: outputs by name, n rows each."""
     values = {name: torch.from_numpy(np.array(tensors[name])) for name in module.options.tensors}
     with torch.inference_mode():
         parts = [

@@ -78,11 +78,7 @@ class Archive:
 
 
 def read_archive(data: bytes) -> dict[str, bytes]:
-    """Read a canonical archive.
-
-    Returns:
-        Name to content, in the order of the file.
-    """
+    """Read a canonical archive: name to content, in the order of the file."""
     return dict(open_archive(io.BytesIO(data)).members)
 
 

@@ -251,11 +251,7 @@ class TrainingPlan:
 
 
 def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the state before the first step: the bundle's values, moments of zero, no step taken.
-
-    Returns:
-        Arrays under `TrainingPlan.state`, in that order.
-    """
+    """Return the state before the first step, in the order of `TrainingPlan.state`: bundle's values, zero moments."""
     state: dict[str, NDArray[Any]] = {}
     for name in plan.trained:
         state[name] = weights[name].copy()

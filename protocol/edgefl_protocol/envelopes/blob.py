@@ -11,8 +11,6 @@ a counter is a safe nonce. Sealing and opening hold one chunk at a time. The env
 nonce of its own, because the key is never used twice.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import re
@@ -119,11 +117,7 @@ def opened_size(sealed_bytes: int) -> int:
 
 
 def seal_chunks(pieces: Iterable[bytes | memoryview], key: bytes) -> Iterator[bytes]:
-    """Encrypt a payload that comes in pieces of any length; gives one sealed chunk after the other.
-
-    Args:
-        key: the file key, never used before.
-    """
+    """Encrypt a payload that comes in pieces, one chunk after the other, under a file key never used before."""
     cipher = ChaCha20Poly1305(key)
     for number, (chunk, last) in enumerate(_regrouped(pieces, CHUNK_BYTES)):
         yield cipher.encrypt(_nonce(number, last=last), chunk, None)

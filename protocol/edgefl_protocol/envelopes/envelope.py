@@ -17,8 +17,6 @@ The order of checks is fixed:
 that stores the window passes `JudgedByCaller()` and judges in its own transaction. Clock and keys are arguments.
 """
 
-from __future__ import annotations
-
 import hashlib
 import secrets
 import struct

@@ -16,8 +16,6 @@ bytes as they came. Source: docs/security.md 2.2.
     sts   in replies: HTTP status
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -12,8 +12,6 @@ as is where the passphrase comes from (`durable.read_passphrase`).
 Source: docs/security.md 2.6, keys at rest.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

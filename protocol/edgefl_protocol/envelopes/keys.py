@@ -11,8 +11,6 @@ ChaCha20-Poly1305. Public bytes of suite 2: ML-KEM key (1184), then X25519 key (
 X25519 scalar (32). `cryptography` has no file form for a suite-2 key, so `key_files` holds ours.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 from dataclasses import dataclass
@@ -218,11 +216,7 @@ def generate_sealing_key(suite: int = DEFAULT_SUITE) -> SealingKey:
 
 
 def fingerprint(federation: str, signing_public: bytes, sealing_public: bytes) -> str:
-    """Return what two people compare: 100 bits as 20 Crockford base32 characters.
-
-    Args:
-        federation: name, so that a key enrolled in two federations shows two fingerprints.
-    """
+    """Return what two people compare, per federation: 100 bits as 20 Crockford base32 characters."""
     hashed = hashlib.sha256(pae(b"eflk1/fp", federation.encode(), signing_public, sealing_public)).digest()
     bits = int.from_bytes(hashed, "big") >> (256 - 100)
     return "".join(_CROCKFORD[(bits >> shift) & 31] for shift in range(95, -1, -5))

@@ -6,8 +6,6 @@ as one integer in place of a ring of words; docs/security.md 2.5. `judge` is pur
 in a row and judge inside the transaction that holds the effect; `ReplayWindow` keeps them in memory.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 from typing import Final, Protocol

@@ -4,8 +4,6 @@ So replies cannot be swapped, sent again to another request, or have their statu
 docs/security.md 2.2.
 """
 
-from __future__ import annotations
-
 from edgefl_protocol.envelopes.envelope import MAX_LIFETIME_MS, Expected, Opened, envelope_sha256, unverified_header
 
 

@@ -82,11 +82,7 @@ class Quality:
 
 
 def measure_quality(image: Pixels) -> Quality:
-    """Measure a picture.
-
-    Args:
-        image: (H, W, 3), upright.
-    """
+    """Measure an upright picture, (H, W, 3)."""
     height_px, width_px = image.shape[:2]
     small = _at_scale(image)
     luminance: Plane = small.astype(np.float32) @ _LUMINANCE  # (h, w)

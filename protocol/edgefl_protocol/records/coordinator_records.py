@@ -7,8 +7,6 @@ revoked keys and a member's new keys are records too (`root`, `revocation`, `rot
 Source: docs/security.md 2.4 to 2.8; index and key record follow TUF's timestamp and root roles.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

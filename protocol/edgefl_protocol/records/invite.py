@@ -8,8 +8,6 @@ the coordinator keeps only `token_sha256`. Source: docs/security.md 2.6, step 1;
 enrols under the name that the operator chose.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib

@@ -8,8 +8,6 @@ of it changes unseen; a body is parsed only after its signature where one key is
 `RecordError`. Source: docs/security.md 2.4 to 2.8.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -6,8 +6,6 @@ device without a valid list takes no new bundle (docs/security.md 2.6.5, check 2
 and of members that were shut out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final

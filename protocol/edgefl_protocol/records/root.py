@@ -14,8 +14,6 @@ Guarantees: a `Root` from `newest_root` obeys (1), (2) and (4); `check_current` 
 everybody (low order) is refused when it enters, and no key stands in two of the lists: one key, one use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

@@ -4,8 +4,6 @@ Guarantees: what `verify_rotation` returns was signed by the holder of the old k
 this federation; anybody who keeps the record can prove it later. Source: docs/security.md 2.6.4, check 23.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, Final

@@ -20,11 +20,7 @@ Balance = Literal["none", "class"]
 
 
 def generator(seed: int, site: str, *purpose: str | int) -> np.random.Generator:
-    """Make the generator of one purpose.
-
-    Args:
-        purpose: what is drawn, and in which round and epoch.
-    """
+    """Make the generator of one purpose: what is drawn, and in which round and epoch."""
     text = "\x1f".join(map(str, (seed, site, *purpose)))
     return np.random.default_rng(list(hashlib.sha256(text.encode()).digest()))
 

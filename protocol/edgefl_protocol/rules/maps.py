@@ -167,11 +167,7 @@ def others_maps(buffer: Arrays, sites: Iterable[str]) -> dict[str, Arrays]:
 
 
 def dealt(broadcast: Arrays, rng: np.random.Generator) -> Arrays:
-    """Deal the peers of a broadcast new numbers from 0, under a random permutation.
-
-    Args:
-        broadcast: arrays; those of other kinds keep their names.
-    """
+    """Deal the peers of a broadcast new numbers from 0, under a random permutation; other arrays keep their names."""
     held = maps_in_broadcast(broadcast)
     peers = sorted({peer for peer, _ in held})
     number = {peers[drawn]: index for index, drawn in enumerate(rng.permutation(len(peers)).tolist())}

@@ -30,11 +30,7 @@ def first_negatives(bank: Rows, others: Rows, *, keeps_local: bool) -> Rows:
 
 
 def most_negatives(queue: int, others: int, *, keeps_local: bool) -> int:
-    """Give the capacity of Q_CL: K, or with others' features alone as many as came.
-
-    Args:
-        others: rows of Q_r.
-    """
+    """Give the capacity of Q_CL: K, or with others' features (rows of Q_r) alone as many as came."""
     return queue if keeps_local else others
 
 

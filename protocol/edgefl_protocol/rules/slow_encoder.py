@@ -43,11 +43,7 @@ def round_begins(
 
 
 def leaving(network: Sequence[str], kept: Collection[str], momentum_encoder: MomentumEncoder) -> tuple[str, ...]:
-    """Name the tensors that leave a site after a round.
-
-    Args:
-        kept: those of them that stay: batch norm's with `bn=local`.
-    """
+    """Name the tensors that leave a site after a round; `kept` stay: batch norm's with `bn=local`."""
     slow = [SLOW + name for name in network] if momentum_encoder == "averaged" else []
     return tuple(name for name in (*network, *slow) if name.removeprefix(SLOW) not in kept)
 
