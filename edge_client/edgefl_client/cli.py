@@ -35,8 +35,10 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     context.obj = home_dir
 
 
-_SCORING, _FEDERATION = (score, watch, trust), (enrol, pull, contribute, policy, outbox)
-for command in (*_SCORING, *_FEDERATION, train, personal, sync, rotate, status, doctor):
+_COMMANDS = (
+    score, watch, trust, enrol, pull, contribute, policy, outbox, train, personal, sync, rotate, status, doctor,
+)  # fmt: skip
+for command in _COMMANDS:
     cli.add_command(command)
 
 
