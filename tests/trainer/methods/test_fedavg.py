@@ -1,5 +1,7 @@
 """FedAvg against its definition (McMahan et al. 2016) and against local training."""
 
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -58,6 +60,14 @@ def test_weighted_mean_is_numpys(counts, seed):
     expected = np.average(values.astype(np.float64), axis=0, weights=counts)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("order", list(permutations("abc")))
+def test_replies_are_added_in_the_order_of_their_names(order):
+    """docs/design.md 4, same seed, same digest: (1e16 + 1) − 1e16 is 0 where numbers round, and 1 in another order."""
+    values = {"a": 1e16, "b": 1.0, "c": -1e16}
+    replies = {name: Payload({"w": np.array([values[name]])}, {}) for name in order}
+    assert steps.weighted_mean(replies, dict.fromkeys(replies, 1.0))["w"] == 0
 
 
 def test_large_sites_pull_harder_and_uniform_weights_do_not():
