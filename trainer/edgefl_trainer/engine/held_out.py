@@ -20,7 +20,7 @@ LEARNED_HEAD = "head.weight"  # what a broadcast must hold for a newcomer to hav
 
 
 def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Site]) -> dict[str, Predictor]:
-    """What sites that took part in nothing would score with; without those for which the method has no model."""
+    """Return what each site that never trained would score with; sites without a model are left out."""
     phase = Phase("final", task.rounds + 1)
     broadcasts = method.broadcast(server, phase, sorted(sites))
     found = {

@@ -82,7 +82,7 @@ def report_rows(federation: Federation, name: str) -> Examples:
 
 
 def _all_images(rows: SiteRows) -> np.ndarray:
-    """What a method without labels may learn from: training rows and the site's unlabelled images, never tune rows."""
+    """Return the images to learn from without labels: training and unlabelled rows, never tune rows."""
     return np.sort(np.concatenate([rows.train, rows.unlabelled]))
 
 

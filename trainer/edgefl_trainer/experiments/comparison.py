@@ -170,7 +170,7 @@ def _all(texts: Iterable[str]) -> str:
 
 
 def _measured(experiment: Experiment, part: Part, reported: Sequence[str]) -> str:
-    """What ours are: figures on reported rows, and what it took to reach a figure on tune rows."""
+    """Say what our figures are: of reported rows, and rounds and bytes needed to reach a figure on tune rows."""
     metrics = _all(_metrics(experiment, part))
     words = [f"{metrics} in per cent on `{'`, `'.join(reported)}` rows"] if metrics else []
     followed = tracked(experiment.metric).removeprefix("tune_").replace("_", " ")

@@ -90,14 +90,14 @@ def _first_stage(settings: RunSettings) -> RunSettings | None:
 
 
 def _first_seconds(settings: RunSettings) -> float | None:
-    """What the run that a run starts from took, while that is still there."""
+    """Return the seconds of the pre-training run, while its folder is there."""
     folder = first_run(settings.backbone)
     summary = None if folder is None else finished_summary(folder)
     return None if summary is None else float(summary["seconds"])
 
 
 def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, Row] | None:
-    """Where a run lies says which row it is; a run made by hand is the one row whose method and settings it has."""
+    """Find a run's row by its folder; of a run made by hand, by method and settings."""
     lies = place_of(path)
     candidates = []
     for part, row in experiment.pairs():

@@ -200,12 +200,12 @@ def is_elsewhere(name: str) -> bool:
 
 
 def named(told: TaskReply, options: SiteOptions) -> str:
-    """The backbone's name in `config.toml`."""
+    """Return the backbone's name as `config.toml` has it."""
     return options.backbone or str(told.backbone["name"])
 
 
 def shape(spec: BackboneSpec) -> Mapping[str, Any]:
-    """What two networks have in common that can take each other's weights."""
+    """Return the facts that two networks must share to exchange weights."""
     return {name: getattr(spec, name, None) for name in SHAPE}
 
 

@@ -110,7 +110,7 @@ class FedCLF:
     predictor = method_parts.no_predictor
 
     def _divided(self, site: Site, new: State, weights: Arrays, slow: Learner, round_: int) -> tuple[State, Payload]:
-        """What stays and what leaves: Q_l, or with noise one fresh feature of each image and what that cost."""
+        """Split a round's result into state and reply: Q_l leaves, or with noise fresh features and their epsilon."""
         scalars: dict[str, Scalar] = {"n_train": len(site.unlabelled)}
         if not self.shares:
             return new, Payload(weights, scalars)

@@ -148,7 +148,7 @@ class FedMAE:
         return name.startswith(PARTS[self.keep_local])
 
     def _split(self, arrays: Arrays) -> tuple[Arrays, Arrays]:
-        """What is averaged each round, and what stays at the sites until the end; the position table is neither."""
+        """Split tensors into those averaged each round and those a site keeps; the position table is in neither."""
         learned = {name: value for name, value in arrays.items() if name != POSITIONS}
         kept = {name: value for name, value in learned.items() if self._stays(name)}
         return {name: value for name, value in learned.items() if name not in kept}, kept
