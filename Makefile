@@ -35,13 +35,13 @@ live: $(STAMP) ## A live federation of two GPU servers and three devices, round 
 backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR SELECT=tune): hours without a GPU
 	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --select $(SELECT) --run $(RUN)
 
-test: $(STAMP) ## What a change needs: at most 5 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
+test: $(STAMP) ## What a change needs: 8 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## Only what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
-test-all: $(STAMP) ## All tests: at most 15 minutes on two cores
+test-all: $(STAMP) ## All tests: about half an hour on two cores
 	$(PYTEST) $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
