@@ -15,7 +15,8 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 # One thread a process: two test processes share two cores, and a fixed number of threads makes digests repeatable.
-TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+# Compiled modules are kept, whatever the shell says: hundreds of tests begin a process.
+TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 # Each process begins with a half of the tests and takes from the other when it has none left.
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 

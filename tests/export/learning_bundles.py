@@ -49,17 +49,18 @@ def prompt_bundle(shared: Shared) -> LearningBundle:
 
 def contrast_bundle(shared: Shared) -> LearningBundle:
     """FedCLF on a small convolutional network, which it learned with `HYPER`."""
+    return _exported(shared, "contrast-bundle", learned_run)
 
-    def write(folder: Path) -> Path:
-        (folder / "learned").mkdir()
-        before = RunSettings(
-            method="fedclf", data=("lesions:",), backbone="cnn:test_resnet", image_px=SIDE, preset="tiny", epochs=1,
-            seed=4, hyper=HYPER,
-        )  # fmt: skip
-        (folder / "learned" / "config.toml").write_text(before.to_toml())
-        return cnn_run(folder / "run", folder / "learned")
 
-    return _exported(shared, "contrast-bundle", write)
+def learned_run(folder: Path) -> Path:
+    """A run in a folder that exists, on a backbone that another run in it learned with `HYPER`."""
+    (folder / "learned").mkdir()
+    before = RunSettings(
+        method="fedclf", data=("lesions:",), backbone="cnn:test_resnet", image_px=SIDE, preset="tiny", epochs=1,
+        seed=4, hyper=HYPER,
+    )  # fmt: skip
+    (folder / "learned" / "config.toml").write_text(before.to_toml())
+    return cnn_run(folder / "run", folder / "learned")
 
 
 def _exported(shared: Shared, name: str, write: Callable[[Path], Path]) -> LearningBundle:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tests.export.learning_bundles import HYPER, SIDE, LearningBundle, cnn_run, contrast_bundle
+from tests.export.learning_bundles import HYPER, SIDE, LearningBundle, cnn_run, contrast_bundle, learned_run
 from tests.shared import Shared
 
 from edgefl_client.learning.learner_table import learner_for
@@ -201,10 +201,11 @@ def test_the_file_of_a_step_stays_small(bundle):
     assert sum(name.endswith("running_var") for name in plan.statistics) == len(plan.counters)
 
 
-def test_how_it_learns_comes_from_the_run_that_learned_the_backbone(run, tmp_path):
+def test_how_it_learns_comes_from_the_run_that_learned_the_backbone(tmp_path):
     """docs/decisions/0027: FedCLF's settings of that run, the method's defaults for any other, no guess where it is
     gone."""
-    method, settings = contrast_method(open_run(run))
+    (tmp_path / "known").mkdir()
+    method, settings = contrast_method(open_run(learned_run(tmp_path / "known")))
     assert method.contrast.queue == 40 and method.contrast.sgd.batch == 16 and settings.method == "fedclf"
     fresh, settings = contrast_method(open_run(cnn_run(tmp_path / "fresh", None)))
     assert fresh == FedCLF() and settings.method == "head"

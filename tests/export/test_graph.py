@@ -195,6 +195,7 @@ def test_a_prefix_that_takes_all_attention_leaves_finite_maps():
     assert torch.isfinite(_rollout([attention, attention], 2, "renormalise")).all()
 
 
+@pytest.mark.slow
 def test_plain_and_fused_forms(make, graph, images):
     """docs/design.md 8: a decomposed form stays for runtimes without Attention, and scores alike."""
     predictor = make()

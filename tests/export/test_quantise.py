@@ -351,6 +351,7 @@ def bundle(int8_run, output, *more):
     return CliRunner().invoke(cli.main, [*arguments, *more])
 
 
+@pytest.mark.slow
 def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
     """The command line: card and answer hold the figures, min_runtime is that of the 8-bit graph."""
     done = bundle(int8_run, tmp_path / "small.edgefl", "--json")

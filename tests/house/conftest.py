@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,15 @@ class Module:
     def is_package(self) -> bool:
         return self.path.name == "__init__.py"
 
-    def imports(self) -> Iterator[tuple[str, int]]:
+    def imports(self) -> tuple[tuple[str, int], ...]:
         """Every module it imports, wherever the statement stands, with its line; type-only imports are left out."""
+        return self._imports
+
+    @cached_property
+    def _imports(self) -> tuple[tuple[str, int], ...]:
+        return tuple(self._found())
+
+    def _found(self) -> Iterator[tuple[str, int]]:
         skipped = {id(node) for block in ast.walk(self.tree) if _is_type_checking(block) for node in ast.walk(block)}
         for node in ast.walk(self.tree):
             if id(node) in skipped:

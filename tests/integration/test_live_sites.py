@@ -291,10 +291,11 @@ def enrolled(live: Any, folder: Path) -> tuple[Live, str]:
     return there, invite
 
 
-def test_a_coordinator_that_is_gone_is_waited_for(live, tmp_path: Path) -> None:
+def test_a_coordinator_that_is_gone_is_waited_for(live, tmp_path: Path, monkeypatch) -> None:
     """docs/security.md, order of checks: no answer means "try again later"; one line says so, and waits double."""
     there, _ = enrolled(live, tmp_path)
     there.stop()
+    monkeypatch.setitem(Member.__init__.__kwdefaults__, "sleep", lambda _: None)  # between attempts of one question
     waits: list[float] = []
     said: list[str] = []
 

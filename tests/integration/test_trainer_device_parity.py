@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image, ImageFilter
+from tests.shared import Shared
 
 from edgefl_client.cli import cli as device_cli
 from edgefl_export.cli import main as export_cli
@@ -19,7 +20,7 @@ from edgefl_protocol.pictures.referral import GATE_REASONS
 from edgefl_trainer.cli import cli as trainer_cli
 from edgefl_trainer.data.lesions import draw_lesion
 
-DATA = "lesions:sites=2,images=40,px=48"
+DATA = "lesions:sites=2,images=40,px=36"
 
 
 def invoke(command: object, *words: object) -> str:
@@ -29,16 +30,17 @@ def invoke(command: object, *words: object) -> str:
 
 
 @pytest.fixture(scope="module")
-def signed(tmp_path_factory) -> tuple[Path, Path, Path]:
+def signed(tmp_path_factory, shared: Shared) -> tuple[Path, Path, Path]:
     """A finished run, its signed bundle, and the signer's public key."""
     out = tmp_path_factory.mktemp("parity")
     invoke(
         trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
-        "--backbone", "tiny", "--image-px", "48", "--out", out / "run",
+        "--backbone", "tiny", "--image-px", "36", "--out", out / "run",
     )  # fmt: skip
     invoke(export_cli, "keygen", out / "signer")
     bundle = out / "site.edgefl"
-    invoke(export_cli, "bundle", out / "run", "--site", "site-1", "--sign", out / "signer", "-o", bundle)
+    with shared.traces():
+        invoke(export_cli, "bundle", out / "run", "--site", "site-1", "--sign", out / "signer", "-o", bundle)
     return out / "run", bundle, out / "signer" / "signing.pub"
 
 

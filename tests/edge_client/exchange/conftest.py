@@ -319,7 +319,8 @@ def run(capsys, monkeypatch, tmp_path, live):
     home = tmp_path / "home"
     monkeypatch.setenv("EDGEFL_HOME", str(home))
     monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda *_: live)
-    monkeypatch.setattr("edgefl_exchange.member.time.sleep", lambda _: None)
+    for asks in (Member.__init__, enrol):  # between two attempts nothing is waited for
+        monkeypatch.setitem(asks.__kwdefaults__, "sleep", lambda _: None)
 
     def call(*arguments):
         capsys.readouterr()
