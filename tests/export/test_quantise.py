@@ -367,6 +367,7 @@ def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
     assert told["layers"] > 0 and set(told["kept_in_float"]) <= set(told["most_sensitive"])
 
 
+@pytest.mark.slow
 def test_a_refused_int8_bundle_leaves_no_file(int8_run, tmp_path, monkeypatch):
     """Export gates, int8: exit 1, one sentence, no bundle."""
     monkeypatch.setattr(precision, "MAX_MEAN_CHANGE", 0.0)
