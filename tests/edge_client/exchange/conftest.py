@@ -14,6 +14,7 @@ import pytest
 
 from edgefl_client.cli import main
 from edgefl_client.sharing import enrolled_device
+from edgefl_exchange.caller import Caller
 from edgefl_exchange.enrolment import enrol
 from edgefl_exchange.errors import Unavailable
 from edgefl_exchange.member import Member
@@ -278,6 +279,13 @@ def net() -> SimpleNamespace:
     )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two attempts nothing is waited for; a test of the waits gives a `sleep` of its own."""
+    for asks in (Member.__init__, enrol, Caller.__init__):
+        monkeypatch.setitem(asks.__kwdefaults__, "sleep", lambda _: None)
+
+
 @pytest.fixture
 def coordinator() -> FakeCoordinator:
     return FakeCoordinator()
@@ -319,8 +327,6 @@ def run(capsys, monkeypatch, tmp_path, live):
     home = tmp_path / "home"
     monkeypatch.setenv("EDGEFL_HOME", str(home))
     monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda *_: live)
-    for asks in (Member.__init__, enrol):  # between two attempts nothing is waited for
-        monkeypatch.setitem(asks.__kwdefaults__, "sleep", lambda _: None)
 
     def call(*arguments):
         capsys.readouterr()
