@@ -30,7 +30,7 @@ MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 Gi
 
 
 def pytest_configure() -> None:
-    """Keep the folders of tests in memory where there is room: homes and stores flush each step, which a disk makes slow."""
+    """Keep the folders of tests in memory where there is room: homes and stores flush each step, slowly on a disk."""
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.edge_client.exchange.rounds.conftest import OPTIONS, STEPS, Learner
+from tests.edge_client.learning.rounds.conftest import OPTIONS, STEPS, Learner
 
 from edgefl_client.scoring.personal import load_personal
 

@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from tests.edge_client.exchange.test_https import certificate
+from tests.exchange.tls_server import certificate
 
 from edgefl_exchange.caller import Caller
 from edgefl_exchange.enrolment import enrol

@@ -31,7 +31,7 @@ from edgefl_client.trust.trusted_keys import add_trusted
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.keys import PublicSigningKey
-from tests.edge_client.exchange.conftest import NOW_MS, FakeCoordinator
+from tests.exchange.in_memory import NOW_MS, FakeCoordinator
 
 root, kills, rounds, bundle, signer, table = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:7]
 home, coordinator = Home(root / "home"), FakeCoordinator()

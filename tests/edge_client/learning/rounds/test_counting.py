@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.edge_client.exchange.rounds.conftest import OPTIONS, PAUSE, STEPS, Learner
+from tests.edge_client.learning.rounds.conftest import OPTIONS, PAUSE, STEPS, Learner
 
 from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.learning.checkpoint import load_standing
