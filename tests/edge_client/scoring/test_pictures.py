@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from tests.edge_client.picture_files import SHAPE, code_of, saved, scene
+from tests.edge_client.scoring.picture_files import SHAPE, code_of, saved, scene
 
 from edgefl_client.scoring import pictures
 from edgefl_client.scoring.decoders import MAX_ADDRESS_BYTES, REQUEST

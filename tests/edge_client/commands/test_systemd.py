@@ -13,7 +13,7 @@ import pytest
 
 from edgefl_client.cli import cli
 
-UNITS = Path(__file__).parents[2] / "examples/systemd"
+UNITS = Path(__file__).parents[3] / "examples/systemd"
 SERVICES = sorted(UNITS.glob("*.service"))
 NAMES = sorted(path.name for path in UNITS.iterdir())
 HARDENED = {

@@ -1,23 +1,15 @@
-"""A coordinator in memory that speaks the real protocol, and a wire between it and a device that can misbehave."""
+"""A coordinator in memory that speaks the real protocol, and a wire between it and a member that can misbehave."""
 
 import hashlib
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 
-from edgefl_client.cli import main
-from edgefl_client.sharing import enrolled_device
-from edgefl_exchange.enrolment import enrol
 from edgefl_exchange.errors import Unavailable
-from edgefl_exchange.member import Member
-from edgefl_exchange.membership import Membership
 from edgefl_exchange.transport import Answer, Request
 from edgefl_protocol import (
     EnvelopeError,
@@ -48,7 +40,7 @@ from edgefl_protocol.messages.requests import (
     TaskReply,
 )
 from edgefl_protocol.records.coordinator_records import IndexEntry, make_index, make_key_record, make_time
-from edgefl_protocol.records.invite import Invite, encode_invite
+from edgefl_protocol.records.invite import Invite
 from edgefl_protocol.records.revocation import make_revoked
 from edgefl_protocol.records.root import join_chain
 from edgefl_protocol.records.rotation import OVERLAP_MS, verify_rotation
@@ -268,95 +260,3 @@ def lost_request(request: Request, send: Callable[[Request], Answer]) -> Answer:
 
 def reply_of(value: float) -> Payload:
     return Payload({"maps.0": np.full((1, 36), value, np.float16)}, {"site_sha256": "0" * 64})
-
-
-@pytest.fixture(scope="session")
-def net() -> SimpleNamespace:
-    return SimpleNamespace(
-        NOW_MS=NOW_MS, HOUR_MS=HOUR_MS, Wire=Wire, cut_answer=cut_answer, lost_request=lost_request,
-        FakeCoordinator=FakeCoordinator, reply_of=reply_of,
-    )  # fmt: skip
-
-
-@pytest.fixture
-def coordinator() -> FakeCoordinator:
-    return FakeCoordinator()
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "member"
-    path.mkdir(mode=0o700)
-    return path
-
-
-@pytest.fixture
-def wire(coordinator: FakeCoordinator) -> Wire:
-    return Wire(coordinator)
-
-
-@pytest.fixture
-def joined(coordinator: FakeCoordinator, folder: Path) -> Membership:
-    """An enrolled and approved device."""
-    membership = enrol(folder, coordinator.invite(), coordinator, clock_ms=lambda: NOW_MS, sleep=lambda _: None)
-    coordinator.approve()
-    return membership
-
-
-@pytest.fixture
-def member(joined: Membership, folder: Path, wire: Wire) -> Iterator[Member]:
-    with Member(folder, lambda _: wire, clock_ms=lambda: NOW_MS, sleep=lambda _: None, lock_wait_s=0.2) as one:
-        yield one
-
-
-@pytest.fixture
-def live(net):
-    return net.FakeCoordinator(now_ms=time.time_ns() // 1_000_000)
-
-
-@pytest.fixture
-def run(capsys, monkeypatch, tmp_path, live):
-    home = tmp_path / "home"
-    monkeypatch.setenv("EDGEFL_HOME", str(home))
-    monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda *_: live)
-    for asks in (Member.__init__, enrol):  # between two attempts nothing is waited for
-        monkeypatch.setitem(asks.__kwdefaults__, "sleep", lambda _: None)
-
-    def call(*arguments):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return left.value.code, out, err
-
-    call.home = home
-    return call
-
-
-@pytest.fixture
-def invite(live):
-    return encode_invite(live.invite(), live.now_ms)
-
-
-@pytest.fixture
-def device(run, live, invite, lab, labelled):
-    """Enrolled, approved, trusting the signer, bundle published, maps may leave, six labelled pictures."""
-    assert run("enrol", invite)[0] == 0
-    assert run("policy", "allow", "maps")[0] == 0
-    live.approve()
-    live.bundles["main", "all", 1] = lab.bundle_bytes()
-    assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0
-    return labelled
-
-
-@pytest.fixture
-def labelled(lab, tmp_path):
-    """Six labelled pictures of skin."""
-    rows = ["image,label"]
-    for number in range(6):
-        pixels = lab.photo(50, 40, (180 + number, 120, 90))
-        (tmp_path / f"{number}.png").write_bytes(lab.encoded(pixels))
-        rows.append(f"{number}.png,{lab.CLASSES[number % 2]}")
-    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
-    return tmp_path

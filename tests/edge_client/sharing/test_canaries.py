@@ -9,7 +9,7 @@ import logging
 import pytest
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from tests.edge_client.test_dicom import dicom
+from tests.edge_client.scoring.test_dicom import dicom
 
 from edgefl_protocol import Payload
 

@@ -244,15 +244,15 @@ def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path,
 @pytest.mark.parametrize("fit", ["squash", "crop"])
 def test_a_large_photo_is_reduced_in_place(said, fit):
     """Photo pixel (x, y) is picture pixel (x, y) times 1600 / longer side, and the map lies on it as on the photo."""
-    pixels = np.full((2250, 3000, 3), 128, np.uint8)
-    pixels[1950:1980, 600:630] = (0, 0, 255)  # far from the hot patch
+    pixels = np.full((1500, 2000, 3), 128, np.uint8)
+    pixels[1300:1320, 400:420] = (0, 0, 255)  # far from the hot patch
     picture = draw_heatmap(pixels, score_with(one_hot(7, 1, 5)), fit)
     drawn = np.asarray(picture)[:1200, :1600].astype(int)
     assert picture.width == 1600
     assert "Photo reduced." in " ".join(said)
     blue = np.argwhere(drawn[..., 2] - drawn[..., 0] > 100)
     blue = blue[(blue[:, 0] > 900)]
-    assert np.allclose(blue.mean(0), [1965 * 1600 / 3000 - 0.5, 615 * 1600 / 3000 - 0.5], atol=1)
+    assert np.allclose(blue.mean(0), [1310 * 1600 / 2000 - 0.5, 410 * 1600 / 2000 - 0.5], atol=1)
     black = np.argwhere((drawn < 10).all(-1))  # the outline's rim
     black = black[np.abs(black[:, 1] - 800) < 590] if fit == "crop" else black  # without the frame of the square
     black = black[(black[:, 0] > 10) & (black[:, 0] < 1190)]

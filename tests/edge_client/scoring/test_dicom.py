@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 from PIL import Image
-from tests.edge_client.picture_files import code_of, saved, scene
+from tests.edge_client.scoring.picture_files import code_of, saved, scene
 
 from edgefl_client.scoring.decoders import decode_safely
 from edgefl_client.scoring.pictures import FORMATS, PictureReader

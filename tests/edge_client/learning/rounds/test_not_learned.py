@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from tests.edge_client.exchange.rounds.conftest import OPTIONS, Learner
+from tests.edge_client.learning.rounds.conftest import OPTIONS, Learner
 
 from edgefl_client.cli import cli
 from edgefl_client.learning.checkpoint import load_standing, only_one

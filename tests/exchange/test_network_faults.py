@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from tests.edge_client.exchange.test_https import certificate
+from tests.exchange.tls_server import certificate
 
 from edgefl_exchange.caller import Caller
 from edgefl_exchange.enrolment import enrol
@@ -27,7 +27,7 @@ from edgefl_protocol.messages.requests import BroadcastRequest, BundleRequest, E
 # Connections that the proxy cut are closed by the garbage collector, here and not in a later test.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-SHORT = Deadlines(connect_s=1.0, read_s=0.4, total_s=0.8)
+SHORT = Deadlines(connect_s=0.3, read_s=0.15, total_s=0.3)
 LONG = Deadlines(connect_s=30.0, read_s=30.0, total_s=60.0)
 SLACK_S = 15.0  # a loaded machine is no fault; a hang is
 
@@ -86,7 +86,7 @@ class Proxy:
             if fault == "delay":
                 time.sleep(0.05)
             if fault == "long delay" and answering:
-                time.sleep(2.0)
+                time.sleep(3 * SHORT.total_s)
             if fault == "drop answer" and answering:
                 continue
             if fault == "reset before the answer" and answering:
@@ -102,7 +102,7 @@ class Proxy:
                 return self.reset(client)
             if fault == "throttle" and answering:
                 for start in range(0, len(data), 100):
-                    time.sleep(0.1)
+                    time.sleep(SHORT.read_s / 4)
                     if not self.write(client, data[start : start + 100]):
                         return None
                 continue
@@ -133,13 +133,18 @@ class Proxy:
         with contextlib.suppress(OSError):
             action()
 
+    def cut(self):
+        """Close every connection."""
+        with self.lock:
+            for one in self.sockets:
+                self.quiet(one.close)
+            self.sockets.clear()
+
     def close(self):
         self.open = False
         self.quiet(lambda: self.listener.shutdown(socket.SHUT_RDWR))
         self.listener.close()
-        with self.lock:
-            for one in self.sockets:
-                self.quiet(one.close)
+        self.cut()
 
 
 FAULTS = [
@@ -156,9 +161,9 @@ def pki(tmp_path_factory):
     return ca, pem, key
 
 
-@pytest.fixture
-def bad_network(coordinator, pki):
-    """The coordinator in memory behind TLS, and a proxy before it."""
+@pytest.fixture(scope="module")
+def network(pki):
+    """A server that speaks TLS, and a proxy before it; its `coordinator` answers."""
     one_at_a_time = threading.Lock()
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -168,7 +173,7 @@ def bad_network(coordinator, pki):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             path, _, query = self.path.partition("?")
             with one_at_a_time:
-                found = coordinator.send(Request(method=self.command, path=path, query=query, body=body))
+                found = proxy.coordinator.send(Request(method=self.command, path=path, query=query, body=body))
             self.send_response(found.status)
             self.send_header("Content-Length", str(len(found.body)))
             self.end_headers()
@@ -200,6 +205,14 @@ def bad_network(coordinator, pki):
     server.server_close()
     thread.join()
     gc.collect()
+
+
+@pytest.fixture
+def bad_network(network, coordinator):
+    """The coordinator in memory behind TLS and a proxy."""
+    network.coordinator, network.fault = coordinator, "none"
+    yield network
+    network.cut()
 
 
 def reply_call(net):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +31,7 @@ from edgefl_client.trust.trusted_keys import add_trusted
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import load_bundle
 from edgefl_protocol.envelopes.keys import PublicSigningKey
-from tests.edge_client.exchange.conftest import NOW_MS, FakeCoordinator
+from tests.exchange.in_memory import NOW_MS, FakeCoordinator
 
 root, kills, rounds, bundle, signer, table = Path(sys.argv[1]), *map(int, sys.argv[2:4]), *sys.argv[4:7]
 home, coordinator = Home(root / "home"), FakeCoordinator()
@@ -127,12 +126,9 @@ def test_killed_while_learning_and_answering_each_round_counts_once(
     bundle = tmp_path / "model.edgefl"
     bundle.write_bytes(school.learning_bytes(epochs=2, kd_weight=0.05))
     given = (bundle, lab.SIGNER.public.hex(), school.table(tmp_path / "pictures", spread=5))
-    memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else tmp_path  # every step is flushed: a busy disk is slow
-    with (
-        tempfile.TemporaryDirectory(dir=memory, prefix="edgefl-") as first,
-        tempfile.TemporaryDirectory(dir=memory, prefix="edgefl-") as second,
-    ):
-        whole, killed = rounds_of(Path(first), 0, *given), rounds_of(Path(second), KILLS, *given)
+    first, second = tmp_path / "whole", tmp_path / "killed"
+    first.mkdir(), second.mkdir()
+    whole, killed = rounds_of(first, 0, *given), rounds_of(second, KILLS, *given)
     assert killed.hit >= KILLS // 3
     assert [number for number, _ in killed.effects] == list(range(1, len(killed.effects) + 1))
     assert killed.effects[:ROUNDS] == whole.effects

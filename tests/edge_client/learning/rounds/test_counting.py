@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.edge_client.exchange.rounds.conftest import OPTIONS, PAUSE, STEPS, Learner
+from tests.edge_client.learning.rounds.conftest import OPTIONS, PAUSE, STEPS, Learner
 
 from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.learning.checkpoint import load_standing
@@ -57,8 +57,7 @@ def test_the_next_round_begins_with_the_last_that_counted(device: Learner) -> No
 def test_an_answer_that_was_lost_comes_again(device: Learner, net: SimpleNamespace) -> None:
     """docs/security.md, idempotency: the reply counted although the device never heard so; the round went on."""
     device.wire.faults = [None] * 4 + [net.cut_answer] * 4  # task, broadcast, index, task; then every attempt to reply
-    with pytest.raises(Unavailable), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(Unavailable):
         device.sync()
     assert device.standing is None and len(device.coordinator.effects) == 1
     device.open_round(2)
@@ -70,8 +69,7 @@ def test_an_answer_that_was_lost_comes_again(device: Learner, net: SimpleNamespa
 def test_no_round_is_learned_while_an_earlier_one_has_no_answer(device: Learner, net: SimpleNamespace) -> None:
     """Decision 0028: what counted is what the next round begins with, so it waits until that is known."""
     device.wire.faults = [None] * 4 + [net.cut_answer] * 4
-    with pytest.raises(Unavailable), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("time.sleep", lambda seconds: None)
+    with pytest.raises(Unavailable):
         device.sync()
     device.open_round(2)
     found = run_sync(device.holder, OPTIONS, hold=True).report

@@ -223,7 +223,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_cleanly_and_goes_on_from_there(place, good, kind):
+def test_it_stops_cleanly_and_goes_on_from_there(place, good, capsys, kind):
     out = place / "scores.jsonl"
     for number in range(3):
         (place / "drop" / f"{number}.png").write_bytes(good)
@@ -231,12 +231,12 @@ def test_it_stops_cleanly_and_goes_on_from_there(place, good, kind):
     until(lambda: len(lines_of(out)) == 3, first)
     (place / "drop" / "3.png").write_bytes(good)
     until(lambda: len(lines_of(out)) == 4, first)
-    code, err = finished(start("--out", str(out), "--once"))
+    code, _, err = watch(capsys, "--out", str(out), "--once")
     assert code == 1 and "another edgefl watch" in err
     first.send_signal(kind)
     assert finished(first)[0] == 0
     (place / "drop" / "4.png").write_bytes(good)
-    assert finished(start("--out", str(out), "--once"))[0] == 0
+    assert watch(capsys, "--out", str(out), "--once")[0] == 0
     assert names([json.loads(line) for line in lines_of(out)]) == [f"{number}.png" for number in range(5)]
 
 
