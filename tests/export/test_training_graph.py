@@ -27,16 +27,15 @@ from edgefl_export.methods.fedevprompt import (
     prepared,
     prompt_form,
     rate_inputs,
-    rates_of,
     step_of,
     training_plan,
 )
 from edgefl_export.parity.steps import check_steps, run_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.fedevprompt_plan import COUNTS, MEANS, FedEvPromptPlan, PromptForm, constants, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.bundle.onnx_wire import read_graph
-from edgefl_protocol.bundle.training_plan import COUNTS, MEANS, PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_protocol.rules.class_prior import class_prior
 from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_protocol.rules.maps import peer_targets
@@ -85,7 +84,7 @@ def others(tokens: int) -> dict[str, np.ndarray]:
 
 
 def ten_steps_apart(
-    predictor, graph: bytes, plan: TrainingPlan, recipe: EvidentialRecipe, sharing: MapSharing
+    predictor, graph: bytes, plan: FedEvPromptPlan, recipe: EvidentialRecipe, sharing: MapSharing
 ) -> dict[str, float]:
     """‖Δ‖₂/‖reference‖₂ of everything after the ten steps of round 2, from the trainer's state after round 1."""
     losses: list[float] = []
@@ -156,8 +155,8 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
         batch=BATCH, b_blocks=1, anneal_epochs=2, head_norm="none", readout="mean", evidence="relu", lr_b=1e-3
     )
     predictor = make("vit:128x2/12", readout="mean", evidence="relu", head_norm="none", prefix_mode="sink")
-    plan = TrainingPlan(
-        trained=recipe.trained, rates=rates_of(recipe), weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
+    plan = FedEvPromptPlan(
+        trained=recipe.trained, rates=recipe.rates, weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-4, kd_peers="mean5", prior_floor=1e-2,
         balance="none", augment="dihedral", seed=0, form=prompt_form(predictor, sharing),
     )  # fmt: skip

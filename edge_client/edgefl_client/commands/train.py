@@ -124,7 +124,7 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
     task = load_task(home.member)
     if task is None or newest is None or bundle.manifest.line_key != (membership.federation, task.line, task.task):
         return membership.name, None
-    if not task.tokens or not task.maps_per_class:
+    if not task.takes_maps:
         return membership.name, None  # its broadcasts are networks, which only a round needs
     if bundle.training is not None and bundle.training.kind == task.method:
         try:

@@ -19,7 +19,7 @@ from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import BundleFields, build_bundle
 from edgefl_protocol.bundle.archive import read_archive
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import digest

@@ -31,7 +31,7 @@ from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.views import draw, views
 from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.draws import generator
 
