@@ -40,6 +40,7 @@ from edgefl_protocol.bundle.fedevprompt_plan import (
     fresh_state,
 )
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
 from edgefl_protocol.rules.dead_evidence import dead_warning
 from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
@@ -140,8 +141,7 @@ class FedEvPromptLearner:
         rows, plan, named = self._learn_rows, self._plan, (self._plan.seed, self._around.site)
         order = epoch_order(generator(*named, "order", point.round, point.epoch), rows.labels, plan.balance)
         rng = generator(*named, "augment", point.round, point.epoch)
-        for step in range(-(-len(order) // plan.batch)):
-            chosen = order[step * plan.batch : (step + 1) * plan.batch]
+        for step, chosen in enumerate(batches_of(order, plan.batch)):
             drawn = symmetries(rng, len(chosen)) if plan.augment == "dihedral" else None
             if step < point.step:  # learned before the stop; its draws are used up all the same
                 continue

@@ -114,12 +114,14 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
             f"this bundle brings no encoder ({ENCODER}), so it gives no features; ask the operator to publish one made "
             "with edgefl-export bundle --with-training, and fetch it with edgefl pull"
         )
-    plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
-    if not isinstance(plan, FedCLFPlan) or plan.kind != task.method:
+    own = plan_of(bundle)
+    if not isinstance(own, FedCLFPlan) or own.kind != task.method:
         raise FeaturesError(
-            f"this bundle learns {plan.kind}, the federation {task.method}, so it gives no features: fetch another "
-            "with edgefl pull"
+            f"this bundle learns {own.kind}, the federation {task.method}, so it gives no features: fetch another with "
+            "edgefl pull"
         )
+    plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
+    assert isinstance(plan, FedCLFPlan)  # the same record with other values
     return plan
 
 
