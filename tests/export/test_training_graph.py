@@ -232,14 +232,17 @@ def test_a_run_with_another_optimiser_is_not_exported_for_learning(run_folder, p
         learned_method(other, predictor).prepare(other, predictor, predictor.tensors)
 
 
-@pytest.mark.parametrize(
-    ("hyper", "named"), [({"batch": 2048}, "batch must be"), ({"anneal_epochs": 20_000}, "anneal")]
-)
-def test_settings_that_no_device_can_have_are_a_sentence(run_folder, predictor, hyper, named):
-    """A run that learned in batches of 2,048 on a GPU server: no traceback, and what to do."""
+def test_a_record_holds_the_batch_of_a_gpu_server(run_folder, predictor):
+    """docs/decisions/0037: a run in batches of 2,048 is exported; a device's step takes as many pictures as it has."""
     run = open_run(run_folder)
-    other = replace(run, settings=replace(run.settings, hyper=hyper))
-    with pytest.raises(ExportError, match=f"a device cannot learn as the run did: {named}.*--with-training"):
+    assert training_plan(replace(run, settings=replace(run.settings, hyper={"batch": 2048})), predictor).batch == 2048
+
+
+def test_settings_that_no_device_can_have_are_a_sentence(run_folder, predictor):
+    """A run of 20,000 epochs a round: no traceback, and what to do."""
+    run = open_run(run_folder)
+    other = replace(run, settings=replace(run.settings, epochs=20_000))
+    with pytest.raises(ExportError, match=r"a device cannot learn as the run did: epochs must be.*--with-training"):
         training_plan(other, predictor)
 
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Epochs of this round.  [default: the bundle's]"
 )
-@click.option("--batch", type=click.IntRange(1, 1024), metavar="N", help="Pictures in a step.  [default: the bundle's]")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures in a step.  [default: the bundle's]")
 @click.option(
     "--balance",
     type=click.Choice(["none", "class"]),
