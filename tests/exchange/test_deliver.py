@@ -1,7 +1,10 @@
 """What becomes of an item that waits: settled, kept for the next round, or dropped."""
 
+from typing import Any
+
 import pytest
 
+from edgefl_exchange.delivery import Delivery, settle
 from edgefl_exchange.errors import Unavailable
 from edgefl_exchange.outbox import Outbox
 from edgefl_protocol.messages.requests import Refusal
@@ -99,3 +102,18 @@ def test_what_was_learned_waits_while_its_round_is_closed(member, coordinator, t
         coordinator.state = "open"
         (done,) = member.deliver(outbox, member.task())
         assert (done.outcome, done.round, outbox.count()) == ("accepted", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "told"),
+    [
+        ("accepted", None, ("count", 3)), ("late", "round 3 is closed", ("drop", 3, None)),
+        ("refused", "a map is too long", ("drop", 3, "a map is too long")),
+    ],
+)  # fmt: skip
+def test_a_round_counts_exactly_if_its_reply_was_accepted(outcome: str, message: str | None, told: Any) -> None:
+    """docs/decisions/0028 and 0038: else it is dropped, and one that can never be taken is noted with its reason."""
+    heard = list[Any]()
+    delivery = Delivery(idem="a" * 32, round=3, outcome=outcome, message=message, bytes=1)
+    settle(delivery, lambda number: heard.append(("count", number)), lambda *given: heard.append(("drop", *given)))
+    assert heard == [told]

@@ -18,7 +18,7 @@ from edgefl_export.errors import GateError
 from edgefl_export.methods import fedclf
 from edgefl_export.methods.fedclf import FedCLFStep, TrainerSteps, check_contrast, contrast_plan, network
 from edgefl_export.parity import steps
-from edgefl_protocol.bundle.contrast_plan import SECOND, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import SECOND, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import NEXT
 from edgefl_protocol.rules.slow_encoder import SLOW
 from edgefl_trainer.engine.settings import RunSettings

@@ -23,7 +23,7 @@ from edgefl_export.errors import ExportError, GateError
 from edgefl_export.methods.fedclf import TrainerSteps, check_contrast, contrast_method, network
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.rules.draws import generator
 from edgefl_trainer.augment import normalised

@@ -53,8 +53,8 @@ pictures_option = click.option(
     "--pictures",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Learn from the pictures in this folder and below, for a method that needs no labels (FedCLF); edgefl sync "
-    "does so from now on.",
+    help="Learn from the pictures in this folder and below, for a method that needs no labels; edgefl sync does so "
+    "from now on.",
 )
 
 

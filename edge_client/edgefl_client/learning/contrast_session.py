@@ -10,7 +10,7 @@ from edgefl_client.learning.session import STEP, Arrays, State, TrainingSession
 from edgefl_client.learning.views import Views
 from edgefl_client.runtime import load_graph, run_graph
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, FIRST, NEGATIVES, SECOND, VIEW, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODED, ENCODER, FIRST, NEGATIVES, SECOND, VIEW, FedCLFPlan
 
 GO_ON = "the values before this round are kept: go on with other pictures, or tell the federation's operator"
 

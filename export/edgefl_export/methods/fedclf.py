@@ -42,7 +42,7 @@ from edgefl_export.parity.steps import (
     refuse,
     run_step,
 )
-from edgefl_protocol.bundle.contrast_plan import (
+from edgefl_protocol.bundle.fedclf_plan import (
     BUFFER,
     ENCODED,
     ENCODER,

@@ -9,18 +9,17 @@ graph runs. Source: docs/design.md, sections 7 and 9; docs/security.md, attack l
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_protocol.bundle.learning_plan import GRAPH, Contract, Plan, ScoreFacts
 from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
 from edgefl_protocol.bundle.step_plan import StepPlan
-from edgefl_protocol.bundle.training_plan import TrainingPlan
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.strict_json import parse_json
 
 # Methods whose records are older than `StepPlan`, which every other method has.
 RECORDS: Final[Mapping[object, Callable[[bytes], Plan]]] = {
-    "fedevprompt": TrainingPlan.from_bytes,
-    "fedclf": FedCLFPlan.from_bytes,
+    record.kind: record.from_bytes for record in (FedEvPromptPlan, FedCLFPlan)
 }
 
 

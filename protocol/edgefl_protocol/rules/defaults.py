@@ -1,7 +1,7 @@
 """The default of every setting that a broadcast or bundle carries, and what a default of 0 stands for.
 
 The trainer's recipes take their defaults from here; a device takes them for what a federation's task does not name.
-Meaning and source of each setting: docs/methods.md, 1 (FedEvPrompt) and 2.3 (FedCLF); bounds: the recipes.
+Meaning and source of each setting: docs/methods.md, 1 (FedEvPrompt) and 2.3 (FedCLF); bounds: `bounds`.
 """
 
 from collections.abc import Mapping

@@ -31,7 +31,7 @@ from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.views import draw, views
 from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.draws import generator
 
@@ -222,7 +222,7 @@ def test_batch_norm_stays_where_it_is_told_to(lab, tmp_path):
         ({"head.weight": np.zeros((128, 4), np.float32)}, r"head\.weight is of float32 \(128, 4\)"),
         ({"head.weight": np.zeros((128, 3), np.float64)}, "head.weight is of float64"),
         ({"backbone.seen": np.asarray(3, np.int32)}, "backbone.seen is of int32"),
-        ({"remote": np.zeros((4, 64), np.float16)}, r"the others' features have shape \(4, 64\)"),
+        ({"remote": np.zeros((4, 64), np.float16)}, r"the others' features are of type float16 and shape \(4, 64\)"),
     ],
 )
 def test_another_network_is_refused_in_a_sentence(bundle, tmp_path, change, message):
@@ -315,7 +315,7 @@ def test_live_rounds_are_the_learners_own(bundle, home: Home, labels: Path, tmp_
 def test_the_owners_batch_is_checked(bundle, tmp_path):
     """docs/methods.md 2.3: three pictures a batch are too few."""
     maker: Callable[[], FedCLFLearner] = lambda: learner(bundle, tmp_path, batch=3)  # noqa: E731
-    with pytest.raises(LearningError, match=r"--batch 3 is none .* from 4 to 1024"):
+    with pytest.raises(LearningError, match=r"--batch 3 is none .* number, 4 to 65536"):
         maker()
     assert replace(contrast_plan(), batch=4).batch == 4
 

@@ -19,7 +19,7 @@ from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import BundleFields, build_bundle
 from edgefl_protocol.bundle.archive import read_archive
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import digest
@@ -235,7 +235,12 @@ def another_network(live):
 
 
 def another_method(live):
+    live.state = "open"
     live.method, live.travels, live.tokens = "fedevprompt", ("maps",), 36
+
+
+def another_method_untold(live):
+    live.travels = ()  # an older coordinator does not tell what leaves
 
 
 def last_exchange(live):
@@ -252,6 +257,7 @@ REFUSED = {
     another_network: (1, "head.weight is of float32 (128, 4)"),
     over: (1, "takes no features"),
     another_method: (1, "learns fedevprompt, which takes no features"),
+    another_method_untold: (1, "this bundle learns fedclf, the federation fedevprompt"),
     last_exchange: (1, "takes no features"),
     under_noise: (1, "adds noise to features"),
 }

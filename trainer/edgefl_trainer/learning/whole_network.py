@@ -16,13 +16,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Presets, Site, State
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import Images, autocast, batches_of, read_ahead
+from edgefl_trainer.learning.batches import Images, autocast, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.kind import network_kind
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Presets, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import method_parts, steps
-from edgefl_trainer.learning.batches import autocast, batches_of, read_ahead
+from edgefl_trainer.learning.batches import autocast, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, average, encoder_of
 from edgefl_trainer.models.backbones import architecture_of

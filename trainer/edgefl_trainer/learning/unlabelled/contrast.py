@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import negatives as rules
+from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLF as Default
-from edgefl_protocol.rules.feature_rows import BANK, FEATURES
+from edgefl_protocol.rules.feature_rows import BANK, FEATURES, first_order
 from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, key_momentum, leaving, round_begins, staying
-from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import read_ahead
@@ -50,12 +51,7 @@ class ContrastRecipe:
     projection: Literal["mlp", "linear"] = Default.projection  # linear: MoCo v1, with tau 0.07
 
     def __post_init__(self) -> None:
-        check_bounds(
-            self,
-            queue=(2 <= self.queue <= 65_536, "2 to 65536"),
-            temperature=(0.001 <= self.temperature <= 10, "0.001 to 10"),
-            key_momentum=(0 <= self.key_momentum < 1, "0 (by the length of the run) to below 1"),
-        )
+        check_ranges(self, FEDCLF)
 
     def build(self, task: Task) -> Learner:
         """The encoder as every site begins with it."""
@@ -188,7 +184,7 @@ def local_features(
             ones, so that each feature depends on its own image only.
     """
     rng = site.rng(*purpose)
-    order = rng.permutation(len(site.unlabelled))[: recipe.queue]
+    order = first_order(rng, len(site.unlabelled))[: recipe.queue]
     prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 1)
     model = deepcopy(encoder).train(training)
     found = []
@@ -321,10 +317,6 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
 
 
 def warn_of_collapse(site: Site, round_: int, similarity: float) -> None:
-    """Say so where features of different images are nearly the same, see `rules.negatives.has_collapsed`."""
-    if rules.has_collapsed(similarity, round_, site.task.rounds):
-        text = (
-            f"features of different images of {site.name} are nearly the same in round {round_} (mean similarity "
-            f"{similarity:.2f}): the encoder tells little apart; lower --set lr, or learn longer on more images."
-        )
-        site.report({"warning": text})
+    """Say so where features of different images are nearly the same, see `rules.negatives.collapse_warning`."""
+    if (warning := rules.collapse_warning(similarity, round_, site.task.rounds)) is not None:
+        site.report({"warning": f"{site.name}: {warning}; lower --set lr, or learn longer on more images."})

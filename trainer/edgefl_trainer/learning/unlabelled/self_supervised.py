@@ -13,7 +13,7 @@ Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import batches
+from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLF as Default
 from edgefl_protocol.rules.defaults import usual_view_side
 from edgefl_protocol.rules.rates import cosine_rate
+from edgefl_protocol.rules.slow_encoder import BatchNorm
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
-from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning import steps
@@ -41,7 +43,6 @@ from edgefl_trainer.seeded import seeded
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
-LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
 Pixels = Float[Tensor, "B 3 px px"]
 Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]
 """Normalised random views of a batch of images: what the loss is made of."""
@@ -57,18 +58,11 @@ class SgdRecipe:
     momentum: float = Default.momentum
     weight_decay: float = Default.weight_decay  # of every parameter, as MoCo has it
     batch: int = Default.batch  # B
-    bn: Literal["averaged", "local"] = Default.bn  # local: batch norm stays at its site until the end (FedBN)
+    bn: BatchNorm = Default.bn  # local: batch norm stays at its site until the end (FedBN)
     view_px: int = Default.view_px  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
 
     def __post_init__(self) -> None:
-        check_bounds(
-            self,
-            lr=(0 < self.lr <= 10, "above 0, at most 10"),
-            momentum=(0 <= self.momentum < 1, "0 to below 1"),
-            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
-            batch=(self.batch >= 2, "2 or more"),
-            view_px=(self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
-        )
+        check_ranges(self, FEDCLF)
 
     def side(self, spec: BackboneSpec) -> int:
         """Side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
@@ -171,7 +165,7 @@ class Split:
     kept: frozenset[str]
 
     @classmethod
-    def of(cls, model: Learner, bn: Literal["averaged", "local"]) -> "Split":
+    def of(cls, model: Learner, bn: BatchNorm) -> "Split":
         """By module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
         layers = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
         names = (f"{layer}.{part}" for layer in layers for part in model.get_submodule(layer).state_dict())

@@ -20,13 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.learning_plan import (
+    EPOCHS,
     GRAPH,
-    MAX_BATCH,
-    MAX_EPOCHS,
-    MAX_SEED,
     NEXT,
     NOT_TAKEN,
     NUMBER,
+    SEED,
     Contract,
     ScoreFacts,
     Settings,
@@ -37,8 +36,11 @@ from edgefl_protocol.bundle.learning_plan import (
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.fields import Plain
-from edgefl_protocol.rules import defaults
-from edgefl_protocol.rules.rates import kl_weight
+from edgefl_protocol.rules import bounds, defaults
+from edgefl_protocol.rules.bounds import Range
+from edgefl_protocol.rules.draws import Augment, Balance
+from edgefl_protocol.rules.maps import PeerWeight
+from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting
 from edgefl_protocol.strict_json import MAX_INT
 
 FIRST_MOMENT: Final = "optimizer.exp_avg."
@@ -56,39 +58,17 @@ _FOLLOWED: Final = (
     "weight_decay", "batch", "anneal_epochs", "anneal_clock", "prior_floor", "augment", "kd_weight", "kd_peers",
 )  # fmt: skip
 _OF_DEVICES: Final[Settings] = {"loss": "evidential", "select": "vacuity", "optimizer": "adamw"}
-_PROMPT_RATES: Final = {"prompts.b": "lr_b", "prompts.g": "lr_b", "prompts.t": "lr_t"}
-
-_SHARE: Final = (0.0, 1.0)
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kind": ("fedevprompt",),
-    "anneal_clock": ("run", "round"),
-    "kd_peers": ("sum", "mean5"),
-    "balance": ("none", "class"),
-    "augment": ("none", "dihedral"),
+_BOUNDS: Final = {
+    **bounds.FEDEVPROMPT,
+    "epochs": EPOCHS,
+    "epochs_before": Range(least=0, most=MAX_INT, whole=True),
+    "seed": SEED,
 }
-_WHOLE: Final = {
-    "batch": (1, MAX_BATCH),
-    "epochs": (1, MAX_EPOCHS),
-    "epochs_before": (0, MAX_INT),
-    "anneal_epochs": (1, MAX_EPOCHS),
-    "seed": (0, MAX_SEED),
-}
-_NUMBERS: Final = {"weight_decay": _SHARE, "kd_weight": _SHARE, "prior_floor": _SHARE}
-_FORMS: Final[Mapping[str, tuple[str, ...]]] = {
-    "prompts": ("bt", "g"),
-    "prefix": ("after", "before"),
-    "evidence": ("softplus", "relu", "exp"),
-    "readout": ("cls", "mean"),
-    "head_norm": ("standardise", "none"),
-    "rollout": ("renormalise", "sink"),
-    "kd_metric": ("bilinear", "nearest"),
+_FORM_BOUNDS: Final = {
+    "b_blocks": replace(bounds.FEDEVPROMPT["b_blocks"], least=0),  # 0: one set of prompts
+    "prompt_length": bounds.FEDEVPROMPT["prompt_length"].settled,
 }
 _SHA256: Final = re.compile("[0-9a-f]{64}")
-
-
-def rate_setting(name: str) -> str:
-    """Return the setting that holds a trained tensor's learning rate: `lr_b`, `lr_t` or `lr_head`."""
-    return _PROMPT_RATES.get(name, "lr_head")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +92,11 @@ class PromptForm:
     def __post_init__(self) -> None:
         if not isinstance(self.network, str) or not _SHA256.fullmatch(self.network):
             raise ValueError("network must be a SHA-256 of 64 hex digits")
-        check_values(self, _FORMS, {"b_blocks": (0, 1000), "prompt_length": (1, 10_000)}, {})
+        check_values(self, _FORM_BOUNDS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingPlan:
+class FedEvPromptPlan:
     """How FedEvPrompt learns on a device; symbols of the paper (arXiv 2411.10071) in the comments."""
 
     trained: tuple[str, ...]  # tensors of weights.safetensors that learn
@@ -126,12 +106,12 @@ class TrainingPlan:
     epochs: int  # E, local epochs of a round
     epochs_before: int  # epochs that the bundle's values have seen, from which the annealing goes on
     anneal_epochs: int  # the KL weight is min(1, t / anneal_epochs)
-    anneal_clock: Literal["run", "round"]  # t counts epochs over all rounds, or from each round's start
+    anneal_clock: AnnealClock  # t counts epochs over all rounds, or from each round's start
     kd_weight: float  # lambda
-    kd_peers: Literal["sum", "mean5"]
+    kd_peers: PeerWeight
     prior_floor: float
-    balance: Literal["none", "class"]
-    augment: Literal["none", "dihedral"]
+    balance: Balance
+    augment: Augment
     seed: int
     form: PromptForm
     kind: Literal["fedevprompt"] = "fedevprompt"
@@ -144,9 +124,10 @@ class TrainingPlan:
             raise ValueError(f"trained must be 1 to {MAX_TRAINED} distinct names")
         if not all(isinstance(name, str) and name for name in names) or set(self.rates) != set(names):
             raise ValueError("rates must name exactly the trained tensors")
-        if not all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in self.rates.values()):
-            raise ValueError("a learning rate must be a number from 0 to 1")
-        check_values(self, _WORDS, _WHOLE, _NUMBERS)
+        for name, rate in self.rates.items():
+            if not (bound := bounds.FEDEVPROMPT[rate_setting(name)]).holds(rate):
+                raise ValueError(f"a learning rate must be a number, {bound}")
+        check_values(self, _BOUNDS)
         object.__setattr__(self, "rates", MappingProxyType(dict(self.rates)))
 
     @property
@@ -199,7 +180,7 @@ class TrainingPlan:
     def unable(self, wanted: Settings) -> None:
         """See `Plan`."""
 
-    def following(self, wanted: Settings) -> "TrainingPlan":
+    def following(self, wanted: Settings) -> "FedEvPromptPlan":
         """See `Plan`; rates go by the names of their tensors."""
         told = {name: wanted.get(rate_setting(name)) for name in self.trained}
         changes: dict[str, Any] = {name: wanted[name] for name in _FOLLOWED if name in wanted}
@@ -241,7 +222,7 @@ class TrainingPlan:
         return write_fields(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "TrainingPlan":
+    def from_bytes(cls, data: bytes) -> "FedEvPromptPlan":
         """Read `training.json`."""
         record = read_fields(data, cls, {"rates", "form"}, {"trained"})
         form = record["form"]
@@ -250,8 +231,8 @@ class TrainingPlan:
         return cls(**{**record, "form": PromptForm(**form)})
 
 
-def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the state before the first step, in the order of `TrainingPlan.state`: bundle's values, zero moments."""
+def fresh_state(plan: FedEvPromptPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the state before the first step, as `FedEvPromptPlan.state` orders it: bundle's values, zero moments."""
     state: dict[str, NDArray[Any]] = {}
     for name in plan.trained:
         state[name] = weights[name].copy()
@@ -259,6 +240,6 @@ def fresh_state(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict
     return {**state, STEP: np.zeros((), np.int64)}
 
 
-def constants(plan: TrainingPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def constants(plan: FedEvPromptPlan, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the tensors of a bundle that a step reads and never changes."""
     return {name: value for name, value in weights.items() if name not in plan.trained and name not in NOT_TAKEN}

@@ -24,12 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.learning_plan import (
+    EPOCHS,
     GRAPH,
-    MAX_BATCH,
-    MAX_EPOCHS,
-    MAX_SEED,
     NEXT,
     NUMBER,
+    SEED,
     Contract,
     ScoreFacts,
     Settings,
@@ -39,10 +38,11 @@ from edgefl_protocol.bundle.learning_plan import (
 )
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.fields import Plain
-from edgefl_protocol.rules import defaults
-from edgefl_protocol.rules.batches import LEAST_BATCH
+from edgefl_protocol.rules import bounds, defaults
+from edgefl_protocol.rules.draws import Balance
 from edgefl_protocol.rules.feature_rows import FEATURES
-from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, leaving, staying
+from edgefl_protocol.rules.negatives import Negatives, keeps_local, shares
+from edgefl_protocol.rules.slow_encoder import SLOW, BatchNorm, MomentumEncoder, leaving, staying
 
 ENCODER: Final = "encode.onnx"
 FIRST, SECOND, NEGATIVES = "first", "second", "negatives"
@@ -55,27 +55,7 @@ MAX_TENSORS: Final = 1000  # of one network
 MAX_VALUES: Final = 2**27
 MAX_NAME: Final = 200
 
-_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
-    "kind": ("fedclf",),
-    "bn": ("averaged", "local"),
-    "momentum_encoder": ("reset", "averaged", "local"),
-    "negatives": ("remote", "both", "local"),
-    "balance": ("none", "class"),
-}
-_WHOLE: Final = {
-    "view_px": (1, 4096),
-    "batch": (LEAST_BATCH, MAX_BATCH),
-    "queue": (2, 65_536),
-    "epochs": (1, MAX_EPOCHS),
-    "seed": (0, MAX_SEED),
-}
-_NUMBERS: Final = {
-    "lr": (0.0, 10.0),
-    "momentum": (0.0, 1.0),
-    "weight_decay": (0.0, 1.0),
-    "temperature": (0.001, 10.0),
-    "key_momentum": (0.0, 1.0),
-}
+_BOUNDS: Final = {**bounds.FEDCLF, "view_px": bounds.FEDCLF["view_px"].settled, "epochs": EPOCHS, "seed": SEED}
 _FOLLOWED: Final = (
     "lr", "momentum", "weight_decay", "batch", "bn", "queue", "key_momentum", "momentum_encoder", "negatives",
 )  # fmt: skip
@@ -94,14 +74,14 @@ class FedCLFPlan:
     momentum: float
     weight_decay: float
     batch: int  # B
-    bn: Literal["averaged", "local"]
+    bn: BatchNorm
     queue: int  # K
     temperature: float  # tau
     key_momentum: float  # m; 0: by the length of the run (`rules.slow_encoder`)
     momentum_encoder: MomentumEncoder
-    negatives: Literal["remote", "both", "local"]
+    negatives: Negatives
     epochs: int  # E, local epochs of a round
-    balance: Literal["none", "class"]
+    balance: Balance
     seed: int
     kind: Literal["fedclf"] = "fedclf"
     needs_labels: ClassVar[bool] = False
@@ -121,7 +101,7 @@ class FedCLFPlan:
         shapes = (*self.parameters.values(), *self.statistics.values())
         if not all(_is_shape(shape) for shape in shapes) or sum(map(math.prod, shapes)) > MAX_VALUES:
             raise ValueError(f"shapes must be whole numbers above 0, of at most {MAX_VALUES} values in all")
-        check_values(self, _WORDS, _WHOLE, _NUMBERS)
+        check_values(self, _BOUNDS)
         for name in ("parameters", "statistics"):  # in one order, however they came
             object.__setattr__(self, name, MappingProxyType(dict(sorted(getattr(self, name).items()))))
 
@@ -149,12 +129,12 @@ class FedCLFPlan:
     @property
     def shares(self) -> bool:
         """Whether features travel."""
-        return self.negatives != "local"
+        return shares(self.negatives)
 
     @property
     def keeps_local(self) -> bool:
         """Whether local features are negatives beside the others'."""
-        return self.negatives == "both"
+        return keeps_local(self.negatives)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor of the state."""

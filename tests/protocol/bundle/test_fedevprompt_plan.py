@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm, constants, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD, ScoreFacts
 from edgefl_protocol.bundle.onnx_wire import TensorType, read_graph
-from edgefl_protocol.bundle.training_plan import PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_protocol.errors import BundleError
 
 FLOAT, INT64, UINT8 = TensorProto.FLOAT, TensorProto.INT64, TensorProto.UINT8
@@ -24,16 +24,16 @@ FORM = PromptForm(
 )  # fmt: skip
 
 
-def a_plan(trained: tuple[str, ...] = ("head.bias",), **changes: Any) -> TrainingPlan:
+def a_plan(trained: tuple[str, ...] = ("head.bias",), **changes: Any) -> FedEvPromptPlan:
     values: dict[str, Any] = {
         "trained": trained, "rates": dict.fromkeys(trained, 5e-4), "weight_decay": 0.01, "batch": 32, "epochs": 2,
         "epochs_before": 10, "anneal_epochs": 10, "anneal_clock": "run", "kd_weight": 1e-6, "kd_peers": "sum",
         "prior_floor": 0.01, "balance": "none", "augment": "dihedral", "seed": 0, "form": FORM,
     }  # fmt: skip
-    return TrainingPlan(**{**values, **changes})
+    return FedEvPromptPlan(**{**values, **changes})
 
 
-def step_model(good: Any, plan: TrainingPlan) -> Any:
+def step_model(good: Any, plan: FedEvPromptPlan) -> Any:
     """A graph of the right signature that changes nothing."""
     bundle = good.load()
     score = read_graph(good.members["score.onnx"])
@@ -56,7 +56,7 @@ def step_model(good: Any, plan: TrainingPlan) -> Any:
     return model
 
 
-def members(good: Any, plan: TrainingPlan, change: Callable[[Any], None] = lambda model: None) -> dict[str, bytes]:
+def members(good: Any, plan: FedEvPromptPlan, change: Callable[[Any], None] = lambda model: None) -> dict[str, bytes]:
     model = step_model(good, plan)
     change(model)
     return {GRAPH: model.SerializeToString(), RECORD: plan.to_bytes()}
@@ -173,8 +173,8 @@ def test_a_graph_is_described_in_known_words(good: Any, name: str) -> None:
 def test_a_plan_survives_its_bytes(rate: float, batch: int, peers: Any, seed: int) -> None:
     """Reading what was written gives the same plan, and equal plans equal bytes."""
     plan = a_plan(rates={"head.bias": rate}, batch=batch, kd_peers=peers, seed=seed)
-    assert TrainingPlan.from_bytes(plan.to_bytes()) == plan
-    assert TrainingPlan.from_bytes(plan.to_bytes()).to_bytes() == plan.to_bytes()
+    assert FedEvPromptPlan.from_bytes(plan.to_bytes()) == plan
+    assert FedEvPromptPlan.from_bytes(plan.to_bytes()).to_bytes() == plan.to_bytes()
 
 
 def test_the_annealing_goes_on_where_the_run_stopped() -> None:

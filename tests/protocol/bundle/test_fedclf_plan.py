@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph, step_graph
 
-from edgefl_protocol.bundle.contrast_plan import BUFFER, ENCODER, FedCLFPlan, begun
+from edgefl_protocol.bundle.fedclf_plan import BUFFER, ENCODER, FedCLFPlan, begun
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.bundle.onnx_training import read_plan
 from edgefl_protocol.errors import BundleError
@@ -149,8 +149,8 @@ def test_a_record_is_strict() -> None:
 @given(
     names=st.lists(st.text("abc.", min_size=1, max_size=9), min_size=1, max_size=6, unique=True),
     sides=st.lists(st.integers(1, 9), max_size=4),
-    lr=st.floats(0, 10),
-    batch=st.integers(4, 1024),
+    lr=st.floats(0, 10, exclude_min=True),
+    batch=st.integers(4, 65_536),
 )
 def test_a_plan_survives_the_file(names: list[str], sides: list[int], lr: float, batch: int) -> None:
     """Written and read again it is equal, and equal plans give equal bytes."""
