@@ -1,7 +1,8 @@
 """What one run of the tests makes once for all its processes: traced graphs, finished runs, bundles.
 
 A file lock holds the others back while one process makes a thing. A graph's name is the digest of all that was traced,
-values of the network included, so another network, another option or another step is another graph.
+values of the network included, so another network, another option or another step is another graph. Of the tensors
+that a graph for scoring takes, only the shapes count; parity gates compare it with the values of each model.
 """
 
 import fcntl
@@ -48,11 +49,13 @@ class Shared:
         scoring, learning = (_defined(modules, name) for name in ("export_score_graph", "export_training_graph"))
         traced, stepped = scoring._trace, learning.export_training_graph
 
-        def score(module: Any, *rest: Any) -> Any:
+        def score(module: Any, image: Any, tensors: Mapping[str, Any], *rest: Any) -> Any:
             import onnx
 
-            made = functools.partial(traced, module, *rest)
-            found = self._bytes("score", (module, rest), lambda: made().SerializeToString(deterministic=True))
+            made = functools.partial(traced, module, image, tensors, *rest)
+            shapes = [(name, value.dtype, value.shape) for name, value in tensors.items()]
+            key = (module, image, shapes, rest)
+            found = self._bytes("score", key, lambda: made().SerializeToString(deterministic=True))
             return onnx.load_from_string(found)
 
         def training(*given: Any, **named: Any) -> bytes:
@@ -130,7 +133,10 @@ def _parts(value: Any) -> Iterator[object]:
     elif isinstance(value, torch.nn.Module):
         yield from sorted(vars(value).items())
     elif is_dataclass(value) and not isinstance(value, type):
-        yield from ((field.name, getattr(value, field.name)) for field in fields(value))
+        named = [field.name for field in fields(value)]
+        if type(value).__module__ == "edgefl_trainer.models.spec":
+            named.remove("name")  # tells the folder that a network was read from
+        yield from ((name, getattr(value, name)) for name in named)
     elif isinstance(value, functools.partial):
         yield from (value.func, value.args, value.keywords)
     elif inspect.ismethod(value):
