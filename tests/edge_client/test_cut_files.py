@@ -70,6 +70,7 @@ READERS = {
 
 
 def cut_everywhere(home, pattern):
+    """How many of the cuts were refused, and how many were made."""
     (path,) = home.root.glob(pattern)
     read, data = READERS[pattern], path.read_bytes()
     expected = read(home)
@@ -85,10 +86,9 @@ def cut_everywhere(home, pattern):
             assert len(str(error).splitlines()) == 1
         else:
             assert found == expected or (pattern == "outbox.sqlite3" and cut == 0 and found == []), (pattern, cut)
-    # A database may be read without its last page where nothing that is asked for lies in it.
-    assert refused >= (len(cuts) // 2 if pattern == "outbox.sqlite3" else len(cuts)), pattern
     path.write_bytes(data)
     assert read(home) == expected, pattern
+    return refused, len(cuts)
 
 
 def test_each_file_cut_at_every_64th_byte(full):
@@ -97,7 +97,9 @@ def test_each_file_cut_at_every_64th_byte(full):
     The outbox is a database: cut to nothing it is a new one, which holds nothing and says nothing wrong.
     """
     for pattern in READERS:
-        cut_everywhere(full, pattern)
+        refused, cuts = cut_everywhere(full, pattern)
+        # A database may be read without its last page where nothing that is asked for lies in it.
+        assert refused >= (cuts // 2 if pattern == "outbox.sqlite3" else cuts), pattern
 
 
 def test_every_file_of_the_home_is_in_the_table(full):

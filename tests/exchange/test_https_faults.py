@@ -88,7 +88,7 @@ def test_every_network_fault_ends_typed_and_in_time(serve, pki, fault):
     server = serve(pki["pem"], pki["key"], behave=fault)
     started = time.monotonic()
     with pytest.raises(Unavailable) as error:
-        post(HttpsTransport(url(server), pki["ca"], deadlines=Deadlines(connect_s=1, read_s=0.5, total_s=1)))
+        post(HttpsTransport(url(server), pki["ca"], deadlines=Deadlines(connect_s=1, read_s=0.25, total_s=0.5)))
     assert time.monotonic() - started < 2.5
     assert len(str(error.value).splitlines()) == 1
 
