@@ -1,9 +1,9 @@
 """Errors of the coordinator.
 
 EdgeflError (edgefl_protocol)
-├── RefusedError        a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
+├── RequestRefused      a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
 └── OperatorError       an operator's command or setting is wrong; the sentence says what to do
-    └── PolicyError     the command is refused by policy or trust (exit 3)
+    └── NotAllowedError the command is refused by policy or trust (exit 3)
 """
 
 from edgefl_protocol.errors import EdgeflError
@@ -12,7 +12,7 @@ from edgefl_protocol.messages.requests import Refusal
 IN_USE = "in_use"  # code of the OperatorError where another process has the store open
 
 
-class RefusedError(EdgeflError):
+class RequestRefused(EdgeflError):
     """A member's request is refused; `refusal` is what the sealed reply holds."""
 
     def __init__(self, code: str, message: str, highest: int | None = None) -> None:
@@ -26,7 +26,7 @@ class OperatorError(EdgeflError):
     code = "operator"
 
 
-class PolicyError(OperatorError):
+class NotAllowedError(OperatorError):
     """An operator's command is refused by policy or trust."""
 
     code = "policy"

@@ -58,7 +58,7 @@ def send_blob(caller: Caller, reference: BlobReference, source: Path, pace: Pace
 
     Raises:
         Unavailable: no signed answer came; a later call goes on.
-        Refused: the coordinator does not take it.
+        RefusedByCoordinator: the coordinator does not take it.
         StorageError: the file is gone or shorter.
     """
     with read_anywhere(source, reference.size) as read_at:
@@ -85,7 +85,7 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
 
     Raises:
         Unavailable: no signed answer came; a later call goes on.
-        Refused: the coordinator does not give it, any more or to this member.
+        RefusedByCoordinator: the coordinator does not give it, any more or to this member.
         BlobError: it is too large, or what came does not verify, twice.
     """
     if reference.plain_bytes > max_bytes:

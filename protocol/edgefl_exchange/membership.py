@@ -21,7 +21,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.strict_json import parse_integers, write_json
 
-MAX_RECORD_BYTES = 128 * 2**10
+MAX_MEMBERSHIP_BYTES = 128 * 2**10
 STATES = ("joining", "pending", "approved")
 _FILE, _CA, _TASK = "membership.json", "ca.pem", "task.payload"
 
@@ -68,7 +68,7 @@ def load_membership(folder: Path) -> Membership:
             "this device belongs to no federation yet; ask its operator for an invite: edgefl enrol INVITE"
         )
     try:
-        record = parse_integers(read_private(path, MAX_RECORD_BYTES).decode("ascii"))
+        record = parse_integers(read_private(path, MAX_MEMBERSHIP_BYTES).decode("ascii"))
         if not isinstance(record, dict) or record.pop("format", None) != 1:
             raise ValueError("unknown format")
         record["key_record"] = record["key_record"].encode("ascii")

@@ -16,8 +16,8 @@ from torch.func import functional_call
 
 from edgefl_export.errors import GateError
 from edgefl_export.methods import fedclf
-from edgefl_export.methods.fedclf import FedCLFStep, TrainerSteps, check_contrast, contrast_plan, network
-from edgefl_export.parity import steps
+from edgefl_export.methods.fedclf import FedCLFStep, FedCLFTrainerSteps, check_contrast, contrast_plan, network
+from edgefl_export.parity import step_parity
 from edgefl_protocol.bundle.contrast_plan import SECOND, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import NEXT
 from edgefl_protocol.rules.slow_encoder import SLOW
@@ -47,7 +47,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
         given = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
         return {name: value.detach().numpy() for name, value in graph(given).items()}
 
-    for module in (steps, fedclf):
+    for module in (step_parity, fedclf):
         monkeypatch.setattr(module, "onnxruntime", SimpleNamespace(InferenceSession=lambda graph, providers: graph))
         monkeypatch.setattr(module, "run_step", run)
 
@@ -55,7 +55,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
 def judge(learner: tuple[Learner, FedCLFPlan], change: Change):
     model, plan = learner
     step = FedCLFStep.of(model, plan, *PIXELS)
-    trainer = TrainerSteps(deepcopy(model), plan, load_backbone("cnn:test_resnet", image_px=36, seed=1).spec)
+    trainer = FedCLFTrainerSteps(deepcopy(model), plan, load_backbone("cnn:test_resnet", image_px=36, seed=1).spec)
     return check_contrast(lambda given: change(step, model, given), step.encoded, trainer)
 
 

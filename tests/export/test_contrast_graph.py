@@ -20,7 +20,7 @@ from edgefl_client.learning.picture_rows import Rows
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.methods.fedclf import TrainerSteps, check_contrast, contrast_method, network
+from edgefl_export.methods.fedclf import FedCLFTrainerSteps, check_contrast, contrast_method, network
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
@@ -189,7 +189,7 @@ def test_the_gate_refuses_another_step(bundle, run):
     model = network(method.contrast, spec, settings.seed, finished.backbone)
     other = replace(plan, temperature=0.3)
     with pytest.raises(GateError, match=r"differs from the trainer by .* no bundle is made"):
-        check_contrast(bundle.extras[GRAPH], bundle.extras[ENCODER], TrainerSteps(model, other, spec))
+        check_contrast(bundle.extras[GRAPH], bundle.extras[ENCODER], FedCLFTrainerSteps(model, other, spec))
 
 
 @pytest.mark.slow

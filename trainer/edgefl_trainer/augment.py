@@ -28,7 +28,7 @@ from edgefl_protocol.rules.view_recipes import (
     Recipe,
     blur_kernel,
 )
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 
 def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt8[Tensor, "B H W 3"]:

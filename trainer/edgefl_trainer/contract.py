@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload, digest
+from edgefl_protocol.payload import Scalar as Scalar
 from edgefl_protocol.rules.draws import Balance, epoch_order, generator
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import BackboneSpec
 
 PhaseKind = Literal["warm", "train", "final"]
-Scalar = int | float | str
 Arrays = Mapping[str, NDArray[np.generic]]
 Progress = Callable[[Mapping[str, Scalar]], None]
 

@@ -62,9 +62,9 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     It holds keys, a development certificate and the settings.
     """
     from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
-    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.settings import CoordinatorHome
 
-    home = Home(folder.resolve())
+    home = CoordinatorHome(folder.resolve())
     secret = read_passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)

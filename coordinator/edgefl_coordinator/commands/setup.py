@@ -17,8 +17,14 @@ import tomli_w
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.jobs import make_job
-from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
-from edgefl_coordinator.store.coordinator import SECRET_BYTES, wall_clock_ms
+from edgefl_coordinator.settings import (
+    CoordinatorHome,
+    CoordinatorSettings,
+    LimitSettings,
+    settings_from_table,
+    settings_to_table,
+)
+from edgefl_coordinator.store.coordinator import COORDINATOR_SECRET_BYTES, wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import write_atomic
@@ -30,8 +36,8 @@ DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
 
 
 def make_home(
-    home: Home, table: Mapping[str, Any], passphrase: bytes | None = None, now_ms: int | None = None
-) -> Settings:
+    home: CoordinatorHome, table: Mapping[str, Any], passphrase: bytes | None = None, now_ms: int | None = None
+) -> CoordinatorSettings:
     """Make a coordinator's folder.
 
     Args:
@@ -56,7 +62,7 @@ def make_home(
         home.signing: signing_key_to_pem(signing, passphrase),
         home.sealing_ring: ring_to_bytes(ring, passphrase),
         home.keys / "root.key": signing_key_to_pem(root, passphrase),
-        home.keys / "secret.bin": secrets.token_bytes(SECRET_BYTES),
+        home.keys / "secret.bin": secrets.token_bytes(COORDINATOR_SECRET_BYTES),
         home.tls / "server.key": certificate.key,
     }
     public = {
@@ -73,7 +79,7 @@ def make_home(
     return settings
 
 
-def check_table(table: Mapping[str, Any]) -> Settings:
+def check_table(table: Mapping[str, Any]) -> CoordinatorSettings:
     """Return the settings of a parsed TOML table; an `OperatorError` where one is unknown, missing or out of bounds."""
     try:
         return settings_from_table(table)
@@ -81,7 +87,7 @@ def check_table(table: Mapping[str, Any]) -> Settings:
         raise OperatorError(str(error)) from error
 
 
-def try_first_job(settings: Settings) -> int:
+def try_first_job(settings: CoordinatorSettings) -> int:
     """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
 
     Returns the bytes of the server's first state.

@@ -28,7 +28,7 @@ from edgefl_protocol import EdgeflError, Payload
 
 Result = TypeVar("Result")
 Replies = Mapping[str, Payload]
-Form = tuple[tuple[str, str], ...]
+ReplyForm = tuple[tuple[str, str], ...]
 
 _ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
 _BESIDE = frozenset({"features"})  # what says something without anything that is averaged
@@ -42,7 +42,7 @@ _LEAST_TO_COMPARE = 3  # replies of which a median tells the usual one
 
 
 @dataclass(frozen=True)
-class Verdict(Generic[Result]):
+class RoundVerdict(Generic[Result]):
     """What became of a round's replies."""
 
     result: Result | None = None  # what the method made of the sound ones; None where nothing was aggregated
@@ -70,7 +70,7 @@ def judge(
     *,
     quorum: int,
     beside: Collection[str] = frozenset(),
-) -> Verdict[Result]:
+) -> RoundVerdict[Result]:
     """Aggregate the sound replies.
 
     Args:
@@ -87,23 +87,23 @@ def judge(
     odd, problem = _minority(sound, beside)
     refused, sound = {**refused, **odd}, _without(sound, odd)
     if problem:
-        return Verdict(None, refused, problem)
+        return RoundVerdict(None, refused, problem)
     far = _too_far(sound, broadcasts)
     refused, sound = {**refused, **far}, _without(sound, far)
     if counted(sound) < quorum:
-        return Verdict(None, refused, _too_few(counted(sound), quorum))
+        return RoundVerdict(None, refused, _too_few(counted(sound), quorum))
     result, why = _try(take, sound)
     if result is not None:
-        return Verdict(result, refused)
+        return RoundVerdict(result, refused)
     alone = {name: fault for name in sorted(sound) if (fault := _try(take, {name: sound[name]})[1])}
     if not alone:
-        return Verdict(None, refused, f"the replies cannot be aggregated together: {why}")
+        return RoundVerdict(None, refused, f"the replies cannot be aggregated together: {why}")
     refused, sound = {**refused, **alone}, _without(sound, alone)
     if counted(sound) < quorum:
-        return Verdict(None, refused, _too_few(counted(sound), quorum))
+        return RoundVerdict(None, refused, _too_few(counted(sound), quorum))
     result, why = _try(take, sound)
     problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
-    return Verdict(result, refused, problem)
+    return RoundVerdict(result, refused, problem)
 
 
 def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
@@ -130,7 +130,7 @@ def _minority(replies: Replies, beside: Collection[str]) -> tuple[dict[str, str]
     return refused, ""
 
 
-def _parts(reply: Payload, beside: Collection[str]) -> dict[str, Form]:
+def _parts(reply: Payload, beside: Collection[str]) -> dict[str, ReplyForm]:
     """Return the form of a reply: one part for what every reply holds, one for each name that is there by class."""
     whole = "beside" if is_beside(reply.arrays, beside) else ""
     parts: dict[str, set[tuple[str, str]]] = {whole: set()}
@@ -150,7 +150,7 @@ def _parts(reply: Payload, beside: Collection[str]) -> dict[str, Form]:
     return {part: tuple(sorted(form)) for part, form in parts.items()}
 
 
-def _difference(form: Form, usual: Form, votes: int, total: int) -> str:
+def _difference(form: ReplyForm, usual: ReplyForm, votes: int, total: int) -> str:
     """Say the first thing in which a form differs from the usual one."""
     name = min(name for name, _ in set(form) ^ set(usual))
     found, wanted = (" or ".join(what for key, what in one if key == name) for one in (form, usual))

@@ -7,7 +7,7 @@ and shows its traceback.
 
 from edgefl_client.sharing.policy import PolicyError
 from edgefl_exchange.enrolment import EnrolmentError
-from edgefl_exchange.errors import NotEnrolled, Refused, TlsRefused
+from edgefl_exchange.errors import NotEnrolled, RefusedByCoordinator, TlsRefused
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, InviteError, KeyMaterialError, RecordError
 
 FAILED, REFUSED = 1, 3
@@ -19,7 +19,13 @@ _POLICY = frozenset(
     }
 )  # fmt: skip
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
-_MIXED = (Refused, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
+_MIXED = (
+    RefusedByCoordinator,
+    NotEnrolled,
+    EnrolmentError,
+    InviteError,
+    KeyMaterialError,
+)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
 
 

@@ -18,6 +18,7 @@ from edgefl_client.commands.options import (
     trust_option,
     weights_option,
 )
+from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from edgefl_client.scoring.scorer import Scorer
     from edgefl_protocol.bundle import Bundle
 
-SOON_DAYS = 14  # before a model expires, from when on every run says so
 FEW = 3  # pictures up to which no progress bar is drawn
 _KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
 
@@ -138,7 +138,7 @@ def score(
         table = score_text.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
-        task = score_files.Task(
+        task = score_files.ScoringJob(
             scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
         )
         with _progress(len(files)) as step:

@@ -71,7 +71,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
     file = models.current_file(home)
     told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
     try:
-        manifest = unverified_manifest(read_bounded(file, models.MAX_FILE_BYTES))[0]
+        manifest = unverified_manifest(read_bounded(file, models.MAX_BUNDLE_FILE_BYTES))[0]
     except (StorageError, BundleError):  # `edgefl doctor` says what is wrong with it
         return told | {"version": None, "age_days": None, "expires_in_days": None}
     return told | {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgefl_client.trust.signers import Signers
     from edgefl_protocol.bundle import Bundle
 
-MAX_FILE_BYTES = 2**31
+MAX_BUNDLE_FILE_BYTES = 2**31
 Line = tuple[str | None, str, str]  # federation, line, task
 
 
@@ -62,7 +62,7 @@ def is_in_use(home: Home, sha256: str) -> bool:
 def _is_whole(file: Path, sha256: str) -> bool:
     hasher = hashlib.sha256()
     try:
-        for piece in read_pieces(file, MAX_FILE_BYTES):
+        for piece in read_pieces(file, MAX_BUNDLE_FILE_BYTES):
             hasher.update(piece)
     except StorageError:
         return False
@@ -76,7 +76,7 @@ def read_file(home: Home, file: Path | None) -> Archive:
         NoModel: no file is named and none was pulled.
         BundleError: it is no archive.
     """
-    with open_bounded(current_file(home) if file is None else file, MAX_FILE_BYTES) as opened:
+    with open_bounded(current_file(home) if file is None else file, MAX_BUNDLE_FILE_BYTES) as opened:
         return open_archive(opened)
 
 
@@ -120,7 +120,7 @@ def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     if sha256 in (None, bundle.sha256):
         return
     try:
-        data = read_bounded(current_file(home), MAX_FILE_BYTES)
+        data = read_bounded(current_file(home), MAX_BUNDLE_FILE_BYTES)
     except StorageError:
         return
     if hashlib.sha256(data).hexdigest() != sha256:

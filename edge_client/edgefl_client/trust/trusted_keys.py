@@ -14,10 +14,10 @@ from pathlib import Path
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
-MAX_KEY_FILE_BYTES = 16 * 2**10
 MAX_KEYS = 256
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
 

@@ -29,7 +29,7 @@ from edgefl_export.errors import ExportError
 from edgefl_export.graphs.fused import FusedScore, can_fuse
 from edgefl_trainer.models.scoring import ScoreModule
 
-Form = Literal["fused", "plain"]
+GraphForm = Literal["fused", "plain"]
 OPSET = 20
 IR_VERSION = 9  # the oldest that holds opset 20
 FUSED_OPSET = 23  # the first with Attention
@@ -45,7 +45,7 @@ class ScoreGraph:
 
     onnx: bytes  # the serialised model
     min_runtime: str  # oldest onnxruntime that is known to run it
-    form: Form = "plain"  # how it is written
+    form: GraphForm = "plain"  # how it is written
 
 
 class _Traced(nn.Module):
@@ -60,7 +60,7 @@ class _Traced(nn.Module):
 
 
 def export_score_graph(
-    module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]], form: Form = "fused"
+    module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]], form: GraphForm = "fused"
 ) -> ScoreGraph:
     """Trace a scoring module.
 

@@ -30,8 +30,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.graphs.convolutions import moments
 from edgefl_export.graphs.training import TRACED_BATCH
-from edgefl_export.methods.learned import LearnedMethod, Prepared, Traceable, Weights
-from edgefl_export.parity.steps import (
+from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable, Weights
+from edgefl_export.parity.step_parity import (
     TENSORS,
     Arrays,
     StepParity,
@@ -228,7 +228,7 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
         )
 
 
-def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepared:
+def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> PreparedStep:
     """See `LearnedMethod`."""
     backbone = predictor.module.backbone
     assert isinstance(backbone, FrozenCNN)  # `fits`
@@ -237,7 +237,7 @@ def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepare
     return prepared(contrast_plan(method, settings, backbone.spec, model), model, backbone.spec)
 
 
-def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
+def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> PreparedStep:
     """Return the step of a network under a record; the network is left as it is."""
     step = FedCLFStep.of(model, plan, spec.mean, spec.std)
     state = {name: torch.from_numpy(value) for name, value in begun(plan, dict(tensors_of(model))).items()}
@@ -246,7 +246,7 @@ def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
     given = {FIRST: views, SECOND: views, NEGATIVES: torch.zeros((TRACED_BATCH + 2, FEATURES)), **state, **numbers}
     free = {FIRST: "batch", SECOND: "batch", NEGATIVES: "bank"}
     learned = {VIEW: views, **{name: state[name] for name in plan.parameters}}
-    return Prepared(
+    return PreparedStep(
         plan=plan,
         graphs={
             GRAPH: Traceable(step=step, example=given, outputs=plan.outputs, free=free),
@@ -254,11 +254,13 @@ def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
                 step=step.encoded, example=learned, outputs=(ENCODED,), free={VIEW: "batch"}, name="encode"
             ),
         },
-        check=lambda graphs: check_contrast(graphs[GRAPH], graphs[ENCODER], TrainerSteps(deepcopy(model), plan, spec)),
+        check=lambda graphs: check_contrast(
+            graphs[GRAPH], graphs[ENCODER], FedCLFTrainerSteps(deepcopy(model), plan, spec)
+        ),
     )
 
 
-def check_contrast(graph: bytes, encoder: bytes, trainer: "TrainerSteps") -> Sequence[StepParity]:
+def check_contrast(graph: bytes, encoder: bytes, trainer: "FedCLFTrainerSteps") -> Sequence[StepParity]:
     """Run the gate of both graphs: the steps, then features of `encode.onnx` against the slow encoder's."""
     figures = check_steps(graph, trainer)
     session = onnxruntime.InferenceSession(encoder, providers=["CPUExecutionProvider"])
@@ -269,7 +271,7 @@ def check_contrast(graph: bytes, encoder: bytes, trainer: "TrainerSteps") -> Seq
     return [features, *figures]
 
 
-class TrainerSteps:
+class FedCLFTrainerSteps:
     """The trainer's own step, a `Reference`: its objective, PyTorch's modules and SGD. The network changes in place."""
 
     tries = TRIES

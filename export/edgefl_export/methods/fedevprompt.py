@@ -21,9 +21,9 @@ from torch import Tensor
 
 from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.graphs.training import TRACED_BATCH
-from edgefl_export.methods.learned import LearnedMethod, Prepared, Traceable, Weights
-from edgefl_export.parity.scores import gate_images
-from edgefl_export.parity.steps import STEPS, WARM_STEPS, Arrays, batch_size, check_steps
+from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable, Weights
+from edgefl_export.parity.score_parity import gate_images
+from edgefl_export.parity.step_parity import STEPS, WARM_STEPS, Arrays, batch_size, check_steps
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
 from edgefl_protocol.bundle.training_plan import (
     COUNTS,
@@ -210,12 +210,12 @@ def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
     )
 
 
-def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepared:
+def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> PreparedStep:
     """See `LearnedMethod`."""
     return prepared(training_plan(run, predictor), predictor, weights)
 
 
-def prepared(plan: TrainingPlan, predictor: Predictor, weights: Weights) -> Prepared:
+def prepared(plan: TrainingPlan, predictor: Predictor, weights: Weights) -> PreparedStep:
     """Return the step of a model under a record."""
     step = step_of(plan, predictor)
     side = step.module.vit.spec.image_px
@@ -225,10 +225,10 @@ def prepared(plan: TrainingPlan, predictor: Predictor, weights: Weights) -> Prep
         **example_inputs(step, plan, weights),
     }
     graph = Traceable(step=step, example=example, outputs=plan.outputs, free={"image": "batch", "target": "batch"})
-    return Prepared(
+    return PreparedStep(
         plan=plan,
         graphs={GRAPH: graph},
-        check=lambda graphs: check_steps(graphs[GRAPH], TrainerSteps(step, plan, weights)),
+        check=lambda graphs: check_steps(graphs[GRAPH], FedEvPromptTrainerSteps(step, plan, weights)),
     )
 
 
@@ -253,7 +253,7 @@ def rate_inputs(plan: TrainingPlan) -> Arrays:
     return {RATE + name: np.asarray(rate, np.float32) for name, rate in plan.rates.items()}
 
 
-class TrainerSteps:
+class FedEvPromptTrainerSteps:
     """The trainer's own step with PyTorch's AdamW, a `Reference`: every step has other settings that a round can have.
 
     Args:

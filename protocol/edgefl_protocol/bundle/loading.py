@@ -38,8 +38,8 @@ from edgefl_protocol.bundle.manifest import (
     REQUIRED_MEMBERS,
     SIGNING_LABEL,
     BundleFields,
+    BundleMember,
     Manifest,
-    Member,
     Signature,
     check_validity,
     parse_manifest,
@@ -183,7 +183,7 @@ def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Se
     if not signers:
         raise ValueError("a bundle needs at least one signing key")
     listed = tuple(
-        Member(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in sorted(members)
+        BundleMember(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in sorted(members)
     )
     signed = Manifest(**vars(fields), members=listed).to_bytes()
     ordered = sorted(signers, key=lambda key: key.key_id)

@@ -7,12 +7,12 @@ import numpy as np
 from edgefl_client.learning.gate import judge
 from edgefl_client.learning.picture_rows import Rows
 from edgefl_client.runtime import load_graph
-from edgefl_client.scoring.verdict import Verdict
+from edgefl_client.scoring.gate_verdict import GateVerdict
 
 
 def test_equal_is_enough_and_too_few_pictures_are_not():
     """docs/design.md 7: not below the bundle's balanced accuracy, on at least 20 pictures of each class."""
-    verdict = Verdict(
+    verdict = GateVerdict(
         bundle=0.7, personal=0.7, held=40, least_of_a_class=20, bundle_unnoticed=0, personal_unnoticed=0
     )  # fmt: skip
     assert verdict.passed and not replace(verdict, personal=0.699).passed

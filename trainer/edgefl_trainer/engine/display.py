@@ -27,7 +27,7 @@ def warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
-class Pace:
+class RunPace:
     """How much of a run is done, in images, and from that the time left."""
 
     def __init__(
@@ -86,7 +86,7 @@ def _mean_of(sites: int) -> str:
 class Display:
     """Shows phase, site, loss, images per second, waiting and the time left."""
 
-    def __init__(self, pace: Pace, epochs: int) -> None:
+    def __init__(self, pace: RunPace, epochs: int) -> None:
         """Nothing is shown yet."""
         self._console = Console(stderr=True)
         self._bar = Progress(

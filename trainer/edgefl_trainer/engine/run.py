@@ -28,7 +28,7 @@ from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
-from edgefl_trainer.engine.display import Display, Pace
+from edgefl_trainer.engine.display import Display, RunPace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
@@ -47,7 +47,7 @@ from edgefl_trainer.models.backbones import (
     weights_of,
 )
 from edgefl_trainer.models.cnn import Backbone
-from edgefl_trainer.models.kind import names_learned_positions
+from edgefl_trainer.models.network_kind import names_learned_positions
 
 SELF_SUPERVISED_TASK = "pixels"
 
@@ -137,7 +137,7 @@ def run_phases(
     if declared(method).encoder is None:
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
-    pace = Pace(method.phases(settings.rounds), learning, settings.participation)
+    pace = RunPace(method.phases(settings.rounds), learning, settings.participation)
     with Display(pace, settings.epochs) as display:
         if declared(method).freezes and not is_trained(settings.backbone):
             display.warn(

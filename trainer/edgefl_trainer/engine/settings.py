@@ -19,7 +19,7 @@ from msgspec import Meta
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
@@ -78,7 +78,7 @@ class RunSettings:
         method: Method = build(METHODS[self.method], self.hyper)
         return method
 
-    def digest_but_seed(self, plan: Plan | None = None) -> str:
+    def digest_but_seed(self, plan: PartitionPlan | None = None) -> str:
         """Digest of everything but seed and device: runs that share it are repetitions of one another.
 
         The plan of a partition counts instead of its file: partitions differ by their seed too.

@@ -24,7 +24,7 @@ Track = tuple[list[float], list[float]]
 """Where a line goes: x, y."""
 
 # Okabe and Ito's colours, told apart with colour-blind eyes too; black is kept for the mean.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F")
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F")
 DASHES = ("-", "--", "-.", (0, (1, 1.2)))
 MARKERS = "osD^vPX*"
 MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
@@ -141,11 +141,11 @@ def _draw(axes: Axes, tracks: Mapping[str, Track]) -> None:
         axes.plot(
             across,
             up,
-            linestyle="-" if mean else DASHES[place // len(COLOURS) % len(DASHES)],
-            marker=MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
+            linestyle="-" if mean else DASHES[place // len(PALETTE) % len(DASHES)],
+            marker=MARKERS[(place + place // len(PALETTE)) % len(MARKERS)],
             markevery=max(1, len(across) // 8),
             markersize=4.5,
-            color="black" if mean else COLOURS[place % len(COLOURS)],
+            color="black" if mean else PALETTE[place % len(PALETTE)],
             linewidth=2.4 if mean else 1.6,
             label=name,
         )

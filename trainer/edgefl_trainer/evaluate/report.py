@@ -12,7 +12,7 @@ from jaxtyping import Float
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
 
-Draws = dict[str, Float[np.ndarray, " R"]]
+Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
 NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METRIC_NAMES)])
 
@@ -41,7 +41,7 @@ def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, 
     }
 
 
-def figures_of(scored: Scored, draws: Draws) -> dict[str, Any]:
+def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
     """Every figure with its interval as `NAME_interval`; null where undefined."""
     figures = site_metrics(scored.probabilities, scored.target, predicted=scored.predicted, vacuity=scored.vacuity)
     intervals = {
@@ -82,6 +82,6 @@ def thin_sites(
     return found
 
 
-def _draws_of(scored: Scored) -> Draws:
+def _draws_of(scored: Scored) -> Resamples:
     """The figures over draws; none where there are not two lesions to draw from."""
     return resample(scored) if len(set(scored.lesions)) > 1 else {}

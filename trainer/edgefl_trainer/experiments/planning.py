@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.settings import RunSettings, hyper_types, method_class, preset_of, resolve
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.experiments.files import SHARED, Experiment, Part, Pretrain, Row, plan_of
+from edgefl_trainer.experiments.files import SHARED, Experiment, MethodRow, Part, Pretrain, plan_of
 from edgefl_trainer.typed_values import nearest
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
@@ -32,7 +32,7 @@ class PlannedPartition:
 
     path: Path
     data: tuple[str, ...]
-    plan: Plan
+    plan: PartitionPlan
     seed: int
 
 
@@ -50,7 +50,7 @@ class PlannedRun:
     """One row of one part with one seed."""
 
     part: Part
-    row: Row
+    row: MethodRow
     settings: RunSettings
     folder: Path
     partition: PlannedPartition | None
@@ -127,7 +127,7 @@ def _check_hyper(names: Sequence[str], methods: Sequence[str]) -> None:
 
 
 def _planned(
-    experiment: Experiment, choice: Choice, part: Part, row: Row, seed: int, environment: Mapping[str, str]
+    experiment: Experiment, choice: Choice, part: Part, row: MethodRow, seed: int, environment: Mapping[str, str]
 ) -> PlannedRun:
     given: dict[str, Any] = {**experiment.settings, **part.settings, **row.settings}
     data, numbers = part.data, dict(part.partition)

@@ -1,6 +1,6 @@
 """The uncertainty-aware attention buffer: rollout maps as what a federation shares.
 
-    site:   of each class, the M training images of lowest vacuity; their maps travel        most_certain_maps
+    site:   of each class, the M training images of lowest vacuity; their maps travel        chosen_maps
     server: a reply replaces all maps of its site; a site receives those of all others       rules.maps
     site:   lambda·L_KD pulls its maps of class k to the mean of the peers' mean maps of k   distillation
 
@@ -80,8 +80,11 @@ def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Dis
     return [Distillation(sharing.kd_weight, means, counts, gram.float().to(site.device))]
 
 
-def most_certain_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:
-    """The maps of a reply: at most M of each class of the site's own training images, in the deterministic view."""
+def chosen_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:
+    """Choose the maps of a reply by `select`: at most M of each class of the site's own training images.
+
+    They are those of the deterministic view.
+    """
     scores, targets = training_scores(site, predictor), site.train.targets
     assert scores.maps is not None
     uncertainty = scores.vacuity if scores.vacuity is not None else 1 - scores.probabilities.max(axis=1)

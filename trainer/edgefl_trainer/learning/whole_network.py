@@ -24,9 +24,9 @@ from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import Images, autocast, batches_of, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
-from edgefl_trainer.models.kind import network_kind
+from edgefl_trainer.models.network_kind import network_kind
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
 STEP_SHARES = (0.6, 0.8)  # of all epochs: 12 and 16 of the paper's 20

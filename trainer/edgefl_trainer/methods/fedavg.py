@@ -23,7 +23,7 @@ from edgefl_protocol.rules.maps import is_maps, others_maps, replaced
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, private_prompts, steps
-from edgefl_trainer.learning.attention_buffer import MapSharing, distillation, most_certain_maps
+from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
@@ -118,7 +118,7 @@ class FedAvg:
         """The shared tensors of a site that has learned, and with `kd` its most certain maps."""
         sent: Arrays = {name: new.arrays[name] for name in self.shared}
         if self.kd:
-            maps = most_certain_maps(self.maps, site, self.scoring(site, new), int(broadcast.scalars["round"]))
+            maps = chosen_maps(self.maps, site, self.scoring(site, new), int(broadcast.scalars["round"]))
             sent = {**sent, **maps}
         return Payload(sent, {"n_train": len(site.train)})
 

@@ -3,7 +3,7 @@
     server keeps, for each (site, class), at most M rollout maps                     State of the server
     server sends site c the maps of all others, sites replaced by numbers            broadcast
     site c: E epochs of prompts and head, L_eps + lambda·L_KD (eq. 2, 4, 7)          local_round → private_round
-            prompts and head stay; the M maps of lowest vacuity of each class go     → most_certain_maps
+            prompts and head stay; the M maps of lowest vacuity of each class go     → chosen_maps
     server: the new maps of (c, k) replace the old ones                              aggregate
 
 Differs from the paper: maps travel at patch resolution as float16 and are compared through the Gram matrix of the
@@ -20,7 +20,7 @@ from edgefl_protocol.rules.maps import others_maps, replaced
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
-from edgefl_trainer.learning.attention_buffer import MapSharing, distillation, most_certain_maps
+from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
@@ -59,7 +59,7 @@ class FedEvPrompt:
             self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, mode=self.maps.rollout
         )
         predictor = scoring(self.recipe, site, new, self.maps.rollout)
-        return new, Payload(most_certain_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
+        return new, Payload(chosen_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
         """A reply replaces all maps of its site."""

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)

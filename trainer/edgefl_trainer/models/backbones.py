@@ -47,12 +47,12 @@ from edgefl_trainer.models.cnn import Backbone, FrozenCNN
 from edgefl_trainer.models.shipped import shipped_backbones
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 BACKBONE_FILE = "backbone.safetensors"
 MAX_BACKBONE_BYTES = 2 * 1024**3
 FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
-STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
+RUNNING_STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
 SELF_SUPERVISED_NAMES = ("mae", "dino", "clip")  # in a name of timm's hub
 
 
@@ -190,7 +190,7 @@ def _stored(name: str, value: NDArray[np.generic], *, half: bool) -> NDArray[np.
     """A tensor as files hold it: counters as they are, everything else in the asked precision."""
     if not np.issubdtype(value.dtype, np.floating):
         return value
-    return value.astype(np.float16 if half and not name.endswith(STATISTICS) else np.float32)
+    return value.astype(np.float16 if half and not name.endswith(RUNNING_STATISTICS) else np.float32)
 
 
 def _fresh_vit(architecture: Architecture, seed: int) -> nn.Module:

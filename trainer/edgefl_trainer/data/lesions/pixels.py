@@ -15,8 +15,8 @@ from edgefl_protocol.pictures.imaging import Fit, resize
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.plan import LesionSettings, plan_rows
 from edgefl_trainer.data.lesions.site import SiteStyle, site_styles
-from edgefl_trainer.data.lesions.view import Lesion, Mask, Photo, healthy_skin, paint_lesion, photograph
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.lesions.view import Mask, PaintedLesion, Photo, healthy_skin, paint_lesion, photograph
+from edgefl_trainer.data.rows import Row, SourceRows
 
 _LESION_STREAM, _VIEW_STREAM, _SKIN_STREAM = 2, 3, 5
 
@@ -43,7 +43,7 @@ class DrawnPixels:
         s = self.settings
         styles = site_styles(s.sites, s.seed)
         last: tuple[int, int] | None = None
-        lesion: Lesion | None = None
+        lesion: PaintedLesion | None = None
         for row in rows:
             site, number, view, label = row.source.split("/")
             if lesion is None or last != (int(site), int(number)):
@@ -53,10 +53,10 @@ class DrawnPixels:
             yield _fitted(image, mask, image_px, fit)
 
 
-def read_lesions(settings: LesionSettings) -> Table:
+def read_lesions(settings: LesionSettings) -> SourceRows:
     """The rows of `lesions:`."""
     name = f"lesions:sites={settings.sites},images={settings.images},seed={settings.seed}"
-    return Table(name, plan_rows(settings), DrawnPixels(settings))
+    return SourceRows(name, plan_rows(settings), DrawnPixels(settings))
 
 
 def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> tuple[Photo, Mask]:

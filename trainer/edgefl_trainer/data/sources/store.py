@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
 from edgefl_trainer.data.errors import DataError
 
-MAX_FILE_BYTES = 20_000_000  # one image; the image path refuses larger ones too
 MAX_TABLE_BYTES = 200_000_000  # one CSV
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 

@@ -37,7 +37,7 @@ from edgefl_trainer.learning.batches import Images, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another

@@ -53,7 +53,7 @@ class SiteOptions:
 
 
 @dataclass(frozen=True)
-class Work:
+class SiteWork:
     """All that a site needs to learn."""
 
     settings: RunSettings  # of its run directory
@@ -64,7 +64,7 @@ class Work:
     site: Site  # as the method sees it
 
 
-def prepare(told: TaskReply, options: SiteOptions) -> Work:
+def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
     """Read data and backbone, and check that they fit the task.
 
     Raises:
@@ -92,7 +92,7 @@ def prepare(told: TaskReply, options: SiteOptions) -> Work:
     sites = build_sites(federation, task, backbone, settings, method)
     [site] = sites.values()
     method.start(task, [site.name])  # what does not fit this backbone shows here
-    return Work(settings, method, task, backbone, federation, replace(site, noise="secret"))
+    return SiteWork(settings, method, task, backbone, federation, replace(site, noise="secret"))
 
 
 def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:

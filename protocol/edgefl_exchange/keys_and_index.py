@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgefl_exchange.caller import Caller
-from edgefl_exchange.errors import Refused, Unavailable
+from edgefl_exchange.errors import RefusedByCoordinator, Unavailable
 from edgefl_exchange.identity import Identity, Successor
 from edgefl_exchange.membership import Membership
 from edgefl_exchange.trust_records import save_revoked
@@ -47,7 +47,7 @@ def change_keys(
 
     Raises:
         Unavailable: no signed answer came; both keys are kept, and the next attempt goes on.
-        Refused: the coordinator refused; the keys that count stay.
+        RefusedByCoordinator: the coordinator refused; the keys that count stay.
         StorageError: the disk is full; the keys that count stay.
     """
     successor = identity.begin_change()
@@ -59,7 +59,7 @@ def change_keys(
         answer = _ask(caller, request)
         if answer is None:  # the answer to an earlier attempt was lost, and the old key's time is over since
             answer = RotateReply.from_payload(caller_of(successor).call("rotate", request))
-    except Refused as refusal:
+    except RefusedByCoordinator as refusal:
         if refusal.code in _GIVEN_UP:
             identity.drop_change()
         raise

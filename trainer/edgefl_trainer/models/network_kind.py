@@ -9,7 +9,7 @@ from edgefl_trainer.models.shipped import shipped_backbones
 
 NetworkKind = Literal["vit", "cnn"]
 PLAIN_VITS = ("vision_transformer", "deit")  # modules of timm
-MAX_HEADER_BYTES = 16 * 1024**2
+MAX_FILE_HEADER_BYTES = 16 * 1024**2
 
 
 def network_kind(name: str) -> NetworkKind:
@@ -53,7 +53,7 @@ def _kind_in_file(path: Path) -> NetworkKind:
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, MAX_HEADER_BYTES)))
+            header = json.loads(stream.read(min(length, MAX_FILE_HEADER_BYTES)))
         facts = json.loads(header["__metadata__"]["backbone"])
         return "cnn" if "cnn" in facts["architecture"] else "vit"
     except (OSError, ValueError, KeyError, TypeError):

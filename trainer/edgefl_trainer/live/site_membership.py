@@ -15,7 +15,7 @@ from pathlib import Path
 from edgefl_exchange.coordinator_keys import wall_clock_ms
 from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.enrolment import EnrolmentError, enrol, trust_certificate
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, Refused, TlsRefused, Unavailable
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, RefusedByCoordinator, TlsRefused, Unavailable
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
@@ -35,7 +35,7 @@ _FINAL = frozenset(
 )  # fmt: skip
 
 
-Settled = Callable[[Delivery], None]
+ReplySettled = Callable[[Delivery], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Seat:
+class SiteMembership:
     """Where a site keeps its membership."""
 
     folder: Path  # the run directory
@@ -102,7 +102,7 @@ class Seat:
         with self.member() as member:
             return member.task()
 
-    def meet(self, reply: Reply | None, settled: Settled) -> tuple[TaskReply, list[Delivery]]:
+    def meet(self, reply: Reply | None, settled: ReplySettled) -> tuple[TaskReply, list[Delivery]]:
         """One meeting with the coordinator: a new reply enters the outbox, the task is asked for, what waits is sent.
 
         Gives the task, and what became of each reply that was offered.
@@ -164,7 +164,7 @@ def refusals() -> Iterator[None]:
         raise
     except TlsRefused as error:
         raise FederationRefused(str(error), error.code) from error
-    except (EnrolmentError, InviteError, Refused) as error:
+    except (EnrolmentError, InviteError, RefusedByCoordinator) as error:
         if error.code not in _FINAL:
             raise
         raise FederationRefused(str(error), error.code) from error
