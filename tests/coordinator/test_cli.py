@@ -198,7 +198,7 @@ def test_a_home_with_a_long_path(make_coordinator) -> None:
 
 def test_init_asks_for_classes(tmp_path) -> None:
     result = CliRunner().invoke(main, ["init", str(tmp_path / "new"), "--federation", "skin"])
-    assert result.exit_code == 1 and "--classes" in result.stderr
+    assert result.exit_code == 2 and "--classes" in result.stderr
     assert not (tmp_path / "new").exists()
 
 

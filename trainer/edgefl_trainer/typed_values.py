@@ -16,6 +16,7 @@ import msgspec
 
 from edgefl_trainer.errors import SettingError
 
+MOST_NAMED = 12  # names that one sentence can list
 PlainValue = bool | int | float | str | tuple[int | float | str, ...]  # of a setting in a table of settings
 PlainTable = Mapping[str, PlainValue]
 
@@ -34,9 +35,10 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that look most like `name`; all where none does."""
+    """Name the known names that look most like `name`; where none does, all of a short list, else the nearest."""
     names = sorted(known)
-    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names)
+    far = names if len(names) <= MOST_NAMED else difflib.get_close_matches(name, names, n=1, cutoff=0)
+    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or far)
 
 
 def hints(kind: Any) -> Mapping[str, Any]:

@@ -101,15 +101,16 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
 def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the [task] table and the training rounds."""
     from edgefl_coordinator.commands.setup import task_of_method, task_of_run
-    from edgefl_coordinator.errors import OperatorError
+    from edgefl_coordinator.errors import USAGE, OperatorError
 
     if options["run_"] is not None:
         if options["classes"]:
-            raise OperatorError("--run brings its own classes; leave --classes out")
+            raise OperatorError("--run brings its own classes; leave --classes out", USAGE)
         table, rounds = task_of_run(options["run_"], options["settings"])
     else:
         if not options["classes"]:
-            raise OperatorError("give the class names in index order with --classes A,B,… or a finished run with --run")
+            told = "give the class names in index order with --classes A,B,… or a finished run with --run"
+            raise OperatorError(told, USAGE)
         table, rounds = task_of_method(
             options["method"],
             options["backbone"],
@@ -120,6 +121,11 @@ def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         )
         head = {"name": options["task"], "classes": options["classes"].split(","), "seed": options["seed"]}
         table = {**head, **table}
+    if not table["travels"]:
+        told = (
+            f"{table['method']} sends nothing, so it needs no coordinator: edgefl-train run {table['method']} runs it"
+        )
+        raise OperatorError(told, USAGE)
     most = options["maps_per_class"] or table["settings"].get("maps_per_class", USUAL_MAPS)
     settings = {**table["settings"], "maps_per_class": most} if table["shares_maps"] else table["settings"]
     chosen = {"line": options["line"], "maps_per_class": most, "settings": settings}

@@ -56,10 +56,11 @@ def guarded(
         try:
             command(*args, **kwargs)
         except EdgeflError as error:
-            from edgefl_coordinator.errors import NotAllowedError
+            from edgefl_coordinator.errors import USAGE_CODES, NotAllowedError
 
             click.echo(f"edgefl-coordinator: {error}", err=True)
-            sys.exit(3 if isinstance(error, NotAllowedError | BundleError | RecordError) else 1)
+            refused = isinstance(error, NotAllowedError | BundleError | RecordError)
+            sys.exit(3 if refused else 2 if error.code in USAGE_CODES else 1)
 
     return run
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import tomli_w
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.settings import (
     CoordinatorHome,
@@ -84,7 +84,7 @@ def check_table(table: Mapping[str, Any]) -> CoordinatorSettings:
     try:
         return settings_from_table(table)
     except (ValueError, TypeError) as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
 
 
 def try_first_job(settings: CoordinatorSettings) -> int:
@@ -129,7 +129,7 @@ def task_of_method(
     try:
         method_class(method)
     except SettingError as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]
     table = _method_table(method, usual.get("hyper", {}), assignments)
     table |= {"epochs": usual.get("epochs", 1), "backbone": _backbone_table(method, backbone, image_px, seed)}
@@ -173,7 +173,7 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
         kind = method_class(method)
         made = build(kind, {**hyper, **dict(assignment(kind, text) for text in assignments)})
     except SettingError as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
     told = {"travels": list(made.travels), "shares_maps": made.travels == ("maps",)}
     return {"method": method, "settings": hyper_values(made), **told}
 
@@ -184,7 +184,8 @@ def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> 
     if _learns_network(method) and is_trained(name):
         raise OperatorError(
             f"{method} learns a network, which a live federation begins fresh: name an architecture, such as "
-            "--backbone cnn:resnet18 or vit:192x12/12"
+            "--backbone cnn:resnet18 or vit:192x12/12",
+            USAGE,
         )
     return _plain_spec(load_backbone(name, image_px=image_px, seed=seed).spec)
 

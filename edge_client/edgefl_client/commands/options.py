@@ -28,7 +28,7 @@ model_option = click.option(
     "--model",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.edgefl",
-    help="Bundle to score with.  [default: the one fetched by edgefl pull]",
+    help="File of the model (a signed bundle).  [default: the one fetched by edgefl pull]",
 )
 trust_option = click.option(
     "--trust", "trusted", multiple=True, metavar="PUB", help="Public key of a signer, or its file; for this call only."

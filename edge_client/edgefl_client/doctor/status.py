@@ -130,7 +130,7 @@ def status_text(report: dict[str, Any]) -> str:
         f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",
     ]
     if member is None:
-        return "\n".join([*lines, "member of no federation"])
+        return "\n".join([*lines, "member of no federation; to join one: edgefl enrol INVITE"])
     lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
     if member["state"] == "pending":
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")

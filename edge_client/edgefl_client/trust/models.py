@@ -50,7 +50,8 @@ def current_file(home: Home) -> Path:
     """File of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
-        raise NoModel("this device has no model yet; name one with --model, or fetch the federation's with edgefl pull")
+        get = "name one with --model, or get the federation's: edgefl enrol INVITE, then edgefl pull"
+        raise NoModel(f"this device has no model yet; {get}")
     return home.models / f"{sha256}.edgefl"
 
 

@@ -170,7 +170,7 @@ def method_class(name: str) -> type[Method]:
     """A method by name; a `SettingError` that names the nearest one where there is none."""
     if name not in METHODS:
         raise SettingError(
-            f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`."
+            f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? `edgefl-train methods` lists all."
         )
     return METHODS[name]
 
