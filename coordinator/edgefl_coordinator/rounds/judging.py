@@ -1,18 +1,18 @@
-"""Which replies of a round are aggregated: one that has another form than it should is refused by name, not averaged.
+"""Which replies of a round are aggregated: one of another form than it should have is refused by name, not averaged.
 
 Guarantees: whatever the method, a result comes only of replies that agree with the broadcast and with each other, and
 that the method takes. The rules, in order:
-    (1) an array that the broadcast of the round holds too has the broadcast's type and shape
-    (2) replies have one form: names, types and shapes of their arrays, names and kinds of their scalars; that of more
-        than half is right. Names that end in a class index (`prototypes.<k>`) may be there or not, and have as many
-        rows as the site has, as `features` do; a reply without arrays is for the method to judge
-    (3) of three replies or more that change what the broadcast holds (weights, prompts, heads), one whose change is
-        more than eight times the median one is refused; a site with more images than the median may go farther, in
-        proportion. A reply times a million, times −10, or far from everything does not enter the mean
-    (4) a reply that the method cannot take alone is refused, once it could not take them all together
-A contribution of features (`beside_the_average`) is compared with others of its kind alone, and counts for no quorum.
-A problem that no rule pins on a reply is told as such, and nothing is aggregated. Pure: the method comes as a function.
-Source: docs/security.md, poisoning, and check 46.
+    (1) An array that also stands in the round's broadcast has the type and shape it has there.
+    (2) All replies have one form: names, types and shapes of the arrays, names and kinds of the scalars. The form that
+        more than half of them have is the right one. Arrays whose names end in a class index (`prototypes.<k>`) may be
+        missing. They and `features` may have any number of rows. A reply without arrays is left to the method.
+    (3) Of three replies or more that change what was broadcast (weights, prompts, heads), one that lies more than eight
+        times as far from it as the median reply is refused. A site with more images than the median may lie farther, in
+        proportion. So a reply times a million, or times −10, does not enter the mean.
+    (4) Where the method cannot take these replies together, each that it cannot take alone is refused.
+A contribution of features (`beside_the_average`) is compared only with others like it, and counts for no quorum. Where
+the method fails and no single reply is at fault, the problem is told and nothing is aggregated. Pure: the method comes
+as a function. Source: docs/security.md, poisoning, and check 46.
 """
 
 import re
