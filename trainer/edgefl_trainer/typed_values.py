@@ -42,12 +42,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def hints(kind: Any) -> Mapping[str, Any]:
-    """The declared type of each field of a class, with its bounds."""
+    """Return the declared type of each field of a class, with its bounds."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 def fits(value: object, wanted: Any) -> bool:
-    """Whether a value is of a type and within its bounds."""
+    """Tell whether a value is of a type and within its bounds."""
     try:
         msgspec.convert(value, wanted)
     except msgspec.ValidationError:
@@ -56,7 +56,7 @@ def fits(value: object, wanted: Any) -> bool:
 
 
 def allowed(wanted: Any, value: object) -> str:
-    """What a person may write instead of a value that does not fit."""
+    """Return what a person may write instead of a value that does not fit."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
         plain, *bounds = parts
@@ -69,7 +69,7 @@ def allowed(wanted: Any, value: object) -> str:
 
 
 def read_value(value: object, wanted: Any, name: str) -> Any:
-    """The value as its declared type, or a `SettingError` whose sentence says what is allowed."""
+    """Read a value as its declared type; a `SettingError` whose sentence says what is allowed."""
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
@@ -77,7 +77,7 @@ def read_value(value: object, wanted: Any, name: str) -> Any:
 
 
 def read_table(found: object, kind: type[Any], name: str) -> Any:
-    """A `msgspec.Struct` that forbids unknown fields, from a table of TOML.
+    """Read a `msgspec.Struct` that forbids unknown fields, from a table of TOML.
 
     Raises:
         SettingError: a key is unknown or missing or a value does not fit; the sentence names the place.

@@ -73,7 +73,7 @@ def partition(
 
 
 def partition_json(partition: "Partition") -> dict[str, Any]:
-    """What `--json` prints: the plan and the table, without names of images."""
+    """Return what `--json` prints: the plan and the table, without names of images."""
     from edgefl_trainer.data.partition import ROW_KINDS
 
     learning = partition.counts(("train", "tune"))
@@ -90,7 +90,7 @@ def partition_json(partition: "Partition") -> dict[str, Any]:
 
 
 def partition_text(partition: "Partition") -> str:
-    """Sites down, classes across: training images (train and tune rows); then the images of each kind.
+    """Write a table, sites down and classes across: training images (train and tune rows), then images of each kind.
 
     Beyond 16 classes a line says how many classes a site has, and its largest ones.
     """
@@ -117,7 +117,7 @@ def partition_text(partition: "Partition") -> str:
 
 
 def summary_line(partition: "Partition") -> str:
-    """What a person wants to know of a partition that was just made."""
+    """Write the line that tells a person what partition was made."""
     sizes = [len(rows["train"]) + len(rows["tune"]) for rows in partition.sites.values()]
     held = f", {len(partition.held_out)} of them held out" if partition.held_out else ""
     return (

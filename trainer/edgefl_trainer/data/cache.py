@@ -41,13 +41,13 @@ class CachedPictures:
 
 
 def default_cache_dir() -> Path:
-    """`EDGEFL_CACHE`, else `~/.cache/edgefl`."""
+    """Return the cache folder: `EDGEFL_CACHE`, else `~/.cache/edgefl`."""
     named = os.environ.get("EDGEFL_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "edgefl"
 
 
 def cached_pictures(tables: Sequence[SourceRows], image_px: int, fit: Fit, cache_dir: Path) -> CachedPictures:
-    """The pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
+    """Return the pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
 
     Masks are kept only where every table knows masks.
 

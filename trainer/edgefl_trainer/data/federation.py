@@ -44,7 +44,7 @@ class SiteRows:
     unlabelled: Indices  # rows for self-supervised learning only
 
     def rows(self, kind: str) -> Indices:
-        """The rows of one of `ROW_KINDS`."""
+        """Return the rows of one of `ROW_KINDS`."""
         found: Indices = getattr(self, kind)
         return found
 
@@ -64,7 +64,7 @@ class Federation:
     held_out: tuple[str, ...] = ()  # sites that never train, in name order
 
     def counts(self, rows: Indices) -> NDArray[np.int64]:
-        """Images of each class among `rows`, (K,)."""
+        """Count the images of each class among `rows`, (K,)."""
         labels = self.labels[rows]
         return np.bincount(labels[labels >= 0], minlength=len(self.classes)).astype(np.int64)
 
@@ -155,7 +155,7 @@ def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spe
 def label_rows(
     rows: Sequence[Row], task: str, classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Class names and the label of each row, −1 for rows without a label or of a class that is left out.
+    """List the classes, and the label of each row: −1 without one, or of a class that is left out.
 
     Raises:
         DataError: A class is not in the data, the task is not known, or no nevus class is there.

@@ -50,18 +50,18 @@ class Partition:
         return content_digest(sites, self.held_out)
 
     def counts(self, kinds: Sequence[str]) -> dict[str, Counter[str]]:
-        """Site → class → images among these kinds of rows."""
+        """Count images by site and class among these kinds of rows."""
         return {
             name: Counter(str(label) for kind in kinds for _, label in rows[kind]) for name, rows in self.sites.items()
         }
 
     def tune_lesions(self, site: str, learning: Sequence[Row]) -> set[str]:
-        """The lesions among a site's training rows whose images are its tune rows."""
+        """Return the lesions among a site's training rows whose images are its tune rows."""
         images = {image for image, _ in self.sites[site]["tune"]}
         return {row.lesion for row in learning if row.image in images}
 
     def to_bytes(self) -> bytes:
-        """The file: JSON with a digest over sites, kinds, images and classes."""
+        """Write the file: JSON with a digest over sites, kinds, images and classes."""
         sites = {
             name: {kind: _by_label(rows[kind]) for kind in ROW_KINDS if rows[kind]} for name, rows in self.sites.items()
         }
@@ -77,12 +77,12 @@ class Partition:
         return json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
 
     def facts(self) -> dict[str, Any]:
-        """What a run's summary says about it."""
+        """Return what a run's summary says about it."""
         return {**self.plan.to_json(), "seed": self.seed, "held_out": list(self.held_out), "sha256": self.sha256}
 
 
 def content_digest(sites: Content, held_out: Sequence[str] = ()) -> str:
-    """SHA-256 over site → kind → sorted (image, class), and over the held-out sites where there are any."""
+    """Compute SHA-256 over site → kind → sorted (image, class), and over the held-out sites where there are any."""
     content: object = {name: {kind: sorted(rows[kind]) for kind in rows} for name, rows in sites.items()}
     if held_out:
         content = {"held_out": sorted(held_out), "sites": content}
@@ -116,7 +116,7 @@ def deal(
     *,
     tune_share: float = TUNE_SHARE,
 ) -> Partition:
-    """The partition of rows whose test rows are dealt; raises as `make_partition`."""
+    """Deal rows whose test rows are dealt already; raises as `make_partition`."""
     present = {row.label for row in rows if row.label is not None}
     wanted = tuple(sorted(present if classes is None else set(classes)))
     unknown = [name for name in wanted if name not in present]
@@ -136,7 +136,7 @@ def deal(
 
 
 def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
-    """The rows of a table with the sites and test rows that its SPEC gives them, in order.
+    """Return the rows of a table with the sites and test rows that its SPEC gives them, in order.
 
     Raises:
         DataError: `@site=NAME` names a site that the data does not have, or `@rows` is given to data with splits.
@@ -155,13 +155,13 @@ def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
 
 
 def own_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
-    """The rows of `sited_rows`, those of sites that `@site=NAME` does not ask for marked as left out."""
+    """Return the rows of `sited_rows`; those of sites that `@site=NAME` does not ask for are marked as left out."""
     rows = sited_rows(spec, table, seed)
     return [row if spec.site in (None, row.site) else replace(row, site=None, split=LEFT_OUT) for row in rows]
 
 
 def takes_part(row: Row, scheme: str, classes: Sequence[str]) -> bool:
-    """Whether a row is dealt: it is labelled, and has a site where the scheme starts from the sites of the data."""
+    """Tell whether a row is dealt: it has a label, and a site where the scheme starts from the data's sites."""
     sited = row.site is not None or scheme not in ("natural", "domain")
     return sited and row.split in ("train", "val", "test") and row.label in classes
 

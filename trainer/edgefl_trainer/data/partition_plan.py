@@ -70,7 +70,7 @@ class PartitionPlan:
                 raise PartitionError(f"{_flag(name)} is {value!r}; allowed: {allowed(wanted, value)}.")
 
     def to_json(self) -> dict[str, Any]:
-        """What was given, by name."""
+        """Return what was given, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

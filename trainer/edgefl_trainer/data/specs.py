@@ -66,7 +66,7 @@ def read_spec(spec: Spec, seed: int) -> SourceRows:
 
 
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
-    """The options of a SPEC over their defaults; a `SpecError` for one that is not known."""
+    """Put the options of a SPEC over their defaults; a `SpecError` for one that is not known."""
     for name in spec.options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"

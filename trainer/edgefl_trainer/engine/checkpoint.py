@@ -87,7 +87,7 @@ class Checkpoints:
         make_folder(folder)
 
     def progress(self) -> RunProgress:
-        """What `latest.json` says; nothing finished where there is none, a `RunError` where the file is not ours."""
+        """Read `latest.json`; nothing is finished where there is none. A `RunError` where the file is not ours."""
         path = self._folder / "latest.json"
         if not path.exists():
             return RunProgress()
@@ -100,12 +100,12 @@ class Checkpoints:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
     def load_state(self, file: str) -> State:
-        """A state by the file name that `RunProgress` holds; raises as `load_payload`."""
+        """Load a state by the file name that `RunProgress` holds; raises as `load_payload`."""
         payload = self.load_payload(file)
         return State(payload.arrays, payload.scalars)
 
     def load_payload(self, file: str) -> Payload:
-        """A payload by the file name that `RunProgress` holds; a `RunError` where it is missing or damaged."""
+        """Load a payload by the file name that `RunProgress` holds; a `RunError` where it is missing or damaged."""
         try:
             return Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
         except EdgeflError as error:
@@ -116,7 +116,7 @@ class Checkpoints:
             ) from error
 
     def load_site(self, phase: int, name: str) -> SiteResult | None:
-        """A site's work of an unfinished phase; None where it has to be done (again), also where a file is damaged."""
+        """Load a site's work of an unfinished phase; None where it has to be done (again), also as damaged."""
         folder = self._phase(phase)
         marker = folder / f"{name}.metrics.json"
         if not marker.exists():  # written last: state and reply are whole

@@ -17,13 +17,13 @@ from edgefl_trainer.methods import METHODS
 
 
 def first_run(backbone: str) -> Path | None:
-    """The folder that a backbone's name gives; None where it names no run."""
+    """Return the folder that a backbone's name gives; None where it names no run."""
     kind, _, where = backbone.partition(":")
     return Path(where) if kind == "run" else None
 
 
 def learned_by(backbone: str) -> dict[str, Any] | None:
-    """The results of the run without labels that learned a backbone, while they are there.
+    """Return the results of the run without labels that learned a backbone, while they are there.
 
     A run with labels keeps a copy of the network it started from: that network's run is looked for behind it.
     """

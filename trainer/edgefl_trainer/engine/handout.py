@@ -16,12 +16,12 @@ ENCODER_PREFIX = "backbone."  # begins the names of the encoder's tensors
 
 
 def final_phase(task: Task) -> Phase:
-    """The phase of what is handed out at the end."""
+    """Return the phase of what is handed out at the end."""
     return Phase("final", task.rounds + 1)
 
 
 def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """What each of `sites` receives after the last exchange."""
+    """Make what each of `sites` receives after the last exchange."""
     learns = declared(method)
     if learns.encoder and not learns.apart:
         encoder = {ENCODER_PREFIX + name: value for name, value in learns.encoder(state).items()}
@@ -30,7 +30,7 @@ def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -
 
 
 def received_encoder(broadcast: Payload) -> Arrays:
-    """The encoder of a federation's last hand-out, by timm's names; a `TrainingError` where it holds none."""
+    """Read the encoder from a federation's last hand-out, by timm's names; a `TrainingError` where it holds none."""
     encoder = {
         name.removeprefix(ENCODER_PREFIX): value
         for name, value in broadcast.arrays.items()

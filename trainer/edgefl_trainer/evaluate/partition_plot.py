@@ -38,7 +38,7 @@ def plot_partition(partition: Partition, title: str = "") -> bytes:
 
 
 def headline(partition: Partition) -> str:
-    """Scheme, numbers and seed in one line."""
+    """Write scheme, numbers and seed in one line."""
     plan = {name: value for name, value in partition.plan.to_json().items() if name not in ("scheme", "sites")}
     words = [f"{name.replace('_', ' ')} {value}" for name, value in plan.items() if value]
     return " · ".join([partition.plan.scheme, f"{len(partition.sites)} sites", *words, f"seed {partition.seed}"])

@@ -46,7 +46,7 @@ def curves(lines: Lines, metric: str = "balanced_accuracy") -> Curves:
 
 
 def bytes_by_round(lines: Lines) -> dict[int, float]:
-    """Bytes of all sites, up and down, from the start to the end of each round."""
+    """Sum the bytes of all sites, up and down, from the start to the end of each round."""
     spent: dict[int, float] = {}
     for line in lines:
         both = float(line.get("bytes_up", 0)) + float(line.get("bytes_down", 0))
@@ -93,7 +93,7 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
 
 
 def png(figure: Figure, **options: Any) -> bytes:
-    """The bytes of a figure as PNG."""
+    """Write a figure as the bytes of a PNG."""
     out = io.BytesIO()
     figure.savefig(out, format="png", **options)
     return out.getvalue()
@@ -198,7 +198,7 @@ def _name_lines(axes: Axes) -> None:
 
 
 def spread_out(wanted: Sequence[float], room: float) -> list[float]:
-    """Heights (shares of the axes) as near the wanted ones as can be, in order, `room` apart, within [0, 1]."""
+    """Move heights (shares of the axes) at least `room` apart within [0, 1], in order, as little as possible."""
     order = np.argsort(wanted, kind="stable")
     room = min(room, 1 / max(1, len(order) - 1))
     groups: list[tuple[float, int]] = []  # middle and number of names that touch one another

@@ -18,7 +18,7 @@ NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METR
 
 
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of `summary.json` that need every row: of each site, and of all rows of the sites that trained.
+    """Compute the figures of `summary.json` that need every row: of each site, and of all rows of trained sites.
 
     Gives `sites`, `pooled`, and the interval of the mean balanced accuracy over sites.
 
@@ -42,7 +42,7 @@ def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, 
 
 
 def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
-    """Every figure with its interval as `NAME_interval`; null where undefined."""
+    """Compute every figure with its interval as `NAME_interval`; null where undefined."""
     figures = site_metrics(scored.probabilities, scored.target, predicted=scored.predicted, vacuity=scored.vacuity)
     intervals = {
         f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
@@ -54,7 +54,7 @@ def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
 def thin_sites(
     scored: Mapping[str, Scored], seen: Mapping[str, Sequence[bool]], classes: Sequence[str], rows: str
 ) -> list[str]:
-    """A sentence for each site whose figures flatter it, since they are over fewer classes than the run has.
+    """Write a sentence for each site whose figures come out too high, since they cover fewer classes than the run has.
 
     In name order; from the tenth site on one for all that are left. `seen` are the classes that each site can name,
     `rows` is the kind of the scored rows, `test` or `val`.

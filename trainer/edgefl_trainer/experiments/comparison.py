@@ -52,7 +52,7 @@ class ComparedRow:
 
 
 def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[ComparedRow]:
-    """Every row of a part, run or not."""
+    """Compare every row of a part with the paper's, run or not."""
     return [
         _line(experiment, part, row, _runs_of(part, row, found), ddof)
         for where, row in experiment.pairs()
@@ -84,7 +84,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def bars_of(experiment: Experiment, found: Sequence[Found]) -> tuple[dict[str, list[Bar]], list[str]]:
-    """The rows that were run as bars, and the names of the groups: the columns of all parts that have a run."""
+    """Return the rows that were run as bars, and the names of the groups: the columns of all parts that have a run."""
     parts = [part for part in experiment.parts if any(one.part == part.name for one in found)]
     rows: dict[str, list[Bar]] = {}
     groups: list[str] = []

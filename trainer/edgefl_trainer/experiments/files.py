@@ -161,11 +161,11 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     plot: Literal["progress", "bars", "dots"] = "progress"  # what `table --plot` draws: lines over rounds, or figures
 
     def part(self, name: str) -> Part:
-        """The part of that name."""
+        """Find the part of that name."""
         return next(part for part in self.parts if part.name == name)
 
     def pairs(self) -> Iterator[tuple[Part, MethodRow]]:
-        """Every part with every row that stands in it."""
+        """List every part with every row that stands in it."""
         for part in self.parts:
             for row in self.rows:
                 if not row.parts or part.name in row.parts:
@@ -260,7 +260,7 @@ def _check_settings(settings: PlainTable) -> None:
 
 
 def plan_of(partition: PlainTable) -> tuple[PartitionPlan, int] | None:
-    """The plan and the seed of a part's partition; None where the data's own sites are taken.
+    """Return the plan and the seed of a part's partition; None where the data's own sites are taken.
 
     Raises:
         SettingError: a key that a plan does not have.

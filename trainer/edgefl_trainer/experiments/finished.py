@@ -19,7 +19,7 @@ from edgefl_trainer.experiments.planning import federation_of, place_of
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run itself, or the finished runs anywhere below a folder, in name order; a `RunError` where there is none."""
+    """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none."""
     if (folder / CONFIG).exists():
         return [folder]
     below = sorted(path.parent for path in folder.rglob(CONFIG))
@@ -31,7 +31,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
-    """What `environment.json` of a run says; empty where it cannot be read, since a table can do without."""
+    """Read a run's `environment.json`; empty where it cannot be read, since a table can do without."""
     try:
         found = json.loads((folder / "environment.json").read_text())
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 
 def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
-    """The runs of an experiment among folders.
+    """Find the runs of an experiment among folders.
 
     Args:
         folders: runs, or folders of runs; below a folder of runs those of other experiments are passed over.

@@ -95,7 +95,7 @@ class Exchanges:
             self._checkpoints.finish_phase(number - 1, State(), {self.name: found})
 
     def refused(self, number: int) -> bool:
-        """Whether the reply of an exchange was refused for good, so that it is not learned again."""
+        """Tell whether the reply of an exchange was refused for good, so that it is not learned again."""
         path = self.folder / REFUSED
         try:
             return bool(json.loads(path.read_bytes())["round"] == number) if path.exists() else False

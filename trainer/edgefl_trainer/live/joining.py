@@ -236,7 +236,7 @@ class _Wait:
         self.over()
 
     def over(self) -> None:
-        """Something happened: begin with short waits again."""
+        """Begin with short waits again: something happened."""
         self._next_s, self._said = FIRST_WAIT_S, ""
 
     def because(self, why: str, at_least_s: float = 0.0) -> None:

@@ -59,7 +59,7 @@ class SiteMembership:
         return self.folder / MEMBER
 
     def enrolled(self, invite: str | None, ca: Path | None, proxy: str | None) -> Membership:
-        """The membership, joined now with the invite where there is none yet.
+        """Return the membership; join now with the invite where there is none yet.
 
         Args:
             invite: what the operator gave; None goes on with the membership that is there.
@@ -89,7 +89,7 @@ class SiteMembership:
 
     @contextmanager
     def member(self) -> Iterator[Member]:
-        """The membership, opened: holds the keys until the end.
+        """Open the membership, and hold its keys until the end.
 
         A `FederationRefused` where the server is not the trusted one, or refuses for good; an `ExchangeError` where the
         folder holds no finished enrolment, or nothing answered.
@@ -98,12 +98,12 @@ class SiteMembership:
             yield member
 
     def task(self) -> TaskReply:
-        """The signed task; raises `NotEnrolled` while the operator has not approved."""
+        """Fetch the signed task; raises `NotEnrolled` while the operator has not approved."""
         with self.member() as member:
             return member.task()
 
     def meet(self, reply: Reply | None, settled: ReplySettled) -> tuple[TaskReply, list[Delivery]]:
-        """One meeting with the coordinator: a new reply enters the outbox, the task is asked for, what waits is sent.
+        """Meet the coordinator once: a new reply enters the outbox, the task is asked for, what waits is sent.
 
         Gives the task, and what became of each reply that was offered.
 

@@ -66,12 +66,12 @@ class FedAvg:
         return ("prompts.b",) if self.share == "b" else self.recipe.trained
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """One warm exchange of feature moments where the head is averaged, then R rounds."""
+        """Plan one warm exchange of feature moments where the head is averaged, then R rounds."""
         warm = [] if self.share == "b" else [Phase("warm", 0)]
         return [*warm, *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Initial prompts and head."""
+        """Begin with the initial prompts and head."""
         initial = evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
         shared = steps.as_arrays({name: initial[name] for name in self.shared})
         standardise = int(self.recipe.standardises(task.backbone))
@@ -79,7 +79,7 @@ class FedAvg:
         return State(shared, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
+        """Send the averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
         if phase.kind == "warm":
             return dict.fromkeys(sites, Payload({}, {}))
         averaged = {name: value for name, value in state.arrays.items() if not is_maps(name)}
@@ -88,7 +88,7 @@ class FedAvg:
         return {name: Payload({**averaged, **maps[name]}, readout) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Moments and probes in the warm phase, then E epochs from the averaged tensors."""
+        """Compute moments and probes in the warm phase, then E epochs from the averaged tensors."""
         if broadcast.scalars["phase"] == "warm":
             standardise = self.recipe.standardises(site.task.backbone)
             return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
@@ -98,7 +98,7 @@ class FedAvg:
     def learned(
         self, site: Site, state: State, broadcast: Payload, terms: Sequence[Term] = (), epochs: int | None = None
     ) -> State:
-        """E epochs, or as many as named, from the averaged tensors, with a method's own `terms` in the loss."""
+        """Learn E epochs, or as many as named, from the averaged tensors, with a method's own `terms` in the loss."""
         before = self.model(site, state, broadcast)
         tensors = evidential.trainable(self.recipe, before.arrays, site.device)
         evidential.learn(
@@ -115,7 +115,7 @@ class FedAvg:
         return State(steps.as_arrays(tensors), before.values)
 
     def reply(self, site: Site, new: State, broadcast: Payload) -> Payload:
-        """The shared tensors of a site that has learned, and with `kd` its most certain maps."""
+        """Make the reply of a site that has learned: the shared tensors, and with `kd` its chosen maps."""
         sent: Arrays = {name: new.arrays[name] for name in self.shared}
         if self.kd:
             maps = chosen_maps(self.maps, site, self.scoring(site, new), int(broadcast.scalars["round"]))
@@ -123,7 +123,7 @@ class FedAvg:
         return Payload(sent, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Pooled feature statistics and the readout that probes best; then the mean of the sites' tensors."""
+        """Pool feature statistics and the readout that probes best; then average the sites' tensors."""
         if phase.kind == "warm":
             found = common_features(replies, str(state.values["wanted"]), standardise=bool(state.values["standardise"]))
             return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
@@ -136,15 +136,15 @@ class FedAvg:
         return State({**kept, **steps.weighted_mean(replies, weights, self.shared)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model, with what stayed at the site and the site's own prior."""
+        """Return the averaged model, with what stayed at the site and the site's own prior."""
         return self.scoring(site, self.model(site, state, broadcast))
 
     def scoring(self, site: Site, model: State) -> Predictor:
-        """What scores with a site's tensors."""
+        """Make what scores with a site's tensors."""
         return private_prompts.scoring(self.recipe, site, model, self.maps.rollout)
 
     def model(self, site: Site, state: State, broadcast: Payload) -> State:
-        """What a site starts a round from: the broadcast's tensors, its own for the rest, initial where it has none."""
+        """Return what a site begins a round with: the broadcast's tensors, else its own, else the initial ones."""
         own = begun(self.recipe, site, state, broadcast)
         names = (*self.shared, *STATISTICS)
         received = {name: broadcast.arrays[name] for name in names if name in broadcast.arrays}

@@ -63,17 +63,17 @@ class FedCLF:
         return ("features", "weights") if self.shares else ("weights",)
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange of features where they travel, then R rounds."""
+        """Plan a warm exchange of features where they travel, then R rounds."""
         warm = [Phase("warm", 0)] if self.shares else []
         return [*warm, *self_supervised.phases(self.contrast.sgd, rounds)]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh network, or the backbone to learn on, and a fresh projection."""
+        """Begin with a fresh network, or the backbone to learn on, and a fresh projection."""
         self.noise.check_accountant()
         return contrast.start(self.contrast, task)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged weights, and in train rounds the others' features."""
+        """Send the averaged weights, and in train rounds the others' features."""
         weights = contrast.weights_to_send(state, phase)
         if phase.kind != "train" or not self.shares:
             return dict.fromkeys(sites, Payload(weights, {}))
@@ -81,7 +81,7 @@ class FedCLF:
         return {name: Payload({**weights, **remote[name]}, {}) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """The first bank in the warm phase, then E epochs; the last exchange collects batch norm where it stayed."""
+        """Send the first bank in the warm phase, then learn E epochs; at last send batch norm where it stayed."""
         kind, round_ = broadcast.scalars["phase"], int(broadcast.scalars["round"])
         if kind == "final":
             return contrast.last_exchange(site, state)
@@ -101,7 +101,7 @@ class FedCLF:
         return self._divided(site, new, weights, learned.slow, round_)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of the weights by numbers of images; new banks replace those of their sites."""
+        """Average the weights by numbers of images; new banks replace those of their sites."""
         learned = contrast.average(state, phase, replies)
         if phase.kind == "final" or not self.shares:
             return learned

@@ -73,16 +73,16 @@ class FedDistill:
     predictor = private_prompts.predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """No output yet."""
+        """Begin without outputs."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """`outputs.<class>` (K,): the mean over the sites that have the class."""
+        """Send `outputs.<class>` (K,): the mean over the sites that have the class."""
         return {name: Payload(self._mean_outputs(state, name), {}) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs drawn to the federation's outputs, then the site's own."""
+        """Learn E epochs drawn to the federation's outputs, then send the site's own."""
         terms = self._terms(site, broadcast)
         new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
         predictor = private_prompts.scoring(self.recipe, site, new)
@@ -90,7 +90,7 @@ class FedDistill:
         return new, Payload({f"outputs.{k}": mean for k, mean in means.items()}, {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """A site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
+        """Keep each site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
         kept = {name: value for name, value in state.arrays.items() if name.split(".", 2)[2] not in replies}
         for site in sorted(replies):
             found = steps.by_class(replies[site].arrays, "outputs", int(state.values["classes"]))

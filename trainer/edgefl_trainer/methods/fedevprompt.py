@@ -44,12 +44,12 @@ class FedEvPrompt:
     phases = method_parts.train_rounds  # the buffer is empty in the first
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """An empty buffer."""
+        """Begin with an empty buffer."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """To each site the others' maps."""
+        """Send each site the others' maps."""
         return {name: Payload(maps, {}) for name, maps in others_maps(state.arrays, sites).items()}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
@@ -62,11 +62,11 @@ class FedEvPrompt:
         return new, Payload(chosen_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """A reply replaces all maps of its site."""
+        """Replace all maps of a site by those of its reply."""
         sent = {name: reply.arrays for name, reply in replies.items()}
         return State(replaced(state.arrays, sent, int(state.values["classes"])), state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model; the initial one where it took part in no round."""
+        """Return the site's own model; the initial one where it took part in no round."""
         own = begun(self.recipe, site, state, broadcast)
         return scoring(self.recipe, site, own, self.maps.rollout)

@@ -102,13 +102,13 @@ class FedMAE:
         )
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds, then one exchange that collects what stayed local and one that hands out its mean."""
+        """Plan R rounds, then one exchange that collects what stayed local and one that hands out its mean."""
         train = [Phase("train", r) for r in range(1, rounds + 1)]
         final = [Phase("final", rounds + 1), Phase("final", rounds + 2)]
         return train if self.keep_local == "none" else [*train, *final]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Weights of a fresh network, or of the backbone to learn on."""
+        """Begin with weights of a fresh network, or of the backbone to learn on."""
         model = self._model(task)
         if model.kept(self.mask_ratio) == 0:
             raise SettingError(f"mask_ratio is {self.mask_ratio} and hides all {model.tokens} patches: lower it.")
@@ -117,12 +117,12 @@ class FedMAE:
         return State(self._split(arrays)[0])
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged weights; in the `final` phases nothing, then the mean of what stayed local."""
+        """Send the averaged weights; in the `final` phases nothing, then the mean of what stayed local."""
         shared, kept = self._split(state.arrays)
         return dict.fromkeys(sites, Payload(shared if phase.kind == "train" else kept, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs from the averaged weights and the site's own part; at the end that part itself."""
+        """Learn E epochs from the averaged weights and the site's own part; at the end send that part."""
         n_train = len(site.unlabelled)
         if broadcast.scalars["phase"] == "final":
             mean = self._split(broadcast.arrays)[1]
@@ -139,7 +139,7 @@ class FedMAE:
         return State(kept), Payload(shared, {"n_train": n_train})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Mean weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
+        """Average weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
         return average(state, replies)
 
     predictor = method_parts.no_predictor
@@ -171,7 +171,7 @@ class FedMAE:
             return len(parts), (drawn(images, rng) for images in read_ahead(site, site.unlabelled, parts))
 
         def drawn(images: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-            """Views, and the noise that hides patches."""
+            """Draw views, and the noise that hides patches."""
             views = random_crops(images, rng, self.smallest_crop)
             return views, torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
 

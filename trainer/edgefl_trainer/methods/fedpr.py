@@ -62,11 +62,11 @@ class FedPR:
         check_bounds(self, ratio=(0 <= self.ratio <= 1, "0 (the exact null space) to 1"))
 
     def insert_for(self, backbone: BackboneSpec) -> Tokens:
-        """Behind the class token, before block 0."""
+        """Insert behind the class token, before block 0."""
         return Tokens()
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs of P and H, the prompts only within the null space of what was sent."""
+        """Learn E epochs of P and H, the prompts only within the null space of what was sent."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_ = int(broadcast.scalars["round"])
@@ -94,7 +94,7 @@ class FedPR:
 
 
 def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool = False) -> NDArray[np.float64]:
-    """The symmetric matrix T (D, D) that an update Δ (n, D) is multiplied with from the right.
+    """Compute the symmetric matrix T (D, D) that an update Δ (n, D) is multiplied with from the right.
 
     Args:
         prompts: global prompts P, (n, D).

@@ -93,24 +93,24 @@ class FedProto:
         return ("prototypes", *features_sent(self.recipe.head_norm))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """One warm exchange of feature moments, then R rounds."""
+        """Plan one warm exchange of feature moments, then R rounds."""
         return [Phase("warm", 0), *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """No prototype yet."""
+        """Begin without prototypes."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         standardise = int(self.recipe.standardises(task.backbone))
         wanted = settled_readout(self.recipe.readout, task.backbone)
         return State({}, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """`prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
+        """Send `prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
         if phase.kind == "warm":
             return dict.fromkeys(sites, Payload({}, {}))
         return dict.fromkeys(sites, Payload(state.arrays, {"readout": state.values["readout"]}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Moments in the warm phase; then E epochs drawn to the prototypes, and the site's own."""
+        """Send moments in the warm phase; then learn E epochs drawn to the prototypes, and send the site's own."""
         if broadcast.scalars["phase"] == "warm":
             standardise = self.recipe.standardises(site.task.backbone)
             return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
@@ -126,7 +126,7 @@ class FedProto:
         return new, Payload(arrays, {f"n.{k}": int(counts[k]) for k in means})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Each class's prototype is the mean over the sites that have it; a class nobody sent keeps its own."""
+        """Average each class's prototype over the sites that have it; a class nobody sent keeps its own."""
         if phase.kind == "warm":
             found = common_features(replies, str(state.values["wanted"]), standardise=bool(state.values["standardise"]))
             return State(found.arrays, {**state.values, **found.values})
@@ -141,11 +141,11 @@ class FedProto:
         return State({**state.arrays, **new}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own head, or the nearest prototype."""
+        """Return the site's model: its own head, or the nearest prototype."""
         return self._answers(site, state, broadcast)[self.predict]
 
     def further_predictors(self, site: Site, state: State, broadcast: Payload) -> Mapping[str, Predictor]:
-        """The other one of the two."""
+        """Return the other of the two models."""
         answers = self._answers(site, state, broadcast)
         return {name: answers[name] for name in answers if name != self.predict}
 

@@ -61,7 +61,7 @@ class FedProx:
         check_bounds(self, mu=(0 <= self.mu <= 10, "0 to 10"))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs, held back towards the broadcast."""
+        """Learn E epochs, held back towards the broadcast."""
         if broadcast.scalars["phase"] == "warm":
             return self.base.local_round(site, state, broadcast)
         received = {name: broadcast.arrays[name] for name in self.base.shared}

@@ -59,7 +59,7 @@ class FineTune:
     phases = method_parts.train_rounds  # in local mode a round is E epochs after which the model is judged
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """The network to start from and a fresh head; nothing in local mode."""
+        """Begin with the pre-trained network and a fresh head; with nothing in local mode."""
         if len(task.classes) < 2:
             raise SettingError(
                 f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes."
@@ -73,11 +73,11 @@ class FineTune:
         return State() if self.mode == "local" else State(self.beginning(task))
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Network and head; nothing in local mode."""
+        """Send network and head; nothing in local mode."""
         return dict.fromkeys(sites, Payload(state.arrays, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs from the averaged model, or from where the site stopped."""
+        """Learn E epochs from the averaged model, or from where the site stopped."""
         model = self.model(site.task)
         _load(model, self.current(site, state, broadcast), site)
         before = state if self.keeps_moments else None
@@ -88,13 +88,13 @@ class FineTune:
         return new, Payload({}, {}) if self.mode == "local" else Payload(learned, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of networks and heads, running statistics included; nothing in local mode."""
+        """Average networks and heads, running statistics included; nothing in local mode."""
         if self.mode == "local" or phase.kind != "train":
             return state
         return State(steps.weighted_mean(replies, steps.weights(self.weighting, replies)))
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model, or the site's own; the beginning where it took part in no round."""
+        """Return the averaged model, or the site's own; the initial one where it took part in no round."""
         arrays, spec = self.current(site, state, broadcast), site.task.backbone
         network = _network(arrays)
         options = ScoreOptions(readout=self.recipe.readout_of(spec), output="softmax", head_norm="none", prompts=())
@@ -103,19 +103,19 @@ class FineTune:
         return Predictor(module, {**head, "temperature": np.asarray(1.0, dtype=np.float32)}, site.seen, network)
 
     def current(self, site: Site, state: State, broadcast: Payload) -> Arrays:
-        """Network and head as a site has them at the start of a round."""
+        """Return network and head as a site has them at the start of a round."""
         found = state.arrays if self.mode == "local" else broadcast.arrays
         return {name: value for name, value in found.items() if not name.startswith("optimizer.")} or self.beginning(
             site.task
         )
 
     def model(self, task: Task) -> Classifier:
-        """A model of the right shape; its weights are set by who asks for it."""
+        """Make a model of the right shape; its weights are set by whoever asks for it."""
         network = build_network(task.backbone, task.seed)
         return Classifier(network, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
 
     def beginning(self, task: Task) -> Arrays:
-        """The pre-trained network, or a fresh one where the task has none, and a fresh head."""
+        """Return the pre-trained network, or a fresh one where the task has none, and a fresh head."""
         model = self.model(task)
         whole_network.fresh_head(model, task.seed)
         initial = {NETWORK + name: value for name, value in task.initial.items()}

@@ -48,13 +48,13 @@ class PPT:
         return (*(("weights",) if self.head == "averaged" else ()), *features_sent(self.recipe.head_norm))
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh head; with `head=local` nothing."""
+        """Begin with a fresh head; with nothing for `head=local`."""
         initial = averaged_prompts.fresh_tensors(task, Tokens(), self.n)
         shared = {HEAD: initial[HEAD]} if self.head == "averaged" else {}
         return averaged_prompts.begin(self.recipe, task, shared)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs of the own prompts and of H; the prompts stay."""
+        """Learn E epochs of the own prompts and of H; the prompts stay."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         model = self._model(site, state, broadcast)
@@ -63,7 +63,7 @@ class PPT:
         return State(learned), averaged_prompts.reply(site, shared)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's prompts, initial ones where it has none, and the averaged head, or its own."""
+        """Return the site's model: its prompts, else the initial ones, and the averaged head, or its own."""
         model = self._model(site, state, broadcast)
         return averaged_prompts.scoring(self.recipe, site, Tokens(), model, broadcast)
 

@@ -82,7 +82,7 @@ class SGPT:
         )
 
     def insert(self, depth: int) -> Grouped:
-        """Where prompts enter that many blocks; a `SettingError` where a shared one enters behind a group's."""
+        """Say where prompts enter that many blocks; a `SettingError` where a shared one enters behind a group's."""
         shared = self.shared_blocks or tuple(range(max(1, depth // 3)))
         behind = shared[-1] + 1
         group = self.group_blocks or tuple(range(behind, behind + max(1, depth // 4)))
@@ -93,7 +93,7 @@ class SGPT:
         return Grouped(shared_blocks=shared, group_blocks=group)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
+        """Begin with shared prompts of zero, drawn group prompts, orthogonal keys, a fresh head, nothing selected."""
         insert, spec = self._insert(task.backbone), task.backbone
         draw = torch.Generator().manual_seed(task.seed)
         check_fits(task, insert)
@@ -109,7 +109,7 @@ class SGPT:
         return State({**model.arrays, SELECTIONS: np.zeros(self.groups, dtype=np.int64)}, model.values)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Stage 1, then stage 2 from what it left."""
+        """Do stage 1, then stage 2 from what it left."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_, theta = int(broadcast.scalars["round"]), dict(broadcast.arrays)
@@ -157,7 +157,7 @@ class SGPT:
         return steps.as_arrays({name: tensors[name] for name in SECOND_STAGE}), selected.cpu().numpy()
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Means by images, keys by selections, momentum for what belongs to groups."""
+        """Average by images, keys by selections, with momentum for what belongs to groups."""
         if phase.kind == "final":
             return state
         model = State({name: value for name, value in state.arrays.items() if name != SELECTIONS}, state.values)
@@ -174,7 +174,7 @@ class SGPT:
         return State({**new.arrays, **own}, new.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model; each image takes its nearest group."""
+        """Return the averaged model, in which each image takes its nearest group."""
         insert = self._insert(site.task.backbone)
         module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
         return softmax.make_predictor(site, module, broadcast.arrays)

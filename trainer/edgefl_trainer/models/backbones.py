@@ -61,14 +61,14 @@ def architecture_of(spec: ViTSpec) -> Architecture: ...
 @overload
 def architecture_of(spec: CNNSpec) -> CNNArchitecture: ...
 def architecture_of(spec: BackboneSpec) -> Architecture | CNNArchitecture:
-    """The architecture behind a spec, to learn on from its weights."""
+    """Return the architecture behind a spec, to learn on from its weights."""
     if isinstance(spec, CNNSpec):
         return CNNArchitecture(cnn=spec.architecture, image_px=spec.image_px, mean=spec.mean, std=spec.std)
     return Architecture(width=spec.width, depth=spec.depth, heads=spec.heads, patch=spec.patch, image_px=spec.image_px)
 
 
 def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
-    """A fresh timm network of a backbone's architecture without classifier, to be trained.
+    """Make a fresh timm network of a backbone's architecture without classifier, to be trained.
 
     One of timm's hub is built as timm builds it, without asking the hub for weights. Of a convolutional one the forward
     gives pooled features (B, D); a vision transformer is timm's plain `VisionTransformer`. `load_weights` fills it,
@@ -83,7 +83,7 @@ def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
 
 
 def weights_of(network: nn.Module) -> dict[str, NDArray[np.generic]]:
-    """Tensors of a network by timm's names, running statistics included; fixed position tables are left out."""
+    """Return tensors of a network by timm's names, running statistics included; fixed position tables are left out."""
     return {
         name: value.detach().cpu().numpy()
         for name, value in network.state_dict().items()
@@ -98,7 +98,7 @@ def backbone_bytes(
     self_supervised: bool,
     half: bool = False,
 ) -> bytes:
-    """The file of one of our own backbones: weights as safetensors, its shape in the metadata.
+    """Write the file of one of our own backbones: weights as safetensors, its shape in the metadata.
 
     The same input gives the same bytes.
 
@@ -144,7 +144,7 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
 
 
 def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]]) -> Backbone:
-    """The same architecture with other weights, frozen: what a site that learned its own network scores with.
+    """Put other weights into the architecture and freeze it: a site that learned its own network scores with it.
 
     Its spec has the digest of these weights (see `weights_of`). A `BackboneError` where they are not this
     architecture's.
@@ -156,12 +156,12 @@ def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]
 
 
 def is_trained(name: str) -> bool:
-    """False for a bare architecture, whose features are those of a random network."""
+    """Tell whether a backbone has trained weights: a bare architecture gives the features of a random network."""
     return name.partition(":")[0] in {"run", "file", "timm"} or name in shipped_backbones()
 
 
 def names_fresh_network(name: str) -> bool:
-    """Whether a name stands for an architecture with fresh weights; False also for a name that stands for nothing."""
+    """Tell whether a name stands for an architecture with fresh weights; not where it stands for nothing."""
     return name == "tiny" or name.startswith(("cnn:", "vit:"))
 
 

@@ -13,7 +13,7 @@ MAX_FILE_HEADER_BYTES = 16 * 1024**2
 
 
 def network_kind(name: str) -> NetworkKind:
-    """`cnn` for a convolutional network; `vit` for a vision transformer, and where the name stands for nothing.
+    """Tell the kind of a network: `cnn` where it is convolutional, else `vit`, also where the name stands for nothing.
 
     `models.backbones.load_backbone` takes the same names and says what is wrong with one.
     """
@@ -29,9 +29,7 @@ def network_kind(name: str) -> NetworkKind:
 
 
 def names_learned_positions(name: str) -> bool:
-    """Whether a name, as `load_backbone` takes it, is that of a vision transformer of timm's: its positions are
-    learned.
-    """
+    """Tell whether a name means one of timm's vision transformers: their positions are learned."""
     import timm
 
     form, _, model = name.partition(":")

@@ -50,7 +50,7 @@ class Paint:
 
 
 def mean_tone(rng: Rng) -> NDArray[np.float32]:
-    """The mean ratio a lesion is set to, (3,): light to dark brown with some red or grey, whatever its class."""
+    """Draw the mean ratio a lesion is set to, (3,): light to dark brown with some red or grey, whatever its class."""
     pigment, blood = rng.uniform(0.32, 0.85), rng.uniform(0.0, 0.35)
     grey = rng.uniform(0.0, 0.12)
     tone: NDArray[np.float32] = np.exp(-pigment * MELANIN - blood * BLOOD) * (1 - grey * _GREY)

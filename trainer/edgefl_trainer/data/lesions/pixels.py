@@ -54,13 +54,13 @@ class DrawnPixels:
 
 
 def read_lesions(settings: LesionSettings) -> SourceRows:
-    """The rows of `lesions:`."""
+    """Read the rows of `lesions:`."""
     name = f"lesions:sites={settings.sites},images={settings.images},seed={settings.seed}"
     return SourceRows(name, plan_rows(settings), DrawnPixels(settings))
 
 
 def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> tuple[Photo, Mask]:
-    """One photograph of one lesion, as site `site` of `sites` (counted from 0) takes it.
+    """Draw one photograph of one lesion, as site `site` of `sites` (counted from 0) takes it.
 
     `label` is a key of `SIGNS`, `number` any from 0. Gives the picture, uint8 (px, px, 3), and its mask, uint8 (px,
     px): 0 = skin, 255 = lesion.
@@ -71,7 +71,7 @@ def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, 
 
 
 def draw_skin(*, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> Photo:
-    """Healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion."""
+    """Draw healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion."""
     return healthy_skin(_style(site, sites, seed), px, stream(seed, _SKIN_STREAM, site, number))
 
 

@@ -51,7 +51,7 @@ def paint_lesion(label: str, style: SiteStyle, px: int, rng: Rng) -> PaintedLesi
 
 
 def photograph(lesion: PaintedLesion, style: SiteStyle, px: int, rng: Rng) -> tuple[Photo, Mask]:
-    """Picture and mask of one view of a lesion that `paint_lesion` made at the same `px`."""
+    """Draw picture and mask of one view of a lesion that `paint_lesion` made at the same `px`."""
     placed = np.asarray(_place(lesion, px, rng))  # (px, px, 4)
     cover = placed[..., 3] * np.float32(1 / 255)
     planes = _skin(lesion.skin, px, rng)
@@ -63,7 +63,7 @@ def photograph(lesion: PaintedLesion, style: SiteStyle, px: int, rng: Rng) -> tu
 
 
 def healthy_skin(style: SiteStyle, px: int, rng: Rng) -> Photo:
-    """A photograph of skin without a lesion."""
+    """Draw a photograph of skin without a lesion."""
     return _expose(_skin(style.skin(rng), px, rng), style, rng)
 
 

@@ -53,7 +53,7 @@ class RecordPixels:
 
 
 def read_cifar100(path: Path) -> SourceRows:
-    """One row for each record of the binary form, training records first.
+    """Read one row for each record of the binary form, training records first.
 
     Args:
         path: The folder (or a zip of it) with `train.bin`, `test.bin`, `fine_label_names.txt` and

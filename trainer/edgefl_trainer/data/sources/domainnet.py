@@ -40,7 +40,7 @@ _SPLITS = ("train", "test")
 
 
 def read_domainnet(path: Path, classes: str) -> SourceRows:
-    """The rows of each domain of a folder (or zip) in the order of its files, training rows first.
+    """Read the rows of each domain of a folder (or zip) in the order of its files, training rows first.
 
     Args:
         classes: `ten` or `all`.

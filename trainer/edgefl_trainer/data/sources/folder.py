@@ -15,7 +15,7 @@ UNLABELLED = "unlabelled"
 
 
 def read_folder(path: Path) -> SourceRows:
-    """One row for each picture of a folder (or zip), in name order; the split is dealt later.
+    """Read one row for each picture of a folder (or zip), in name order; the split is dealt later.
 
     Raises:
         DataError: There are no pictures, one of the outermost folders has none, or they do not lie two (or all one)

@@ -42,7 +42,7 @@ def read_isic2019(path: Path, split: str) -> SourceRows:
 
 
 def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
-    """The rows of the tables alone, in the order of the metadata; pictures are located but not required.
+    """Return the rows of the tables alone, in the order of the metadata; pictures are located but not required.
 
     Images without a lesion id are unlabelled ones of no site; where not one of their pictures is there, as in FLamby's
     own folder, they are left out. Raises as `read_isic2019`.

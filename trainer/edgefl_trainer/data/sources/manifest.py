@@ -20,7 +20,7 @@ _KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
 
 
 def read_manifest(path: Path) -> SourceRows:
-    """The rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
+    """Read the rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
 
     Without a `file` column the picture is `<image>.jpg`. A `DataError` is one sentence about the file, column, row or
     value that cannot be used.

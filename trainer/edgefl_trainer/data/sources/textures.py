@@ -15,7 +15,7 @@ NOISE = 0.02  # of the sensor, share of full scale
 
 
 def draw_texture(number: int, *, px: int, seed: int = 0) -> NDArray[np.uint8]:
-    """One texture, uint8 (px, px, 3); `number` is any from 0, `seed` that of the whole set."""
+    """Draw one texture, uint8 (px, px, 3); `number` is any from 0, `seed` that of the whole set."""
     rng = np.random.default_rng([seed, number])
     field = tuple(TEXTURES.values())[number % len(TEXTURES)](px, rng)
     low, high = rng.uniform(0, 1, (2, 3))

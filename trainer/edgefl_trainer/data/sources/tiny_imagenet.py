@@ -19,7 +19,7 @@ _BOX = 4  # corner numbers after the names; not used
 
 
 def read_tiny_imagenet(path: Path) -> SourceRows:
-    """Training images class by class in the order of `wnids.txt`, then the test images.
+    """Read training images class by class in the order of `wnids.txt`, then the test images.
 
     Args:
         path: The folder or zip with `wnids.txt`, `train/` and `val/`; or one that holds `tiny-imagenet-200/`.
