@@ -1,7 +1,7 @@
 """Errors of the coordinator.
 
 EdgeflError (edgefl_protocol)
-├── RequestRefused      a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
+├── RefusedError      a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
 └── OperatorError       an operator's command or setting is wrong (`usage`: exit 2); the sentence says what to do
     └── NotAllowedError the command is refused by policy or trust (exit 3)
 """
@@ -14,7 +14,7 @@ USAGE = "usage"  # code of the OperatorError where what was asked for cannot be 
 USAGE_CODES = frozenset({USAGE, "setting", "run", "backbone"})  # exit status 2; the others are the trainer's
 
 
-class RequestRefused(EdgeflError):
+class RefusedError(EdgeflError):
     """A member's request is refused; `refusal` is what the sealed reply holds."""
 
     def __init__(self, code: str, message: str, highest: int | None = None) -> None:

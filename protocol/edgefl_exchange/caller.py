@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edgefl_exchange.errors import RefusedByCoordinator, Unavailable
+from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.transport import MAX_ANSWER_BYTES, Request, Transport, retry_waits
 from edgefl_protocol.envelopes.envelope import MAX_LIFETIME_MS, Opened, open_envelope, seal
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, SealingKey, SigningKey
@@ -52,7 +52,7 @@ class KnownCoordinator(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Unix milliseconds by the corrected clock."""
+        """Return Unix milliseconds by the corrected clock."""
         ...
 
     def renew(self) -> bool:
@@ -71,7 +71,7 @@ class Speaker(Protocol):
         ...
 
     def next_sequence(self) -> int:
-        """A sequence number that was never used."""
+        """Return a sequence number that was never used."""
         ...
 
     def jump_above(self, highest: int) -> None:
@@ -116,7 +116,7 @@ class Caller:
 
         Raises:
             Unavailable: no signed answer came in all attempts.
-            RefusedByCoordinator: the coordinator refused, signed.
+            SignedRefusal: the coordinator refused, signed.
             TlsRefused: the server is not the trusted one.
             EnvelopeError: the payload is too large for an envelope.
         """
@@ -129,7 +129,7 @@ class Caller:
         while True:
             try:
                 return self._ask(cty, content, rnd)
-            except RefusedByCoordinator as refusal:
+            except SignedRefusal as refusal:
                 if refusal.code != "seq_behind" or refusal.highest is None or jumped:
                     raise
                 _LOG.warning("sequence numbers continue above %d, as the coordinator asks", refusal.highest)
@@ -170,7 +170,7 @@ class Caller:
             return reply
         if refusal.code in TRY_AGAIN:
             raise Unavailable(refusal.message, refusal.code, answer.retry_after_s)
-        raise RefusedByCoordinator(refusal.message, refusal.code, refusal.highest)
+        raise SignedRefusal(refusal.message, refusal.code, refusal.highest)
 
     def _open(self, envelope: bytes, data: bytes) -> Opened:
         signer = self._coordinator.signing

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgefl_exchange.errors import OutboxError, RefusedByCoordinator, Unavailable
+from edgefl_exchange.errors import OutboxError, SignedRefusal, Unavailable
 from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
 from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES, BlobReference
 from edgefl_protocol.errors import EdgeflError
@@ -122,7 +122,7 @@ class Courier:
         delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=item.size)
         try:
             self._send(item, round_number)
-        except RefusedByCoordinator as refusal:
+        except SignedRefusal as refusal:
             if refusal.code in BLOB_LOST:
                 raise _lost_blob(item, refusal) from refusal
             outcome = _outcome(refusal, item)
@@ -141,7 +141,7 @@ class Courier:
         try:
             # First: it may be answered, or too late, or be there.
             self.replies.reply(item.idem, item.blob, round_number)
-        except RefusedByCoordinator as refusal:
+        except SignedRefusal as refusal:
             if refusal.code != "no_blob":
                 raise
             self.replies.send_blob(self.outbox, item)
@@ -162,7 +162,7 @@ class Courier:
         self.outbox.delete(item.idem)
 
 
-def _outcome(refusal: RefusedByCoordinator, item: WorkItem) -> str:
+def _outcome(refusal: SignedRefusal, item: WorkItem) -> str:
     """What a refusal makes of an item."""
     if refusal.code in HOPELESS:
         return "refused"
@@ -171,7 +171,7 @@ def _outcome(refusal: RefusedByCoordinator, item: WorkItem) -> str:
     raise refusal
 
 
-def _lost_blob(item: WorkItem, refusal: RefusedByCoordinator) -> EdgeflError:
+def _lost_blob(item: WorkItem, refusal: SignedRefusal) -> EdgeflError:
     """Why a blob that was sent does not count: our own file is damaged, or it will be sent anew."""
     try:
         item.content()

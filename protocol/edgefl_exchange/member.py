@@ -19,7 +19,7 @@ from edgefl_exchange.broadcast_limits import check_broadcast, memory_bytes
 from edgefl_exchange.caller import Caller, Speaker
 from edgefl_exchange.coordinator_keys import CoordinatorView, wall_clock_ms
 from edgefl_exchange.delivery import Courier, Delivery, Permit, Settled
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, RefusedByCoordinator
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import Membership, load_membership, load_task, save_membership, save_task
 from edgefl_exchange.outbox import Outbox, WorkItem
@@ -105,7 +105,7 @@ class Member:
             self._transport.close()
 
     def now_ms(self) -> int:
-        """Unix milliseconds by the corrected clock."""
+        """Return Unix milliseconds by the corrected clock."""
         return self._coordinator.now_ms()
 
     @property
@@ -121,7 +121,7 @@ class Member:
         """
         try:
             task = TaskReply.from_payload(self._caller.call("task", EmptyRequest().to_payload()))
-        except RefusedByCoordinator as refusal:
+        except SignedRefusal as refusal:
             if refusal.code not in ("pending", "not_approved"):
                 raise
             raise NotEnrolled(

@@ -85,7 +85,7 @@ def load_membership(folder: Path) -> Membership:
 
 
 def ca_file(folder: Path, membership: Membership) -> Path | None:
-    """File of the certificates to trust, or None for the public authorities."""
+    """Return the file of the certificates to trust, or None for the public authorities."""
     return folder / _CA if membership.own_ca else None
 
 
@@ -95,7 +95,7 @@ def save_ca(folder: Path, pem: bytes) -> None:
 
 
 def read_ca(path: Path) -> bytes:
-    """Content of a file given with `--ca`."""
+    """Read the file given with `--ca`."""
     return read_bounded(path, MAX_CA_BYTES)
 
 
@@ -105,7 +105,7 @@ def save_task(folder: Path, task: TaskReply) -> None:
 
 
 def load_task(folder: Path) -> TaskReply | None:
-    """The task as last described, or None where it was never fetched."""
+    """Read the task as last described, or None where it was never fetched."""
     path = folder / _TASK
     if not path.exists():
         return None

@@ -62,12 +62,9 @@ class Closing(Protocol):
 
 
 def retry_waits(attempts: int, first_s: float, cap_s: float, rng: random.Random) -> Iterator[float]:
-    """Waits between attempts in seconds: doubling, with full jitter, so that sites do not come back together.
+    """Draw the waits between attempts, in seconds: doubling, with full jitter, so that sites do not come back together.
 
-    Args:
-        attempts: attempts in all; one wait fewer is given.
-        first_s: upper end of the first wait.
-        cap_s: upper end of any wait.
+    `attempts` are all, so one wait fewer is given; the first is at most `first_s`, any at most `cap_s`.
     """
     for step in range(attempts - 1):
         yield rng.uniform(0.0, min(cap_s, first_s * 2**step))

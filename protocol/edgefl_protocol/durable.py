@@ -24,14 +24,10 @@ PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of
 
 
 def write_atomic(path: FilePath, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file's content durably, or leave it as it was.
+    """Replace a file's content durably, or leave it as it was; its folder must exist.
 
-    Args:
-        path: the file; its folder must exist.
-        mode: permission bits of the file, set before any byte is written.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written; the old content is still there.
+    The permission bits `mode` are set before any byte is written. A `StorageError` where the disk is full or the folder
+    cannot be written: the old content is still there.
     """
     write_pieces(path, (data,), mode)
 

@@ -33,7 +33,7 @@ from edgefl_coordinator.store.tables import rounds as rounds_table
 from edgefl_coordinator.web import service
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_exchange.errors import RefusedByCoordinator, Unavailable
+from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import load_membership, save_membership
 from edgefl_exchange.outbox import Outbox
@@ -272,7 +272,7 @@ def test_old_keys_are_changed_by_a_timer_too(live, tmp_path: Path, monkeypatch) 
     save_membership(home, replace(load_membership(home), keys_made_ms=0))
 
     def refused(self: Member) -> bool:
-        raise RefusedByCoordinator("this key is in use already", "known_key")
+        raise SignedRefusal("this key is in use already", "known_key")
 
     with monkeypatch.context() as patch:
         patch.setattr(Member, "rotate_if_due", refused)

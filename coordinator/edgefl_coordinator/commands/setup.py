@@ -24,7 +24,7 @@ from edgefl_coordinator.settings import (
     settings_from_table,
     settings_to_table,
 )
-from edgefl_coordinator.store.coordinator import COORDINATOR_SECRET_BYTES, wall_clock_ms
+from edgefl_coordinator.store.coordinator import SECRET_FILE_BYTES, wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import write_atomic
@@ -62,7 +62,7 @@ def make_home(
         home.signing: signing_key_to_pem(signing, passphrase),
         home.sealing_ring: ring_to_bytes(ring, passphrase),
         home.keys / "root.key": signing_key_to_pem(root, passphrase),
-        home.keys / "secret.bin": secrets.token_bytes(COORDINATOR_SECRET_BYTES),
+        home.keys / "secret.bin": secrets.token_bytes(SECRET_FILE_BYTES),
         home.tls / "server.key": certificate.key,
     }
     public = {
@@ -114,10 +114,7 @@ def task_of_method(
 ) -> tuple[dict[str, Any], int]:
     """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
 
-    Args:
-        backbone: as `edgefl-train --backbone` takes it.
-        preset: whose settings, rounds and epochs are taken; None for the method's own defaults.
-        seed: of an untrained backbone.
+    Without a preset settings, rounds and epochs are the method's own defaults.
 
     Raises:
         OperatorError: there is no such method, setting or value, or it goes on from weights that do not travel.
@@ -137,10 +134,7 @@ def task_of_method(
 
 
 def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Return the [task] table of a finished training run, and its training rounds. Imports the trainer.
-
-    Args:
-        assignments: texts KEY=VALUE, instead of the run's.
+    """Return a finished run's [task] table, with KEY=VALUE instead of its own, and the rounds. Imports the trainer.
 
     Raises:
         OperatorError: a setting or value that the run's method does not have, or weights that do not travel.

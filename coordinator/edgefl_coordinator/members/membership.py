@@ -2,7 +2,7 @@
 
 Guarantees: one invite makes at most one enrolment; a key enters once; a member takes part only after an operator
 compared the fingerprint of both its keys. The store keeps the SHA-256 of an invite's token, never the token.
-A member that changes its keys stays the same member: its first key id names it for good (`StoredMember.skid`), so it
+A member that changes its keys stays the same member: its first key id names it for good (`MemberRow.skid`), so it
 replies once a round whichever key it uses. The key before goes on counting for 7 days (`member_keys`).
 States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final.
 Source: docs/security.md, enrolment and rotation (checks 21, 22, 23, 24).
@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, or_, select, update
 
-from edgefl_coordinator.errors import NotAllowedError, OperatorError, RequestRefused
+from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.tables import invites, member_keys, members
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
@@ -24,7 +24,7 @@ from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 
 @dataclass(frozen=True)
-class StoredMember:
+class MemberRow:
     """A member as stored; `skid` is its first key id, `signing` its current key."""
 
     skid: str
@@ -37,7 +37,7 @@ class StoredMember:
     approved_ms: int | None
 
     def fingerprint(self, federation: str) -> str:
-        """What the operator compares: 20 Crockford base32 characters."""
+        """Return what the operator compares: 20 Crockford base32 characters."""
         return fingerprint(federation, self.signing.public, self.sealing.public)
 
 
@@ -60,38 +60,38 @@ def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
     audit.append(connection, now_ms, "invite", name, {"role": invite.role, "expires_ms": expires_ms})
 
 
-def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> StoredMember:
+def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> MemberRow:
     """Use up an invite and store the newcomer's keys; the same newcomer may ask again.
 
     Raises:
-        RequestRefused: unknown, used or expired invite, or a key that is already known.
+        RefusedError: unknown, used or expired invite, or a key that is already known.
     """
     token_sha256 = hashlib.sha256(request.token).hexdigest()
     invite = connection.execute(select(invites).where(invites.c.token_sha256 == token_sha256)).first()
     if invite is None or invite.name != request.name or invite.role != request.role:
-        raise RequestRefused("unknown_invite", "no such invite for this name and role; ask the operator for a new one")
+        raise RefusedError("unknown_invite", "no such invite for this name and role; ask the operator for a new one")
     signing = PublicSigningKey(request.signing_public)
     known = by_skid(connection, signing.key_id)
     if invite.used_by is not None:
         if known is not None and invite.used_by == known.skid and known.sealing == sealing and known.state != "revoked":
             return known
-        raise RequestRefused("used_invite", "this invite was used before; ask the operator for a new one")
+        raise RefusedError("used_invite", "this invite was used before; ask the operator for a new one")
     if now_ms >= invite.expires_ms:
-        raise RequestRefused("expired_invite", "this invite has expired; ask the operator for a new one")
+        raise RefusedError("expired_invite", "this invite has expired; ask the operator for a new one")
     if connection.scalar(select(members.c.skid).where(members.c.name == request.name, members.c.state != "revoked")):
-        raise RequestRefused("used_invite", "a member of this name is enrolled; ask the operator for a new invite")
+        raise RefusedError("used_invite", "a member of this name is enrolled; ask the operator for a new invite")
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == sealing.public))
     if known is not None or taken is not None:
-        raise RequestRefused("known_key", "this key is already enrolled; make new keys")
+        raise RefusedError("known_key", "this key is already enrolled; make new keys")
     row = {"skid": signing.key_id, "name": request.name, "role": request.role, "state": "unproved"}
     keys = {"signing_public": signing.public, **_columns(sealing)}
     connection.execute(insert(members).values(**row, **keys, enrolled_ms=now_ms))
     connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
     audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
-    return StoredMember(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
+    return MemberRow(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
 
 
-def prove(connection: Connection, now_ms: int, member: StoredMember) -> str:
+def prove(connection: Connection, now_ms: int, member: MemberRow) -> str:
     """Record that the member opened what was sealed to its key; return its state, "pending" or "approved"."""
     if member.state != "unproved":
         return member.state
@@ -100,7 +100,7 @@ def prove(connection: Connection, now_ms: int, member: StoredMember) -> str:
     return "pending"
 
 
-def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> StoredMember:
+def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> MemberRow:
     """Let a pending member in, if the typed fingerprint is the one of its keys.
 
     An `OperatorError` where nobody of that name waits; a `NotAllowedError` where the fingerprint differs.
@@ -118,7 +118,7 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
     return member
 
 
-def revoke(connection: Connection, now_ms: int, name: str) -> StoredMember:
+def revoke(connection: Connection, now_ms: int, name: str) -> MemberRow:
     """Shut a member out for good, from the next request on; an `OperatorError` where there is none."""
     member = _by_name(connection, name)
     _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
@@ -128,14 +128,14 @@ def revoke(connection: Connection, now_ms: int, name: str) -> StoredMember:
     return member
 
 
-def by_skid(connection: Connection, skid: str) -> StoredMember | None:
+def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     """Return the member that has or had this signing key, or None."""
     later = select(member_keys.c.member).where(member_keys.c.skid == skid)
     row = connection.execute(select(members).where(or_(members.c.skid == skid, members.c.skid.in_(later)))).first()
     return _member(row) if row else None
 
 
-def sender(connection: Connection, skid: str, at_ms: int) -> tuple[StoredMember, PublicSigningKey] | None:
+def sender(connection: Connection, skid: str, at_ms: int) -> tuple[MemberRow, PublicSigningKey] | None:
     """Return the member whose key this was at a time, with that key; None where it counted for nobody."""
     member = by_skid(connection, skid)
     if member is None:
@@ -148,23 +148,23 @@ def sender(connection: Connection, skid: str, at_ms: int) -> tuple[StoredMember,
     return member, PublicSigningKey(row.signing_public)
 
 
-def rotate(connection: Connection, now_ms: int, member: StoredMember, rotation: Rotation, record: bytes) -> int:
+def rotate(connection: Connection, now_ms: int, member: MemberRow, rotation: Rotation, record: bytes) -> int:
     """Take a member's new keys; asking again with the same ones changes nothing.
 
     The `record` is kept as received, as proof. Returns Unix milliseconds until which the old signing key goes on
     counting.
 
     Raises:
-        RequestRefused: `replaced_key`, the old key is not the member's current one; `known_key`, a new key is in use.
+        RefusedError: `replaced_key`, the old key is not the member's current one; `known_key`, a new key is in use.
     """
     if (rotation.new, rotation.sealing) == (member.signing, member.sealing):
         old = select(member_keys.c.until_ms).where(member_keys.c.skid == rotation.old.key_id)
         return int(connection.scalar(old) or 0)
     if rotation.old != member.signing:
-        raise RequestRefused("replaced_key", "this key was replaced by another one; use that, or ask the operator")
+        raise RefusedError("replaced_key", "this key was replaced by another one; use that, or ask the operator")
     taken = connection.scalar(select(members.c.skid).where(members.c.sealing_public == rotation.sealing.public))
     if by_skid(connection, rotation.new.key_id) is not None or taken not in (None, member.skid):
-        raise RequestRefused("known_key", "this key is in use already; make new keys")
+        raise RefusedError("known_key", "this key is in use already; make new keys")
     until_ms = now_ms + OVERLAP_MS
     old_row = {"skid": rotation.old.key_id, "member": member.skid, "signing_public": rotation.old.public}
     connection.execute(
@@ -181,18 +181,18 @@ def rotate(connection: Connection, now_ms: int, member: StoredMember, rotation: 
     return until_ms
 
 
-def listed(connection: Connection) -> list[StoredMember]:
+def listed(connection: Connection) -> list[MemberRow]:
     """Return all members but the revoked, in name order."""
     rows = connection.execute(select(members).where(members.c.state != "revoked").order_by(members.c.name))
     return [_member(row) for row in rows]
 
 
-def approved(connection: Connection) -> list[StoredMember]:
+def approved(connection: Connection) -> list[MemberRow]:
     """Return the approved members in name order."""
     return [member for member in listed(connection) if member.state == "approved"]
 
 
-def _by_name(connection: Connection, name: str) -> StoredMember:
+def _by_name(connection: Connection, name: str) -> MemberRow:
     row = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
     if row is None:
         raise OperatorError(f"no member is named {name}; `edgefl-coordinator status` lists them")
@@ -207,6 +207,6 @@ def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
     return {"sealing_suite": sealing.suite, "sealing_public": sealing.public}
 
 
-def _member(row: Row[Any]) -> StoredMember:
+def _member(row: Row[Any]) -> MemberRow:
     keys = PublicSigningKey(row.signing_public), PublicSealingKey(row.sealing_suite, row.sealing_public)
-    return StoredMember(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)
+    return MemberRow(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)

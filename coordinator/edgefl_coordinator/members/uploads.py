@@ -12,8 +12,8 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
-from edgefl_coordinator.errors import RequestRefused
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.errors import RefusedError
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import uploads
 from edgefl_protocol.messages.blob_messages import BlobPut
@@ -39,12 +39,12 @@ def find(connection: Connection, skid: str, blob: str) -> Upload | None:
 def same(upload: Upload, put: BlobPut) -> Upload:
     """Return the upload if the piece is of the same blob; `idem_conflict` where the id was used for another one."""
     if (upload.size, upload.sha256) != (put.size, put.sha256):
-        raise RequestRefused("idem_conflict", "this blob id was used for another blob; use a new one")
+        raise RefusedError("idem_conflict", "this blob id was used for another blob; use a new one")
     return upload
 
 
 def begin(
-    connection: Connection, now_ms: int, member: StoredMember, put: BlobPut, file: str, most: int
+    connection: Connection, now_ms: int, member: MemberRow, put: BlobPut, file: str, most: int
 ) -> tuple[Upload, list[str]]:
     """Begin an upload, one of at most `most` of a member, whose empty file exists.
 

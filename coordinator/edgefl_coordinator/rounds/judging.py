@@ -71,12 +71,9 @@ def judge(
     quorum: int,
     beside: Collection[str] = frozenset(),
 ) -> RoundVerdict[Result]:
-    """Aggregate the sound replies.
+    """Aggregate the sound replies, at least `quorum` of them, contributions not counted.
 
-    Args:
-        broadcasts: what these sites were sent at the start of the round.
-        quorum: sound replies below which nothing is aggregated, contributions not counted.
-        beside: see `beside_the_average`.
+    `broadcasts` are what these sites were sent at the start of the round; `beside`: see `beside_the_average`.
     """
 
     def counted(sound: Replies) -> int:

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.settings import TaskSettings
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import class_in_reply
@@ -47,5 +47,5 @@ def _check_map(name: str, array: np.ndarray, task: TaskSettings) -> None:
         raise _bad(f"{name} is not max-normalised: every map lies within 0 and 1 and reaches 1")
 
 
-def _bad(message: str) -> RequestRefused:
-    return RequestRefused("bad_contribution", message)
+def _bad(message: str) -> RefusedError:
+    return RefusedError("bad_contribution", message)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
 from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
 from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
@@ -79,17 +79,12 @@ def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round 
 
 
 def accept_reply(
-    connection: Connection,
-    settings: CoordinatorSettings,
-    now_ms: int,
-    member: StoredMember,
-    number: int,
-    reply: Accepted,
+    connection: Connection, settings: CoordinatorSettings, now_ms: int, member: MemberRow, number: int, reply: Accepted
 ) -> None:
     """Store a reply in the open round; the round closes at once when that completes its target.
 
     Raises:
-        RequestRefused: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused
+        RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused
             an earlier reply of this member in this round.
     """
     check_reply_due(connection, settings.rounds, now_ms, member, number)
@@ -102,21 +97,19 @@ def accept_reply(
     advance(connection, settings.rounds, now_ms)
 
 
-def check_reply_due(
-    connection: Connection, rules: RoundSettings, now_ms: int, member: StoredMember, number: int
-) -> None:
+def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> None:
     """Refuse a reply that the round does not take of this member, as `accept_reply` does."""
     verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
     if verdict == "no_round":
-        raise RequestRefused("no_round", f"round {number} has not been opened; ask for the task again")
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if verdict == "round_closed":
-        raise RequestRefused("round_closed", f"round {number} takes no more replies; ask for the task again")
+        raise RefusedError("round_closed", f"round {number} takes no more replies; ask for the task again")
     if has_replied(connection, member.skid, number):
-        raise RequestRefused("already_replied", f"{member.name} has already replied in round {number}")
+        raise RefusedError("already_replied", f"{member.name} has already replied in round {number}")
     mine = (refused_replies.c.number == number) & (refused_replies.c.skid == member.skid)
     why = connection.scalar(select(refused_replies.c.reason).where(mine))
     if why is not None:
-        raise RequestRefused("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
+        raise RefusedError("bad_contribution", f"the reply of round {number} was refused: {why}"[:500])
 
 
 def has_replied(connection: Connection, skid: str, number: int) -> bool:
@@ -228,26 +221,26 @@ def held_arrays(connection: Connection) -> int:
     return sum({row.name: row.arrays for row in connection.execute(found)}.values())
 
 
-def release_broadcast(connection: Connection, settings: RoundSettings, member: StoredMember, number: int) -> str:
+def release_broadcast(connection: Connection, settings: RoundSettings, member: MemberRow, number: int) -> str:
     """Return the blob of a member's broadcast.
 
     Raises:
-        RequestRefused: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it
+        RefusedError: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it
             is being prepared.
     """
     found = current_round(connection)
     last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
     if number > last:
-        raise RequestRefused("no_round", f"round {number} has not been opened; ask for the task again")
+        raise RefusedError("no_round", f"round {number} has not been opened; ask for the task again")
     if number < last:
-        raise RequestRefused("round_closed", f"the broadcast of round {number} is past; ask for the task again")
+        raise RefusedError("round_closed", f"the broadcast of round {number} is past; ask for the task again")
     row = connection.execute(
         select(broadcasts).where(broadcasts.c.number == number, broadcasts.c.skid == member.skid)
     ).first()
     if row is None:
-        raise RequestRefused("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
+        raise RefusedError("not_found", f"the broadcast of round {number} for this site is not ready; try again soon")
     if not cohort_allows(row.others, number, settings.min_cohort):
-        raise RequestRefused(
+        raise RefusedError(
             "small_cohort",
             f"the broadcast holds contributions of {row.others} other sites, and none goes out that holds fewer than "
             f"{settings.min_cohort}",
@@ -299,7 +292,7 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
         connection.execute(insert(broadcasts).values(**row, others=others))
 
 
-def without_broadcast(connection: Connection, number: int) -> list[StoredMember]:
+def without_broadcast(connection: Connection, number: int) -> list[MemberRow]:
     """Return the approved members for whom round `number` has no broadcast yet."""
     served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
     return [member for member in membership.approved(connection) if member.skid not in served]

@@ -23,7 +23,7 @@ from edgefl_protocol.records.coordinator_records import make_key_record
 from edgefl_protocol.records.root import join_chain
 
 INDEX_VALID_MS = 24 * 3600 * 1000
-COORDINATOR_SECRET_BYTES = 32
+SECRET_FILE_BYTES = 32
 
 
 def wall_clock_ms() -> int:
@@ -80,9 +80,9 @@ def load_keys(home: CoordinatorHome, passphrase: bytes | None = None) -> Keys:
     the passphrase does not fit.
     """
     path = home.keys / "secret.bin"
-    secret = read_private(path, COORDINATOR_SECRET_BYTES)
-    if len(secret) != COORDINATOR_SECRET_BYTES:
-        raise KeyMaterialError(f"{path} has {len(secret)} bytes, {COORDINATOR_SECRET_BYTES} are needed")
+    secret = read_private(path, SECRET_FILE_BYTES)
+    if len(secret) != SECRET_FILE_BYTES:
+        raise KeyMaterialError(f"{path} has {len(secret)} bytes, {SECRET_FILE_BYTES} are needed")
     return Keys(
         signing=signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase),
         ring=load_ring(home, passphrase),
@@ -97,10 +97,7 @@ def open_coordinator(
     clock: Callable[[], int] = wall_clock_ms,
     wait_s: float = 0.0,
 ) -> Coordinator:
-    """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
-
-    Args:
-        wait_s: how long to wait for another process that has the store open.
+    """Open settings, keys and store of a home, waiting `wait_s` for another process; close it with `store.close()`.
 
     Raises:
         OperatorError: settings are wrong, or another process has the store open.

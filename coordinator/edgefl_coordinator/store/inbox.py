@@ -9,7 +9,7 @@ first answer; with another payload it is refused. Source: docs/security.md, repl
 from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.dialects.sqlite import insert as upsert
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.store.tables import idempotency, mids, windows
 from edgefl_protocol.envelopes.header import Header
 from edgefl_protocol.envelopes.replay import EMPTY_BITMAP, NO_HIGHEST, judge
@@ -29,19 +29,19 @@ def admit(connection: Connection, header: Header, now_ms: int, forget_ms: int) -
         forget_ms: until when the message id has to be remembered; later its expiry refuses it.
 
     Raises:
-        RequestRefused: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
+        RefusedError: `replayed`, `seq_behind` with the highest number, or `seq_jump`.
     """
     connection.execute(delete(mids).where(mids.c.until_ms < now_ms))
     if _seen(connection, header):
-        raise RequestRefused("replayed", "this message was accepted before")
+        raise RefusedError("replayed", "this message was accepted before")
     row = connection.execute(select(windows).where(windows.c.skid == header.skid)).first()
     highest, bitmap = (row.highest, row.bitmap) if row else (NO_HIGHEST, EMPTY_BITMAP)
     try:
         highest, bitmap = judge(highest, bitmap, header.seq)
     except ReplayError as error:
-        raise RequestRefused("replayed", str(error)) from error
+        raise RefusedError("replayed", str(error)) from error
     except SequenceError as error:
-        raise RequestRefused(error.code, str(error), highest=error.highest) from error
+        raise RefusedError(error.code, str(error), highest=error.highest) from error
     kept = upsert(windows).values(skid=header.skid, highest=highest, bitmap=bitmap)
     connection.execute(kept.on_conflict_do_update(index_elements=["skid"], set_={"highest": highest, "bitmap": bitmap}))
     connection.execute(insert(mids).values(skid=header.skid, mid=header.mid, until_ms=forget_ms))
@@ -57,7 +57,7 @@ def first_answer(connection: Connection, skid: str, idem: str, payload_sha256: s
     if row is None:
         return None
     if row.payload_sha256 != payload_sha256:
-        raise RequestRefused("idem_conflict", "this idem was used with another payload; use a new one for new work")
+        raise RefusedError("idem_conflict", "this idem was used with another payload; use a new one for new work")
     return bytes(row.answer)
 
 

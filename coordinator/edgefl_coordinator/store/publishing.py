@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from edgefl_coordinator.errors import OperatorError, RequestRefused
+from edgefl_coordinator.errors import OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import bundles
@@ -74,5 +74,5 @@ def bundle_blob(connection: Connection, line: str, task: str, version: int) -> s
     found = select(bundles.c.blob).where(bundles.c.line == line, bundles.c.task == task, bundles.c.version == version)
     blob = connection.scalar(found)
     if blob is None:
-        raise RequestRefused("not_found", f"no bundle {line}/{task} version {version} is published here")
+        raise RefusedError("not_found", f"no bundle {line}/{task} version {version} is published here")
     return str(blob)

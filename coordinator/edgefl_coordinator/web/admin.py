@@ -29,11 +29,7 @@ _PATIENCE_S = 20.0  # for a server that has the store and does not listen yet
 
 
 def run_operation(home: CoordinatorHome, name: str, arguments: "Arguments", passphrase: bytes | None = None) -> "Facts":
-    """Run one operation, by the running server if there is one.
-
-    Args:
-        name: a key of `OPERATIONS`.
-        passphrase: of the keys; needed only where no server runs.
+    """Run one operation of `OPERATIONS`, by the running server if there is one, else with the keys' passphrase.
 
     Raises:
         NotAllowedError: refused by policy or trust.

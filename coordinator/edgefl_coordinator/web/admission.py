@@ -14,16 +14,16 @@ from typing import NoReturn, TypeVar
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
 from edgefl_protocol.messages.requests import Route
 
 Value = TypeVar("Value")
-Effect = Callable[[Connection, StoredMember], Value]
+Effect = Callable[[Connection, MemberRow], Value]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def admit(call: Call) -> None:
     """Judge and keep the message's number and id, durably; what comes after may read the payload.
 
     Raises:
-        RequestRefused: replayed, out of the window, or this member may not use the route now.
+        RefusedError: replayed, out of the window, or this member may not use the route now.
         StorageError: nothing was kept.
     """
     with _refusals_written(call) as (connection, member):
@@ -55,20 +55,20 @@ def read(call: Call, parse: Callable[[Payload], Value]) -> Value:
     try:
         return parse(Payload.from_bytes(call.opened.payload))
     except PayloadError as error:
-        refuse(call, RequestRefused("bad_message", str(error)[:500]), error)
+        refuse(call, RefusedError("bad_message", str(error)[:500]), error)
 
 
 def transact(call: Call, effect: Effect[Value]) -> Value:
     """Carry out the effect of an admitted message in one transaction.
 
-    A `RequestRefused` where it did not happen, with an audit row; a `StorageError` where nothing was kept.
+    A `RefusedError` where it did not happen, with an audit row; a `StorageError` where nothing was kept.
     """
     with _refusals_written(call) as (connection, member), connection.begin_nested():
         return effect(connection, _entitled(member, call.route))
 
 
-def refuse(call: Call, refused: RequestRefused, cause: Exception | None = None) -> NoReturn:
-    """Refuse an admitted message outside a transaction: write the audit row and raise `RequestRefused`."""
+def refuse(call: Call, refused: RefusedError, cause: Exception | None = None) -> NoReturn:
+    """Refuse an admitted message outside a transaction: write the audit row and raise `RefusedError`."""
     with _refusals_written(call):
         raise refused from cause
 
@@ -85,29 +85,29 @@ def keep_window(connection: Connection, call: Call) -> None:
 def check_round(call: Call) -> None:
     """Refuse, as `bad_message`, a round on a route that knows none: it would be signed and mean nothing."""
     if call.opened.header.rnd != 0 and not call.route.in_round:
-        raise RequestRefused("bad_message", f"the header's rnd is 0 on the route {call.route.cty}")
+        raise RefusedError("bad_message", f"the header's rnd is 0 on the route {call.route.cty}")
 
 
-def _entitled(member: StoredMember | None, route: Route) -> StoredMember:
+def _entitled(member: MemberRow | None, route: Route) -> MemberRow:
     """Return the member if its state lets it use the route, or refuse it as `pending` or `not_approved`."""
     if member is None or member.state == "revoked":
-        raise RequestRefused("not_approved", "this key was revoked")
+        raise RefusedError("not_approved", "this key was revoked")
     if not route.roles or member.state == "approved":
         return member
     if member.state == "pending":
-        raise RequestRefused("pending", "the operator has not approved this enrolment yet; compare the fingerprint")
-    raise RequestRefused("not_approved", "this enrolment has not proved its keys; run `edgefl enrol` again")
+        raise RefusedError("pending", "the operator has not approved this enrolment yet; compare the fingerprint")
+    raise RefusedError("not_approved", "this enrolment has not proved its keys; run `edgefl enrol` again")
 
 
 @contextmanager
-def _refusals_written(call: Call) -> Iterator[tuple[Connection, StoredMember | None]]:
+def _refusals_written(call: Call) -> Iterator[tuple[Connection, MemberRow | None]]:
     """Give a transaction and the sender; a refusal in it leaves an audit row beside what was kept, and goes on."""
     header, refused = call.opened.header, None
     with call.coordinator.store.transaction() as connection:
         member = membership.by_skid(connection, header.skid)
         try:
             yield connection, member
-        except RequestRefused as error:
+        except RefusedError as error:
             refused = error
             detail = {"route": call.route.cty, "code": error.code, "round": header.rnd}
             audit.append(connection, call.now_ms, "refused", member.name if member else header.skid, detail)

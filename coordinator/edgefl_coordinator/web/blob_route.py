@@ -12,9 +12,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.members.uploads import Upload
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -53,18 +53,18 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
     """Return the verified payload of a blob that the member has sent whole; hold `store.large` meanwhile.
 
     Raises:
-        RequestRefused: the round takes no reply, `no_blob` where some of it is missing, or `bad_blob`, which drops it.
+        RefusedError: the round takes no reply, `no_blob` where some of it is missing, or `bad_blob`, which drops it.
     """
     settings, store, number = call.coordinator.settings, call.coordinator.store, call.opened.header.rnd
     limit = settings.limits.reply_bytes
 
-    def effect(connection: Connection, member: StoredMember) -> Upload:
+    def effect(connection: Connection, member: MemberRow) -> Upload:
         stored_rounds.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
         if reference.plain_bytes > limit:
-            raise RequestRefused("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
+            raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
         upload = uploads.find(connection, member.skid, reference.blob)
         if upload is None or upload.have < upload.size:
-            raise RequestRefused("no_blob", "the reply's blob is not here as a whole; send what is missing, then again")
+            raise RefusedError("no_blob", "the reply's blob is not here as a whole; send what is missing, then again")
         return upload
 
     upload = transact(call, effect)
@@ -72,7 +72,7 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
         return open_blob(store.pieces(upload.file), reference, limit)
     except BlobError as error:
         drop_upload(call, reference)
-        refuse(call, RequestRefused("bad_blob", f"{error}; it was dropped: send it again from the beginning"), error)
+        refuse(call, RefusedError("bad_blob", f"{error}; it was dropped: send it again from the beginning"), error)
 
 
 def drop_upload(call: Call, reference: BlobReference) -> None:
@@ -88,7 +88,7 @@ def offer(call: Call, blob: str) -> BlobReference:
     """
     coordinator, store = call.coordinator, call.coordinator.store
 
-    def known(connection: Connection, member: StoredMember) -> Row[Any] | None:
+    def known(connection: Connection, member: MemberRow) -> Row[Any] | None:
         return connection.execute(select(offers).where(offers.c.skid == member.skid, offers.c.blob == blob)).first()
 
     row = transact(call, known)
@@ -97,7 +97,7 @@ def offer(call: Call, blob: str) -> BlobReference:
         for chunk in seal_chunks(store.pieces(blob), _file_key(coordinator, made)):
             hasher.update(chunk)
 
-        def keep(connection: Connection, member: StoredMember) -> Row[Any] | None:
+        def keep(connection: Connection, member: MemberRow) -> Row[Any] | None:
             values = {"id": made, "blob": blob, "bytes": plain_bytes, "sha256": hasher.hexdigest()}
             ask = insert(offers).prefix_with("OR IGNORE")  # it may have been asked for twice at once
             connection.execute(ask.values(skid=member.skid, **values))
@@ -115,11 +115,11 @@ def _file_key(coordinator: Coordinator, blob: str) -> bytes:
 
 
 def _give(call: Call, request: BlobGet) -> Payload:
-    def effect(connection: Connection, member: StoredMember) -> tuple[str, int]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[str, int]:
         found = select(offers).where(offers.c.id == request.blob, offers.c.skid == member.skid)
         row = connection.execute(found).first()
         if row is None:
-            raise RequestRefused("not_found", "there is no such blob for this member; ask for what named it again")
+            raise RefusedError("not_found", "there is no such blob for this member; ask for what named it again")
         return row.blob, row.bytes
 
     name, plain_bytes = transact(call, effect)
@@ -130,14 +130,14 @@ def _give(call: Call, request: BlobGet) -> Payload:
     except StorageError as error:  # its round ended between the two
         if error.code != "missing":
             raise
-        refuse(call, RequestRefused("not_found", "this blob was deleted meanwhile; ask for the task again"), error)
+        refuse(call, RefusedError("not_found", "this blob was deleted meanwhile; ask for the task again"), error)
     return BlobGetReply(data=data).to_payload()
 
 
 def _take_piece(call: Call, put: BlobPut) -> Payload:
     store = call.coordinator.store
 
-    def known(connection: Connection, member: StoredMember) -> Upload | None:
+    def known(connection: Connection, member: MemberRow) -> Upload | None:
         upload = uploads.find(connection, member.skid, put.blob)
         return None if upload is None else uploads.same(upload, put)
 
@@ -155,19 +155,19 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     other members have begun: so that together they do not fill the disk that the store lies on.
 
     Raises:
-        RequestRefused: `too_large` or `storage_full`; nothing was kept.
+        RefusedError: `too_large` or `storage_full`; nothing was kept.
     """
     store, limits = call.coordinator.store, call.coordinator.settings.limits
     most = sealed_size(limits.reply_bytes)
     if put.size > most:
-        refuse(call, RequestRefused("too_large", f"the blob has {put.size} bytes, at most {most} are taken"))
+        refuse(call, RefusedError("too_large", f"the blob has {put.size} bytes, at most {most} are taken"))
     promised = transact(call, lambda connection, member: uploads.promised_bytes(connection, but_of=member.skid))
     if store.free_bytes() < promised + 2 * put.size:
-        refuse(call, RequestRefused("storage_full", "the coordinator's disk is almost full; keep it, send it later"))
+        refuse(call, RefusedError("storage_full", "the coordinator's disk is almost full; keep it, send it later"))
     file = store.new_file()
     spare = [file]  # files that no row names
 
-    def effect(connection: Connection, member: StoredMember) -> tuple[Upload, list[str]]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[Upload, list[str]]:
         twin = uploads.find(connection, member.skid, put.blob)  # begun twice at once
         if twin is not None:
             return uploads.same(twin, put), spare

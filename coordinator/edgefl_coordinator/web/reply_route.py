@@ -11,9 +11,9 @@ import hashlib
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
@@ -36,7 +36,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     store, settings, header = call.coordinator.store, call.coordinator.settings, call.opened.header
     sha256 = hashlib.sha256(call.opened.payload).hexdigest()
 
-    def first(connection: Connection, member: StoredMember) -> Payload | None:
+    def first(connection: Connection, member: MemberRow) -> Payload | None:
         stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
         return None if stored is None else Payload.from_bytes(stored)
 
@@ -46,7 +46,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     reply = _store(call, request)
     spare = [reply.blob.name]  # files that no row names
 
-    def effect(connection: Connection, member: StoredMember) -> tuple[Payload, list[str]]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[Payload, list[str]]:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin, spare
@@ -68,7 +68,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
 def _check_handed_on(connection: Connection, most: int | None) -> None:
     """Refuse, as `too_large`, a reply, just stored, where all maps together would be too many to be handed on."""
     if most is not None and (held := stored_rounds.held_arrays(connection)) > most:
-        raise RequestRefused(
+        raise RefusedError(
             "too_large",
             f"with this reply the members' maps take {held} arrays, and {most} travel together: the federation is "
             "full; tell its operator",
@@ -79,7 +79,7 @@ def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
     """Check a reply and write its file, before the transaction that will name it.
 
     Raises:
-        RequestRefused: the round takes none, a blob is missing or damaged, `bad_contribution` or `too_large`; nothing
+        RefusedError: the round takes none, a blob is missing or damaged, `bad_contribution` or `too_large`; nothing
             was stored.
         StorageError: the disk is full.
     """
@@ -87,13 +87,13 @@ def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
     data = take_blob(call, request.reply) if isinstance(request.reply, BlobReference) else request.reply.to_bytes()
     try:
         if len(data) > limit:
-            raise RequestRefused("too_large", f"the reply has {len(data)} bytes, at most {limit} are accepted")
+            raise RefusedError("too_large", f"the reply has {len(data)} bytes, at most {limit} are accepted")
         reply = Payload.from_bytes(data, limit) if isinstance(request.reply, BlobReference) else request.reply
         site_sha256 = check_reply(reply, settings.task)
-    except (RequestRefused, PayloadError) as error:
+    except (RefusedError, PayloadError) as error:
         if isinstance(request.reply, BlobReference):
             drop_upload(call, request.reply)
-        refused = error if isinstance(error, RequestRefused) else RequestRefused("bad_contribution", str(error)[:500])
+        refused = error if isinstance(error, RefusedError) else RefusedError("bad_contribution", str(error)[:500])
         refuse(call, refused)
     blob = call.coordinator.store.put_blob(data)
     return stored_rounds.Accepted(blob, request.idem, tuple(reply.arrays), site_sha256)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
@@ -41,7 +41,7 @@ from edgefl_protocol.records.rotation import verify_rotation
 
 def _enrol(call: Call) -> Payload:
     request = read(call, EnrolRequest.from_payload)
-    refused: RequestRefused | None = None
+    refused: RefusedError | None = None
     with call.coordinator.store.transaction() as connection:
         try:
             with connection.begin_nested():
@@ -49,7 +49,7 @@ def _enrol(call: Call) -> Payload:
                 member = membership.enrol(connection, call.now_ms, request, call.sealing)
                 # The window is kept for members only: a newcomer with a wrong token leaves nothing but an audit row.
                 keep_window(connection, call)
-        except RequestRefused as error:
+        except RefusedError as error:
             refused = error
             audit.append(connection, call.now_ms, "enrol_refused", request.name, {"code": error.code})
     if refused is not None:
@@ -60,9 +60,9 @@ def _enrol(call: Call) -> Payload:
 def _enrol_proof(call: Call) -> Payload:
     request = read(call, EnrolProofRequest.from_payload)
 
-    def effect(connection: Connection, member: StoredMember) -> Payload:
+    def effect(connection: Connection, member: MemberRow) -> Payload:
         if not hmac.compare_digest(request.nonce, _nonce(call.coordinator, member.skid)):
-            raise RequestRefused("bad_proof", "this is not the nonce that was sealed to the new key; enrol again")
+            raise RefusedError("bad_proof", "this is not the nonce that was sealed to the new key; enrol again")
         state = membership.prove(connection, call.now_ms, member)
         print_ = member.fingerprint(call.coordinator.settings.federation)
         return EnrolProofReply(state=state, fingerprint=print_).to_payload()
@@ -86,9 +86,9 @@ def _broadcast(call: Call) -> Payload:
     request = read(call, BroadcastRequest.from_payload)
     rounds = call.coordinator.settings.rounds
 
-    def effect(connection: Connection, member: StoredMember) -> str:
+    def effect(connection: Connection, member: MemberRow) -> str:
         if request.round != call.opened.header.rnd:
-            raise RequestRefused("bad_message", "the header's rnd and the payload's round differ")
+            raise RefusedError("bad_message", "the header's rnd and the payload's round differ")
         name = stored_rounds.release_broadcast(connection, rounds, member, request.round)
         audit.append(connection, call.now_ms, "broadcast_released", member.name, {"round": request.round})
         return name
@@ -105,7 +105,7 @@ def _index(call: Call) -> Payload:
 
     key, federation, until_ms = coordinator.keys.signing, coordinator.settings.federation, call.now_ms + INDEX_VALID_MS
 
-    def effect(connection: Connection, _: StoredMember) -> Payload:
+    def effect(connection: Connection, _: MemberRow) -> Payload:
         index = make_index(key, federation, publishing.entries(connection), call.now_ms, until_ms)
         version, key_ids = revocations.listed(connection)
         revoked = make_revoked(key, federation, version, key_ids, call.now_ms, until_ms)
@@ -117,7 +117,7 @@ def _index(call: Call) -> Payload:
 def _bundle(call: Call) -> Payload:
     request = read(call, BundleRequest.from_payload)
 
-    def effect(connection: Connection, member: StoredMember) -> str:
+    def effect(connection: Connection, member: MemberRow) -> str:
         name = publishing.bundle_blob(connection, request.line, request.task, request.version)
         subject = f"{request.line}/{request.task}"
         detail = {"version": request.version, "member": member.name}
@@ -141,11 +141,11 @@ def _rotate(call: Call) -> Payload:
     try:
         rotation = verify_rotation(request.record, federation)
     except RecordError as error:
-        refuse(call, RequestRefused("bad_proof", f"the change of keys is refused: {error}"[:500]), error)
+        refuse(call, RefusedError("bad_proof", f"the change of keys is refused: {error}"[:500]), error)
     if call.opened.sender not in (rotation.old, rotation.new):
-        refuse(call, RequestRefused("bad_proof", "the change of keys is of another member"))
+        refuse(call, RefusedError("bad_proof", "the change of keys is of another member"))
 
-    def effect(connection: Connection, member: StoredMember) -> Payload:
+    def effect(connection: Connection, member: MemberRow) -> Payload:
         until_ms = membership.rotate(connection, call.now_ms, member, rotation, request.record)
         changed = membership.by_skid(connection, rotation.new.key_id) or member
         return RotateReply(old_until_ms=until_ms, fingerprint=changed.fingerprint(federation)).to_payload()

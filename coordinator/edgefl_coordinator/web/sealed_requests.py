@@ -13,9 +13,9 @@ What (2) kept stays, whatever (3) does: a message cannot be sent a second time.
 import logging
 from dataclasses import dataclass
 
-from edgefl_coordinator.errors import RequestRefused
+from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import StoredMember
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
 from edgefl_coordinator.web.routes import HANDLERS
@@ -62,7 +62,7 @@ def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
         if route.cty != "enrol":  # a newcomer has no window yet
             admit(call)
         payload = HANDLERS[route.cty](call)
-    except RequestRefused as error:
+    except RefusedError as error:
         return _seal(call, error.refusal)
     except (StorageError, PayloadError) as error:  # PayloadError: something stored is damaged; a request's is refused
         log.error("storage: %s", error)
@@ -85,7 +85,7 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
             # There is no key to seal an answer to, so this is refused like a broken envelope.
             raise EnvelopeError("the enrolment's payload does not fit the route", error.code) from error
         return Call(coordinator, route, opened, sealing, now_ms)
-    found: dict[str, StoredMember] = {}
+    found: dict[str, MemberRow] = {}
 
     def sender(skid: str) -> PublicSigningKey | None:
         with coordinator.store.transaction() as connection:

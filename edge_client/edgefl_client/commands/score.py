@@ -66,7 +66,7 @@ log_option = click.option(
 
 
 def parse_formats(value: str) -> tuple[str, ...]:
-    """Names of formats from a list with commas."""
+    """Split a list with commas into names of formats."""
     names = tuple(name.strip().lower() for name in value.split(",") if name.strip())
     unknown = [name for name in names if name not in _KNOWN]
     if unknown or not names:
@@ -183,7 +183,7 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
 def open_log(
     file: Path | None, home: "Home", scorer: "Scorer", bundle: "Bundle"
 ) -> "Iterator[Callable[[Result, str | None], None] | None]":
-    """The log that takes each result, or None where none is asked for."""
+    """Open the log that takes each result; None where none is asked for."""
     if file is None:
         yield None
         return
@@ -205,5 +205,5 @@ def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
 
 
 def at_a_terminal() -> bool:
-    """Whether standard error is a terminal and the results do not pass by on the same one."""
+    """Tell whether standard error is a terminal to which the results are not printed, too."""
     return sys.stderr.isatty() and not sys.stdout.isatty()

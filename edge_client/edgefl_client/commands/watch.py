@@ -115,7 +115,7 @@ class _Watcher:
     again_s: dict[str, float] = field(default_factory=dict)
 
     def once(self, interval_s: float) -> int:
-        """Two looks and the pictures that were the same in both; gives the number that could not be scored."""
+        """Look twice, and score the pictures that were the same in both; gives the number that could not be scored."""
         before = self._look()
         if all(self.scored.get(name) == seen for name, seen in before.items()) or self.stop.wait(interval_s):
             return 0

@@ -36,7 +36,7 @@ class NoModel(StorageError):
 
 
 def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line, int]:
-    """Highest version seen of each (federation, line, task) that a signer `in_force` vouches for; None counts all."""
+    """Return the highest version of each (federation, line, task) seen that a signer `in_force` vouches for; None: of any."""
     seen: dict[Line, int] = {}
     for entry in _record(home)["seen"]:
         signer = entry.get("signer")
@@ -47,7 +47,7 @@ def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line,
 
 
 def current_file(home: Home) -> Path:
-    """File of the bundle in use."""
+    """Return the file of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
         get = "name one with --model, or get the federation's: edgefl enrol INVITE, then edgefl pull"
@@ -56,7 +56,7 @@ def current_file(home: Home) -> Path:
 
 
 def is_in_use(home: Home, sha256: str) -> bool:
-    """Whether the bundle of this SHA-256 is in use and its file is whole; one that was lost or damaged is not."""
+    """Tell whether the bundle of this SHA-256 is in use and its file is whole, neither lost nor damaged."""
     return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
 
 

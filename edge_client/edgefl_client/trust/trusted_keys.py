@@ -31,12 +31,12 @@ class TrustedKey:
     added: str  # date it was added, ISO 8601
 
     def to_json(self) -> dict[str, str]:
-        """The entry `edgefl trust list --json` prints."""
+        """Return the entry `edgefl trust list --json` prints."""
         return {"name": self.name, "key_id": self.key.key_id, "public": self.key.public.hex(), "added": self.added}
 
 
 def read_public_key(given: str) -> PublicSigningKey:
-    """The public key a person names: a file, or the key itself.
+    """Read the public key a person names: a file, or the key itself.
 
     Args:
         given: path of a file, or the key as text. Either holds an Ed25519 public key as 64 hexadecimal digits, as
@@ -77,7 +77,7 @@ def _decoded(text: bytes) -> bytes | None:
 
 
 def list_trusted(home: Home) -> list[TrustedKey]:
-    """Trusted signers, oldest first."""
+    """List the trusted signers, oldest first."""
     record = read_json(home.trust_file, "the list of trusted signers")
     entries = [] if record is None else record.get("keys")
     try:

@@ -127,12 +127,7 @@ def exporting(what: str) -> Iterator[None]:
 
 
 def clean(model: onnx.ModelProto, name: str, ir_version: int = IR_VERSION) -> None:
-    """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves.
-
-    Args:
-        model: changed in place.
-        ir_version: the oldest that holds its opset.
-    """
+    """Remove, in place, what describes the exporting machine, and shapes that runtimes infer themselves."""
     model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""
     model.ir_version = ir_version
     del model.metadata_props[:]

@@ -116,13 +116,9 @@ class FedCLFStep:
         return {ENCODED: unit(self.features(tensors[VIEW], {**statistics, **tensors})[0])}
 
     def __call__(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Take one step: `train_step.onnx`.
+        """Take one step, `train_step.onnx`, with the tensors that `FedCLFPlan.inputs` names.
 
-        Args:
-            tensors: as `FedCLFPlan.inputs` names them.
-
-        Returns:
-            `loss`, `keys`, then everything that learning changes as `next.NAME`.
+        Returns `loss`, `keys`, then everything that learning changes as `next.NAME`.
         """
         plan = self.plan
         leaves = {name: tensors[name].detach().requires_grad_(True) for name in plan.parameters}

@@ -126,12 +126,9 @@ def adamw(
     rate: Float[Tensor, ""],
     decay: Float[Tensor, ""],
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
-    """Take a step of AdamW with one tensor; returns the value and its two moments after the step.
+    """Take step `count` (from 1) of AdamW with one tensor; return the value and its two moments after the step.
 
-    Args:
-        moments: running means of the gradient and of its square.
-        count: number of this step, from 1.
-        decay: weight decay; a step shrinks values by rate·decay.
+    The moments are the running means of the gradient and of its square; a step shrinks values by rate·decay.
     """
     first = BETAS[0] * moments[0] + (1 - BETAS[0]) * gradient
     second = BETAS[1] * moments[1] + (1 - BETAS[1]) * gradient * gradient

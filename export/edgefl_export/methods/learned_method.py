@@ -11,7 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgefl_export.graphs.training import StepFunction
+from edgefl_export.graphs.training import PureStep
 from edgefl_export.parity.step_parity import StepParity
 from edgefl_protocol.bundle.learning_plan import Plan
 from edgefl_trainer.contract import Predictor
@@ -24,7 +24,7 @@ Weights = Mapping[str, NDArray[Any]]
 class Traceable:
     """A graph before it is traced."""
 
-    step: StepFunction  # named tensors in, named tensors out; nothing drawn at random, nothing remembered
+    step: PureStep  # named tensors in, named tensors out; nothing drawn at random, nothing remembered
     example: Mapping[str, Tensor]  # a value of every input, in the graph's order; only types and shapes matter
     outputs: Sequence[str]  # names, in the graph's order
     free: Mapping[str, str]  # inputs whose first axis is free, each with the name of that axis

@@ -49,13 +49,8 @@ def default_cache_dir() -> Path:
 def cached_pictures(tables: Sequence[SourceRows], image_px: int, fit: Fit, cache_dir: Path) -> CachedPictures:
     """Return the pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
 
-    Masks are kept only where every table knows masks.
-
-    Args:
-        fit: `squash` or `crop`.
-
-    Raises:
-        DataError: A picture cannot be read, or the cache folder cannot be written.
+    Masks are kept only where every table knows masks. A `DataError` where a picture cannot be read, or the cache folder
+    cannot be written.
     """
     parts = [_one_table(table, image_px, fit, cache_dir) for table in tables]
     if len(parts) == 1:

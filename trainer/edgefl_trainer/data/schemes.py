@@ -139,11 +139,8 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
 def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpose: str, seed: int) -> dict[str, int]:
     """Deal the lesions of a split that only reports, by the shares of each class that the sites learn from.
 
-    A site without training images of a class gets none of it here.
-
-    Args:
-        counts: Class → training images of each site; a class that nobody learns from follows the sites' sizes.
-        purpose: Keeps the splits independent.
+    `counts` are the training images of each class and site: a site without any gets none here, and a class that nobody
+    learns from follows the sites' sizes. `purpose` keeps the splits independent.
     """
     sizes = np.sum(np.array(list(counts.values()), dtype=np.int64), axis=0)
     site_of: dict[str, int] = {}

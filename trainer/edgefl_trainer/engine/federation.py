@@ -338,7 +338,7 @@ def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Gene
 
 
 def participants(names: Sequence[str], share: float, seed: int, phase: Phase) -> list[str]:
-    """Choose the sites of a phase, in name order: a seeded share in `train` and sampled phases, at least one; else all."""
+    """Choose a phase's sites, in name order: a seeded share in `train` and sampled phases, at least one; else all."""
     if share >= 1 or not (phase.kind == "train" or phase.sampled):
         return sorted(names)
     count = max(1, math.floor(share * len(names) + 0.5))  # a half counts up: 5 % of 90 sites are 5

@@ -13,7 +13,7 @@ from edgefl_trainer.experiments.measured import tracked
 
 
 def of_runs(folders: Sequence[Path]) -> bytes:
-    """Plot the tune figures of runs over rounds and bytes, as PNG; runs with equal folder names stand under their paths.
+    """Plot the tune figures of runs over rounds and bytes, as PNG; runs of equal folder names stand under paths.
 
     A `ValueError` where there is nothing to draw.
     """

@@ -81,10 +81,7 @@ def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Dis
 
 
 def chosen_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:
-    """Choose the maps of a reply by `select`: at most M of each class of the site's own training images.
-
-    They are those of the deterministic view.
-    """
+    """Choose the maps of a reply by `select`: at most M of each class of the site's training images, as they are."""
     scores, targets = training_scores(site, predictor), site.train.targets
     assert scores.maps is not None
     uncertainty = scores.vacuity if scores.vacuity is not None else 1 - scores.probabilities.max(axis=1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgefl_exchange.delivery import Delivery
-from edgefl_exchange.errors import NotEnrolled, RefusedByCoordinator, Unavailable
+from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
@@ -134,7 +134,7 @@ def _take_part(
                 reply = _learn(call, seat, exchanges, told)
                 wait.over()
                 continue
-            except RefusedByCoordinator as refusal:
+            except SignedRefusal as refusal:
                 if refusal.code not in COMING:
                     skipped.add(told.round)
                     call.say(f"round {told.round} goes on without this site: {refusal}")
@@ -154,7 +154,7 @@ def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> boo
 def _learn(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskReply) -> Reply:
     """Learn the open round, or give what was learned before a kill.
 
-    `RefusedByCoordinator` where its broadcast is not to be had; a `TrainingError` where learning failed, or the reply
+    `SignedRefusal` where its broadcast is not to be had; a `TrainingError` where learning failed, or the reply
     is too large.
     """
     number = told.round
@@ -197,7 +197,7 @@ def _handed_out(seat: SiteMembership, work: SiteWork, told: TaskReply) -> Payloa
     """The last hand-out; where only maps travel a site's model is its own, and it can do without."""
     try:
         return _broadcast(seat, told.rounds + 1)
-    except RefusedByCoordinator as refusal:
+    except SignedRefusal as refusal:
         if refusal.code in COMING:  # it is being prepared
             raise Unavailable(str(refusal), refusal.code) from refusal
         if refusal.code != "small_cohort" or work.method.travels != ("maps",):

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgefl_exchange.coordinator_keys import wall_clock_ms
 from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.enrolment import EnrolmentError, enrol, trust_certificate
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, RefusedByCoordinator, TlsRefused, Unavailable
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, TlsRefused, Unavailable
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
@@ -164,7 +164,7 @@ def refusals() -> Iterator[None]:
         raise
     except TlsRefused as error:
         raise FederationRefused(str(error), error.code) from error
-    except (EnrolmentError, InviteError, RefusedByCoordinator) as error:
+    except (EnrolmentError, InviteError, SignedRefusal) as error:
         if error.code not in _FINAL:
             raise
         raise FederationRefused(str(error), error.code) from error

@@ -31,7 +31,7 @@ from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_
 from edgefl_trainer.models.inserts import Tokens
 from edgefl_trainer.models.spec import BackboneSpec
 
-LEARNED_TENSORS = (PROMPTS, HEAD)
+TRAINED = (PROMPTS, HEAD)
 VELOCITY = "velocity."
 
 
@@ -71,7 +71,7 @@ class FedPR:
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_ = int(broadcast.scalars["round"])
         module = self.recipe.module(site, readout_named(broadcast.scalars["readout"]), Tokens())
-        tensors = softmax.trainable(broadcast.arrays, LEARNED_TENSORS, site.device)
+        tensors = softmax.trainable(broadcast.arrays, TRAINED, site.device)
         keep = self.optimizer_state == "keep"
         before = {name.removeprefix(VELOCITY): v for name, v in state.arrays.items() if name.startswith(VELOCITY)}
         project = {}
@@ -79,16 +79,9 @@ class FedPR:
             matrix = null_space(broadcast.arrays[PROMPTS][0].astype(np.float64), self.ratio, self.fro_norm)
             project = {PROMPTS: torch.from_numpy(matrix).float().to(site.device)}
         velocity = softmax.learn(
-            self.recipe,
-            site,
-            module,
-            tensors,
-            LEARNED_TENSORS,
-            round_,
-            project=project,
-            velocity=before if keep else None,
+            self.recipe, site, module, tensors, TRAINED, round_, project=project, velocity=before if keep else None
         )
-        learned = steps.as_arrays({name: tensors[name] for name in LEARNED_TENSORS})
+        learned = steps.as_arrays({name: tensors[name] for name in TRAINED})
         kept = {f"{VELOCITY}{name}": value for name, value in velocity.items() if keep}
         return State({**learned, **kept}), averaged_prompts.reply(site, learned)
 

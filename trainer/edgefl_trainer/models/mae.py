@@ -58,10 +58,8 @@ class MaskedAutoencoder(nn.Module):
     ) -> Float[Tensor, ""]:
         """Compute the mean squared error over the hidden patches of a batch, all weighing the same.
 
-        Args:
-            noise: a uniform number for each patch; the patches with the smallest stay visible.
-            mask_ratio: share of the patches that is hidden.
-            norm_pix: standardise each target patch.
+        `noise` is uniform, a number for each patch: a share of `mask_ratio` is hidden, the smallest stay visible.
+        `norm_pix` standardises each target patch.
         """
         order = noise.argsort(dim=1)  # (B, N)
         visible = order[:, : self.kept(mask_ratio)]

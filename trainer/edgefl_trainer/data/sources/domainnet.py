@@ -42,11 +42,7 @@ _SPLITS = ("train", "test")
 def read_domainnet(path: Path, classes: str) -> SourceRows:
     """Read the rows of each domain of a folder (or zip) in the order of its files, training rows first.
 
-    Args:
-        classes: `ten` or `all`.
-
-    Raises:
-        DataError: There is no split file, one of a pair or a picture is missing, or a line is damaged.
+    A `DataError` where there is no split file, one of a pair or a picture is missing, or a line is damaged.
     """
     if classes not in CLASSES:
         raise SpecError(f"classes={classes} is not known for domainnet:; allowed are {' and '.join(CLASSES)}.")
