@@ -28,8 +28,8 @@ from edgefl_client.runtime import load_graph
 from edgefl_export.bundles.training import traced
 from edgefl_export.methods import fedclf as clf
 from edgefl_export.methods import fedevprompt as prompts
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
-from edgefl_protocol.bundle.training_plan import TrainingPlan, fresh_state
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.learning.attention_buffer import MapSharing
@@ -131,7 +131,9 @@ def kept(place: Path | None, make: Callable[[], bytes]) -> bytes:
     return graph
 
 
-def a_model(backbone: str, image_px: int, recipe: EvidentialRecipe) -> tuple[TrainingPlan, Predictor, dict[str, Any]]:
+def a_model(
+    backbone: str, image_px: int, recipe: EvidentialRecipe
+) -> tuple[FedEvPromptPlan, Predictor, dict[str, Any]]:
     """A fresh model: times do not depend on the values."""
     frozen = load_backbone(backbone, image_px=image_px, seed=0)
     tensors = initial_tensors(recipe, frozen.spec, CLASSES, 0)
@@ -139,7 +141,7 @@ def a_model(backbone: str, image_px: int, recipe: EvidentialRecipe) -> tuple[Tra
     weights |= {"prior": np.ones(CLASSES, np.float32), "temperature": np.asarray(1, np.float32)}
     predictor = Predictor(ScoreModule(frozen, ScoreOptions()), weights, (True,) * CLASSES)
     rates = {name: 2.5e-4 if name == "prompts.b" else 5e-4 for name in recipe.trained}
-    plan = TrainingPlan(
+    plan = FedEvPromptPlan(
         trained=recipe.trained, rates=rates, weight_decay=1e-2, batch=32, epochs=2, epochs_before=0, anneal_epochs=10,
         anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2, balance="none", augment="none", seed=0,
         form=prompts.prompt_form(predictor, MapSharing()),

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import os
+import shutil
 import struct
 import zlib
 from pathlib import Path
@@ -17,12 +19,21 @@ from tests.shared import Shared, shared_by
 
 from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
-from edgefl_protocol.bundle.training_plan import PromptForm, TrainingPlan
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
+
+MEMORY, ENOUGH = Path("/dev/shm"), 4 * 2**30  # bytes; a whole run leaves 1.5 GiB in its folders
+
+
+def pytest_configure() -> None:
+    """Keep the folders of tests in memory where there is room: homes and stores flush each step, slowly on a disk."""
+    if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
 
 NOW_MS = 1_790_000_000_000
 SIZE, GRID = 24, 6  # px, tokens a side
@@ -200,18 +211,18 @@ FORM = PromptForm(
 )  # fmt: skip
 
 
-def a_plan(**changes: Any) -> TrainingPlan:
+def a_plan(**changes: Any) -> FedEvPromptPlan:
     values: dict[str, Any] = {
         "trained": TRAINED, "rates": {"head.weight": 0.5, "head.bias": 0.1}, "weight_decay": 0.01, "batch": 4,
         "epochs": 2, "epochs_before": 0, "anneal_epochs": 10, "anneal_clock": "run", "kd_weight": 1e-6,
         "kd_peers": "sum", "prior_floor": 0.01, "balance": "none", "augment": "dihedral", "seed": 3,
         "form": FORM,
     }  # fmt: skip
-    return TrainingPlan(**{**values, **changes})
+    return FedEvPromptPlan(**{**values, **changes})
 
 
 def step_shapes(
-    plan: TrainingPlan, weights: dict[str, np.ndarray], size: int, grid: int
+    plan: FedEvPromptPlan, weights: dict[str, np.ndarray], size: int, grid: int
 ) -> dict[str, tuple[int, list[Any]]]:
     """Type and shape of everything a step takes that is no lone float."""
     classes = len(weights["head.bias"])
@@ -227,12 +238,12 @@ def step_shapes(
     return shapes
 
 
-def fixed_by(plan: TrainingPlan, weights: dict[str, np.ndarray]) -> list[str]:
+def fixed_by(plan: FedEvPromptPlan, weights: dict[str, np.ndarray]) -> list[str]:
     """The tensors of a bundle that a step reads and never changes."""
     return [name for name in weights if name not in plan.trained and name != "temperature"]
 
 
-def step_graph(plan: TrainingPlan, weights: dict[str, np.ndarray], size: int, grid: int) -> bytes:
+def step_graph(plan: FedEvPromptPlan, weights: dict[str, np.ndarray], size: int, grid: int) -> bytes:
     """value − rate·m, m = 0.9·m + 0.1·g, g of the cross-entropy of softmax(x·wᵀ + b).
 
     The others' maps enter too: kd_weight · count · mean brightness of a class is added to the gradient of its bias.

@@ -17,6 +17,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules.maps import MAX_MAPS
 from edgefl_protocol.tensors import MAX_TENSORS
 
 LEAST_COHORT = 3  # others without which a contribution can be told apart: docs/security.md, exchange policy
@@ -44,7 +45,7 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     seed: int = 0  # of everything drawn on the server
     epochs: Positive = 1  # local epochs of one round
     shares_maps: bool = True  # replies hold rollout maps only, and are checked as such
-    maps_per_class: Positive = 5  # M, most maps a site may send for one class
+    maps_per_class: Positive = MAX_MAPS  # M, most maps a site may send for one class
     max_samples: Positive = 1_000_000  # most images a site may claim; they weigh its reply: near the largest site's
     backbone: Mapping[str, Any]  # fields of the backbone's description that site and server agree on
     settings: Mapping[str, Plain] = {}  # hyper-parameters; `init` names them all, others have the method's default

@@ -143,8 +143,8 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
 @click.option(
     "--with-training",
     is_flag=True,
-    help="Also export the training step, so that a device can learn: FedEvPrompt's, or on a convolutional network "
-    "FedCLF's.",
+    help="Also export the training step, so that a device can learn; of a run that devices cannot learn, the refusal "
+    "names those they can.",
 )
 @click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Product line.")
 @click.option("--federation", callback=_word, metavar="NAME", help="Federation it belongs to.  [default: none]")

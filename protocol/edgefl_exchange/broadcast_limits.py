@@ -15,10 +15,11 @@ from typing import Final
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.errors import BlobError
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.rules.feature_rows import FEATURES, MOST_ROWS
 from edgefl_protocol.tensors import MAX_TENSORS
 
 _HEADER_BYTES: Final = 1 << 20  # of a payload
-_FEATURES_BYTES: Final = 65_536 * 128 * 2  # most rows that a site receives, float16
+_FEATURES_BYTES: Final = MOST_ROWS * FEATURES * 2  # of the others, float16
 
 
 def memory_bytes() -> int:
@@ -31,10 +32,10 @@ def memory_bytes() -> int:
 
 def largest_broadcast(task: TaskReply) -> int:
     """Compute the bytes of the largest payload that a round of this task, as the coordinator signed it, can need."""
-    if task.tokens and task.maps_per_class:
+    if task.takes_maps:
         needed = MAX_TENSORS * task.maps_per_class * task.tokens * 2
     else:
-        needed = task.max_reply_bytes + (_FEATURES_BYTES if "features" in task.travels else 0)
+        needed = task.max_reply_bytes + (_FEATURES_BYTES if task.takes_features else 0)
     return min(needed + _HEADER_BYTES, MAX_BLOB_BYTES)
 
 

@@ -57,6 +57,22 @@ Permit = Callable[[WorkItem, int], EdgeflError | None]
 Settled = Callable[[WorkItem, Delivery], None]
 
 
+def settle(delivery: Delivery, count: Callable[[int], None], drop: Callable[[int, str | None], None]) -> None:
+    """Count what was learned in a round exactly if its reply was accepted; else the member stays as before it.
+
+    A member calls it with what it is told right before the outbox forgets an item, so both may be done twice.
+
+    Args:
+        count: given the round; the member's state is now the one after it.
+        drop: given the round, and why its reply can never be taken, so that it is not learned again; None where the
+            round is over.
+    """
+    if delivery.outcome == "accepted":
+        count(delivery.round)
+    else:
+        drop(delivery.round, delivery.message if delivery.outcome == "refused" else None)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Courier:
     """Delivers one outbox to one coordinator."""

@@ -27,8 +27,10 @@ def codes(answers) -> set[str]:
     return {answer.code if isinstance(answer, Refusal) else "accepted" for answer in answers}
 
 
-def test_exact_replays(make_coordinator, clock, tools) -> None:
-    """Check 17: the same bytes 1,000 times, at once, in turn, at another worker, after a restart, near expiry."""
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_exact_replays(make_coordinator, clock, tools, times) -> None:
+    """Check 17: the same bytes 100 and 1,000 times, at once, in turn, at another worker, after a restart, near
+    expiry."""
     coordinator = make_coordinator()
     member, _ = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
     tools.start_rounds(coordinator)
@@ -37,18 +39,18 @@ def test_exact_replays(make_coordinator, clock, tools) -> None:
     assert isinstance(member.send("reply", request), Payload)
     before = blobs(coordinator)
     with ThreadPoolExecutor(16) as pool:
-        assert codes(pool.map(lambda _: member.send("reply", request), range(400))) == {"replayed"}
+        assert codes(pool.map(lambda _: member.send("reply", request), range(2 * times))) == {"replayed"}
     with pytest.raises(OperatorError, match="another process"):  # no worker with a store of its own
         make_coordinator()
     keys = load_keys(coordinator.store.home)
     # A second worker on this store, which shares nothing else with the first.
     member.coordinator = Coordinator(coordinator.settings, coordinator.store, keys, clock)
-    assert codes(member.send("reply", request) for _ in range(200)) == {"replayed"}
+    assert codes(member.send("reply", request) for _ in range(times)) == {"replayed"}
     coordinator.store.close()
     member.coordinator = again = make_coordinator()
-    assert codes(member.send("reply", request) for _ in range(200)) == {"replayed"}
+    assert codes(member.send("reply", request) for _ in range(times)) == {"replayed"}
     clock.now_ms += 299_999
-    assert codes(member.send("reply", request) for _ in range(200)) == {"replayed"}
+    assert codes(member.send("reply", request) for _ in range(times)) == {"replayed"}
     clock.now_ms += 2
     assert member.send("reply", request) == 401  # past its time nothing needs to be remembered
     assert stored(again) == 1
@@ -127,10 +129,11 @@ def test_a_message_id_counts_once_whatever_its_number(coordinator, tools) -> Non
     assert isinstance(two.send("task", two.envelope("task", Payload(), **mid)), Payload)
 
 
-def test_concurrent_double_submissions(make_coordinator, tools) -> None:
-    """Check 18: 200 work items, each sent twice at once (same idem, new envelope), are accepted exactly 200 times."""
+@pytest.mark.parametrize("items", [24, pytest.param(200, marks=pytest.mark.slow)])
+def test_concurrent_double_submissions(make_coordinator, tools, items) -> None:
+    """Check 18: 24 and 200 work items, each sent twice at once (same idem, new envelope), are each accepted once."""
     coordinator = make_coordinator(rounds={"quorum_target": 1000})
-    crowd = [tools.quick_member(coordinator, f"clinic-{number:03}") for number in range(200)]
+    crowd = [tools.quick_member(coordinator, f"clinic-{number:03}") for number in range(items)]
     tools.start_rounds(coordinator)
     sealed = [
         (member, member.envelope("reply", ReplyRequest(idem="x" * 16, reply=tools.maps_payload()).to_payload(), rnd=1))
@@ -140,19 +143,20 @@ def test_concurrent_double_submissions(make_coordinator, tools) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(lambda pair: pair[0].send("reply", pair[1]), sealed))
     assert codes(answers) == {"accepted"}
-    assert [answers[2 * i].to_bytes() for i in range(200)] == [answers[2 * i + 1].to_bytes() for i in range(200)]
-    assert stored(coordinator) == 200
+    assert [answers[2 * i].to_bytes() for i in range(items)] == [answers[2 * i + 1].to_bytes() for i in range(items)]
+    assert stored(coordinator) == items
     coordinator.store.sweep()
-    assert blobs(coordinator) == 200 + 200 + 1  # replies, broadcasts, state
+    assert blobs(coordinator) == items + items + 1  # replies, broadcasts, state
 
 
-def test_retries_after_a_cut_answer(coordinator, clock, tools) -> None:
-    """Check 19: the same work item 200 times, each in a new envelope: one effect, always the first answer."""
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_retries_after_a_cut_answer(coordinator, clock, tools, times) -> None:
+    """Check 19: the same work item 20 and 200 times, each in a new envelope: one effect, always the first answer."""
     member, _ = (tools.approved_member(coordinator, name) for name in ("clinic-a", "clinic-b"))
     tools.start_rounds(coordinator)
     first = member.reply(1, idem="work-item-00000001")
     assert ReplyReply.from_payload(first).first_answer_ms == clock.now_ms
-    for _ in range(199):
+    for _ in range(times - 1):
         clock.now_ms += 100
         assert member.reply(1, idem="work-item-00000001") == first
     assert stored(coordinator) == 1
@@ -191,7 +195,11 @@ def test_a_member_restored_from_an_image(coordinator, tools) -> None:
     assert member.send("task", member.envelope("task", Payload(), seq=2**33)).code == "seq_jump"
 
 
-@pytest.mark.parametrize("order", [list(range(3, 103)), list(range(102, 2, -1))])
+NUMBERS = [list(range(3, 23)), list(range(22, 2, -1))]
+ALL_NUMBERS = [pytest.param(list(order), marks=pytest.mark.slow) for order in (range(3, 103), range(102, 2, -1))]
+
+
+@pytest.mark.parametrize("order", [*NUMBERS, *ALL_NUMBERS], ids=["up", "down", "100 up", "100 down"])
 def test_shuffled_numbers_inside_the_window(coordinator, tools, order) -> None:
     """Check 16 against the store: numbers in any order inside the window are admitted exactly once."""
     member = tools.approved_member(coordinator, "clinic-a")

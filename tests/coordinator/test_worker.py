@@ -149,7 +149,7 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     from edgefl_coordinator.cli import main as command
     from edgefl_protocol.rules import defaults
 
-    declared = {"fedclf": defaults.FedCLF, "fedevprompt": defaults.FedEvPrompt}[method]
+    declared = {"fedclf": defaults.FedCLFDefaults, "fedevprompt": defaults.FedEvPromptDefaults}[method]
     network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "tiny"}[method]
     told = ["--method", method, "--federation", "skin", "--classes", "nevus,other", "--backbone", network]
     result = CliRunner().invoke(command, ["init", str(tmp_path / "home"), *told, "--set", "weight_decay=0.125"])

@@ -1,12 +1,18 @@
-"""Verified bundles, the command line, and files to score."""
+"""Verified bundles, the command line, files to score, and a device that is enrolled at a coordinator in memory."""
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
+from tests.exchange.conftest import net, no_waiting
 
 from edgefl_client.cli import main
+from edgefl_client.sharing import enrolled_device
 from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.records.invite import encode_invite
+
+__all__ = ["net", "no_waiting"]  # fixtures of the exchange's tests
 
 
 @pytest.fixture(scope="session")
@@ -20,9 +26,17 @@ def make_bundle(lab: SimpleNamespace) -> Callable[..., Bundle]:
 
 
 @pytest.fixture
-def run(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("EDGEFL_HOME", str(tmp_path / "home"))
+def live(net):
+    return net.FakeCoordinator(now_ms=time.time_ns() // 1_000_000)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch, tmp_path, live):
+    """The command line, in a folder of its own; every address leads to the coordinator in memory."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("EDGEFL_HOME", str(home))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda *_: live)
 
     def call(*arguments):
         capsys.readouterr()
@@ -32,7 +46,36 @@ def run(capsys, monkeypatch, tmp_path):
         assert "Traceback" not in err
         return left.value.code, out, err
 
+    call.home = home
     return call
+
+
+@pytest.fixture
+def invite(live):
+    return encode_invite(live.invite(), live.now_ms)
+
+
+@pytest.fixture
+def device(run, live, invite, lab, labelled):
+    """Enrolled, approved, trusting the signer, bundle published, maps may leave, six labelled pictures."""
+    assert run("enrol", invite)[0] == 0
+    assert run("policy", "allow", "maps")[0] == 0
+    live.approve()
+    live.bundles["main", "all", 1] = lab.bundle_bytes()
+    assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0
+    return labelled
+
+
+@pytest.fixture
+def labelled(lab, tmp_path):
+    """Six labelled pictures of skin."""
+    rows = ["image,label"]
+    for number in range(6):
+        pixels = lab.photo(50, 40, (180 + number, 120, 90))
+        (tmp_path / f"{number}.png").write_bytes(lab.encoded(pixels))
+        rows.append(f"{number}.png,{lab.CLASSES[number % 2]}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def test_bundle_reports_the_worst_figure_of_every_gate(built):
     assert all(0 <= figure["worst"] <= figure["allowed"] for figure in facts["parity"].values())
 
 
+@pytest.mark.slow
 def test_two_builds_are_byte_identical(built, run_folder):
     """docs/security.md check 32: traced and packed again, run, fields and key give the file of the command line."""
     members = assemble.build_members(assemble.site_model(open_run(run_folder), "north"))

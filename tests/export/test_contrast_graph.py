@@ -16,14 +16,14 @@ from tests.shared import Shared
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Dealt
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.methods.fedclf import FedCLFTrainerSteps, check_contrast, contrast_method, network
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.rules.draws import generator
 from edgefl_trainer.augment import normalised
@@ -81,7 +81,7 @@ def trainer_site(name: str, task: Task, seed: int) -> Site:
 
 def device(bundle: Bundle, name: str, seed: int, folder: Path) -> RoundLearner:
     images = pictures(seed)
-    rows = Rows(images, np.zeros(ROWS, np.int64), tuple(f"{index:064x}" for index in range(ROWS)))
+    rows = PreparedRows(images, np.zeros(ROWS, np.int64), tuple(f"{index:064x}" for index in range(ROWS)))
     none = rows.take(np.zeros(ROWS, np.bool_))
     around = Circumstances(
         points=PointFile(folder / f"{name}.payload"), site=name, options=TrainOptions(threads=1), maps_per_class=0

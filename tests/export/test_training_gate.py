@@ -13,10 +13,10 @@ from torch import Tensor
 
 from edgefl_export.errors import GateError
 from edgefl_export.methods import fedevprompt
-from edgefl_export.methods.fedevprompt import FedEvPromptTrainerSteps, prompt_form, rates_of, step_of
+from edgefl_export.methods.fedevprompt import FedEvPromptTrainerSteps, prompt_form, step_of
 from edgefl_export.parity import step_parity
 from edgefl_export.parity.step_parity import StepParity, check_steps
-from edgefl_protocol.bundle.training_plan import TrainingPlan
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
@@ -28,8 +28,8 @@ Tensors = dict[str, Tensor]
 @pytest.fixture
 def judge(predictor, monkeypatch) -> Callable[..., list[StepParity]]:
     recipe = EvidentialRecipe(batch=8, b_blocks=1, head_norm="standardise", readout="cls")
-    plan = TrainingPlan(
-        trained=recipe.trained, rates=rates_of(recipe), weight_decay=recipe.weight_decay, batch=8, epochs=1,
+    plan = FedEvPromptPlan(
+        trained=recipe.trained, rates=recipe.rates, weight_decay=recipe.weight_decay, batch=8, epochs=1,
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-6, kd_peers="sum", prior_floor=1e-2,
         balance="none", augment="dihedral", seed=0, form=prompt_form(predictor, MapSharing()),
     )  # fmt: skip

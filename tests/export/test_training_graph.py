@@ -27,16 +27,15 @@ from edgefl_export.methods.fedevprompt import (
     prepared,
     prompt_form,
     rate_inputs,
-    rates_of,
     step_of,
     training_plan,
 )
 from edgefl_export.parity.step_parity import check_steps, run_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.fedevprompt_plan import COUNTS, MEANS, FedEvPromptPlan, PromptForm, constants, fresh_state
 from edgefl_protocol.bundle.learning_plan import GRAPH
 from edgefl_protocol.bundle.onnx_wire import read_graph
-from edgefl_protocol.bundle.training_plan import COUNTS, MEANS, PromptForm, TrainingPlan, constants, fresh_state
 from edgefl_protocol.rules.class_prior import class_prior
 from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_protocol.rules.maps import peer_targets
@@ -85,7 +84,7 @@ def others(tokens: int) -> dict[str, np.ndarray]:
 
 
 def ten_steps_apart(
-    predictor, graph: bytes, plan: TrainingPlan, recipe: EvidentialRecipe, sharing: MapSharing
+    predictor, graph: bytes, plan: FedEvPromptPlan, recipe: EvidentialRecipe, sharing: MapSharing
 ) -> dict[str, float]:
     """‖Δ‖₂/‖reference‖₂ of everything after the ten steps of round 2, from the trainer's state after round 1."""
     losses: list[float] = []
@@ -156,8 +155,8 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
         batch=BATCH, b_blocks=1, anneal_epochs=2, head_norm="none", readout="mean", evidence="relu", lr_b=1e-3
     )
     predictor = make("vit:128x2/12", readout="mean", evidence="relu", head_norm="none", prefix_mode="sink")
-    plan = TrainingPlan(
-        trained=recipe.trained, rates=rates_of(recipe), weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
+    plan = FedEvPromptPlan(
+        trained=recipe.trained, rates=recipe.rates, weight_decay=recipe.weight_decay, batch=BATCH, epochs=1,
         epochs_before=0, anneal_epochs=2, anneal_clock="run", kd_weight=1e-4, kd_peers="mean5", prior_floor=1e-2,
         balance="none", augment="dihedral", seed=0, form=prompt_form(predictor, sharing),
     )  # fmt: skip
@@ -233,14 +232,17 @@ def test_a_run_with_another_optimiser_is_not_exported_for_learning(run_folder, p
         learned_method(other, predictor).prepare(other, predictor, predictor.tensors)
 
 
-@pytest.mark.parametrize(
-    ("hyper", "named"), [({"batch": 2048}, "batch must be"), ({"anneal_epochs": 20_000}, "anneal")]
-)
-def test_settings_that_no_device_can_have_are_a_sentence(run_folder, predictor, hyper, named):
-    """A run that learned in batches of 2,048 on a GPU server: no traceback, and what to do."""
+def test_a_record_holds_the_batch_of_a_gpu_server(run_folder, predictor):
+    """docs/decisions/0037: a run in batches of 2,048 is exported; a device's step takes as many pictures as it has."""
     run = open_run(run_folder)
-    other = replace(run, settings=replace(run.settings, hyper=hyper))
-    with pytest.raises(ExportError, match=f"a device cannot learn as the run did: {named}.*--with-training"):
+    assert training_plan(replace(run, settings=replace(run.settings, hyper={"batch": 2048})), predictor).batch == 2048
+
+
+def test_settings_that_no_device_can_have_are_a_sentence(run_folder, predictor):
+    """A run of 20,000 epochs a round: no traceback, and what to do."""
+    run = open_run(run_folder)
+    other = replace(run, settings=replace(run.settings, epochs=20_000))
+    with pytest.raises(ExportError, match=r"a device cannot learn as the run did: epochs must be.*--with-training"):
         training_plan(other, predictor)
 
 

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 import pytest
@@ -122,6 +122,60 @@ def texts(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value
+
+
+def told_apart(tree: ast.AST) -> Iterator[str]:
+    """Texts that something is compared with: in a comparison, a `match`, or as the keys of a table."""
+    for node in ast.walk(tree):
+        parts: list[ast.expr | None] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        elif isinstance(node, ast.Dict):
+            parts = [*node.keys]
+        for part in parts:
+            yield from texts(part) if part is not None else ()
+
+
+def methods_told_apart(tree: ast.AST, methods: Collection[str]) -> list[str]:
+    """Names of methods among these texts."""
+    return [text for text in told_apart(tree) if text in methods]
+
+
+def test_device_and_coordinator_tell_no_methods_apart(modules) -> None:
+    """docs/design.md 2: the tables of `learning` and of the trainer say what a method is; whoever else works with one
+    asks its record, its learner or the task."""
+    from edgefl_trainer.methods import METHODS
+
+    for module in modules.values():
+        inside = under(module.name, "edgefl_client") and not under(module.name, "edgefl_client.learning")
+        if inside or under(module.name, "edgefl_coordinator"):
+            assert not methods_told_apart(module.tree, METHODS), str(module.path)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'task.method == "fedclf"',
+        'm in ("fedavg", "fedclf")',
+        '{"fedclf": 1}',
+        'match m:\n    case "fedclf":\n        1',
+    ],
+)
+def test_a_method_told_apart_is_found(source: str) -> None:
+    """The check above can fail."""
+    assert methods_told_apart(ast.parse(source), {"fedclf"}) == ["fedclf"]
+
+
+def test_help_and_messages_name_no_method_that_devices_learn(modules) -> None:
+    """A method that is added needs no other text: the device's rooms outside `learning`, and the exporter's command."""
+    from edgefl_export.methods.table import GRAPHS
+
+    rooms = [name for name in modules if under(name, "edgefl_client") and not under(name, "edgefl_client.learning")]
+    for name in (*rooms, "edgefl_export.cli"):
+        for text in texts(modules[name].tree):
+            assert not any(method in text.lower() for method in GRAPHS), f"{modules[name].path}: {text}"
 
 
 def test_only_live_imports_the_exchange(modules) -> None:

@@ -4,9 +4,7 @@ import ast
 from collections import defaultdict
 
 # Names that two modules may define, each with the reason.
-SHARED = {
-    "Limits": "the owner's, of learning and of sharing; each is read in its own room",
-}
+SHARED = {}
 
 
 def class_names(modules) -> dict[str, set[str]]:

@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from edgefl_client.cli import cli
 from edgefl_client.home import CoordinatorHome as DeviceHome
 from edgefl_client.learning.learner_table import learner_for
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
@@ -31,7 +31,7 @@ from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.learning_plan import Plan
+from edgefl_protocol.bundle.learning_plan import LearningPlan
 from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task
 
 DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")
@@ -156,7 +156,7 @@ class DeviceSite:
         return SiteResult(State(new), Payload(sent, reply.scalars), {})
 
 
-def local_digest(folder: Path, bundle: Bundle, plan: Plan, federation: Federation) -> str:
+def local_digest(folder: Path, bundle: Bundle, plan: LearningPlan, federation: Federation) -> str:
     """`state_sha256` of the local engine over the devices' learners, which learn as `plan` says."""
     from edgefl_trainer.contract import Task
     from edgefl_trainer.engine.federation import LocalEngine
@@ -167,7 +167,7 @@ def local_digest(folder: Path, bundle: Bundle, plan: Plan, federation: Federatio
     bundle, sites = replace(bundle, training=plan), {}
     for name, pictures in federation.pictures.items():
         home = DeviceHome(folder / name)
-        dealt = read_dealt(home, bundle, Table(file=pictures), Limits(), lambda facts: None)
+        dealt = read_dealt(home, bundle, Table(file=pictures), LearningLimits(), lambda facts: None)
         around = Circumstances(
             points=PointFile(home.prepare(home.learning) / "point"), site=name,
             options=TrainOptions(threads=1, epochs=EPOCHS, seed=SEED),

@@ -33,8 +33,19 @@ SETTINGS = {
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("what", ["help", "result"])
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("edgefl", "help"),
+        ("edgefl", "result"),
+        ("edgefl-train", "help"),
+        ("edgefl-export", "result"),
+        ("edgefl-coordinator", "result"),
+        pytest.param("edgefl-train", "result", marks=pytest.mark.slow),  # which imports PyTorch
+        pytest.param("edgefl-export", "help", marks=pytest.mark.slow),
+        pytest.param("edgefl-coordinator", "help", marks=pytest.mark.slow),
+    ],
+)
 def test_a_full_disk_behind_standard_output_is_one_sentence(program, what, tmp_path):
     """docs/design.md, section 5: a known failure is one sentence, exit 1, never a traceback."""
     make_home(CoordinatorHome(tmp_path / "coordinator"), SETTINGS)

@@ -34,8 +34,8 @@ from tests.shared import Shared
 from edgefl_coordinator import cli as coordinator_cli
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol.bundle import Bundle, load_bundle
-from edgefl_protocol.bundle.contrast_plan import FedCLFPlan
-from edgefl_protocol.bundle.training_plan import TrainingPlan
+from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
+from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_trainer.models.backbones import load_backbone
 
 pytestmark = pytest.mark.slow
@@ -142,7 +142,7 @@ def test_prompts_learned_live_have_the_digest_of_the_local_engine(tmp_path: Path
     }
     bundle = loaded(prompts)
     plan = bundle.training
-    assert isinstance(plan, TrainingPlan) and (plan.batch, plan.kd_weight) == (32, 1e-6)  # others than the task's
+    assert isinstance(plan, FedEvPromptPlan) and (plan.batch, plan.kd_weight) == (32, 1e-6)  # others than the task's
     rates = {"prompts.b": 2.5e-4, "prompts.t": 5e-4, "head.weight": 0.01, "head.bias": 0.01}
     wanted = replace(plan, batch=BATCH, kd_weight=0.05, rates=rates, epochs=EPOCHS, seed=SEED)
     assert local_digest(tmp_path / "local", bundle, wanted, prompts) == found

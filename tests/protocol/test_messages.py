@@ -1,5 +1,7 @@
 """Route messages: exact keys, types and bounds (docs/security.md, envelope and routes; property by hypothesis)."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -169,3 +171,10 @@ def test_anything_else_is_one_typed_error(found, kind) -> None:
         assert error.code and str(error)
         return
     assert message is None or kind.from_payload(message.to_payload()) == message  # None: not a refusal at all
+
+
+def test_a_task_says_what_its_replies_are_made_of() -> None:
+    """docs/design.md 7: maps have patches and a most per class; features are named among what travels."""
+    assert TASK.takes_maps and TASK.takes_features
+    assert not replace(TASK, tokens=0).takes_maps and not replace(TASK, maps_per_class=0).takes_maps
+    assert not replace(TASK, travels=("maps",)).takes_features

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload, digest
 from edgefl_protocol.payload import Scalar as Scalar
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.draws import Balance, epoch_order, generator
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule
@@ -133,9 +134,8 @@ class Site:
 
     def batches(self, examples: Examples, batch: int, round_: int, epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
         """Yield one epoch's shuffled (images uint8 (B, px, px, 3), targets (B,)), on the site's device."""
-        order = self.epoch_order(examples, round_, epoch)
-        for start in range(0, len(order), batch):
-            images, targets = examples.read(order[start : start + batch])
+        for part in batches_of(self.epoch_order(examples, round_, epoch), batch):
+            images, targets = examples.read(part)
             yield images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
 

@@ -9,8 +9,6 @@ import click
 from edgefl_coordinator.commands.options import PASSPHRASE, guarded
 from edgefl_protocol.durable import read_passphrase
 
-USUAL_MAPS = 5  # rollout maps that a site may send for one class
-
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
@@ -102,6 +100,7 @@ def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the [task] table and the training rounds."""
     from edgefl_coordinator.commands.setup import task_of_method, task_of_run
     from edgefl_coordinator.errors import USAGE, OperatorError
+    from edgefl_protocol.rules.maps import MAX_MAPS
 
     if options["run_"] is not None:
         if options["classes"]:
@@ -122,11 +121,9 @@ def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         head = {"name": options["task"], "classes": options["classes"].split(","), "seed": options["seed"]}
         table = {**head, **table}
     if not table["travels"]:
-        told = (
-            f"{table['method']} sends nothing, so it needs no coordinator: edgefl-train run {table['method']} runs it"
-        )
-        raise OperatorError(told, USAGE)
-    most = options["maps_per_class"] or table["settings"].get("maps_per_class", USUAL_MAPS)
+        name = table["method"]
+        raise OperatorError(f"{name} sends nothing, so it needs no coordinator: edgefl-train run {name} runs it", USAGE)
+    most = options["maps_per_class"] or table["settings"].get("maps_per_class", MAX_MAPS)
     settings = {**table["settings"], "maps_per_class": most} if table["shares_maps"] else table["settings"]
     chosen = {"line": options["line"], "maps_per_class": most, "settings": settings}
     epochs = {} if options["epochs"] is None else {"epochs": options["epochs"]}

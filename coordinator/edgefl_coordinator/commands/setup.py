@@ -31,6 +31,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
 from edgefl_protocol.envelopes.keys import generate_signing_key
+from edgefl_protocol.rules.maps import travel_alone
 
 DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
 
@@ -168,7 +169,7 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
         made = build(kind, {**hyper, **dict(assignment(kind, text) for text in assignments)})
     except SettingError as error:
         raise OperatorError(str(error), USAGE) from error
-    told = {"travels": list(made.travels), "shares_maps": made.travels == ("maps",)}
+    told = {"travels": list(made.travels), "shares_maps": travel_alone(made.travels)}
     return {"method": method, "settings": hyper_values(made), **told}
 
 

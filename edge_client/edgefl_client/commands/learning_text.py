@@ -15,7 +15,7 @@ from edgefl_client.commands.options import finite
 if TYPE_CHECKING:
     import threading
 
-    from edgefl_client.learning.limits import Limits
+    from edgefl_client.learning.limits import LearningLimits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -53,8 +53,8 @@ pictures_option = click.option(
     "--pictures",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Learn from the pictures in this folder and below, for a method that needs no labels (FedCLF); edgefl sync "
-    "does so from now on.",
+    help="Learn from the pictures in this folder and below, for a method that needs no labels; edgefl sync does so "
+    "from now on.",
 )
 
 
@@ -76,11 +76,11 @@ def limits_options(command: Command) -> Command:
     return command
 
 
-def limits_of(given: Mapping[str, Any], stop: "threading.Event") -> "Limits":
+def limits_of(given: Mapping[str, Any], stop: "threading.Event") -> "LearningLimits":
     """Return what the options of `limits_options` allow."""
-    from edgefl_client.learning.limits import Limits
+    from edgefl_client.learning.limits import LearningLimits
 
-    return Limits(
+    return LearningLimits(
         minutes=given["minutes"], memory_mib=given["memory"], battery_percent=given["battery"], stopped=stop.is_set
     )
 

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @click.option(
     "--epochs", type=click.IntRange(1, 10_000), metavar="N", help="Epochs of this round.  [default: the bundle's]"
 )
-@click.option("--batch", type=click.IntRange(1, 1024), metavar="N", help="Pictures in a step.  [default: the bundle's]")
+@click.option("--batch", type=click.IntRange(1), metavar="N", help="Pictures in a step.  [default: the bundle's]")
 @click.option(
     "--balance",
     type=click.Choice(["none", "class"]),
@@ -124,7 +124,7 @@ def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | 
     task = load_task(home.member)
     if task is None or newest is None or bundle.manifest.line_key != (membership.federation, task.line, task.task):
         return membership.name, None
-    if not task.tokens or not task.maps_per_class:
+    if not task.takes_maps:
         return membership.name, None  # its broadcasts are networks, which only a round needs
     if bundle.training is not None and bundle.training.kind == task.method:
         try:

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from edgefl_client.learning.errors import LearningError
 from edgefl_protocol.payload import Payload
-from edgefl_protocol.rules.feature_rows import FEATURES, RECEIVED, are_features, unit
+from edgefl_protocol.rules import feature_rows
+from edgefl_protocol.rules.feature_rows import FEATURES, unit
 
 Features = NDArray[np.float32]  # (n, 128), rows of length 1
 
@@ -42,13 +43,10 @@ def received(broadcast: Payload) -> Features | None:
     Raises:
         LearningError: it is no such array.
     """
-    rows = broadcast.arrays.get(RECEIVED)
-    if rows is None:
-        return None
-    if not are_features(rows):
+    try:
+        rows = feature_rows.received(broadcast.arrays)
+    except ValueError as error:
         raise LearningError(
-            f"the others' features have shape {rows.shape}, needed is (any, {FEATURES}): the federation runs another "
-            "method or version",
-            "other_features",
-        )
-    return unit(rows)
+            f"the others' features {error}: the federation runs another method or version", "other_features"
+        ) from error
+    return None if rows is None else unit(rows)

@@ -31,16 +31,17 @@ from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, 
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import FedCLFPlan, begun
+from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan, begun
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules import feature_rows
 from edgefl_protocol.rules.batches import LEAST_BATCH, cut
 from edgefl_protocol.rules.draws import epoch_order, generator
-from edgefl_protocol.rules.feature_rows import BANK, FEATURES, SENT, are_features, have_unit_length
+from edgefl_protocol.rules.feature_rows import BANK, FEATURES, are_features, first_order, have_unit_length
 from edgefl_protocol.rules.negatives import (
+    collapse_warning,
     draw_others,
     entering,
     first_negatives,
-    has_collapsed,
     mean_similarity,
     most_negatives,
 )
@@ -145,7 +146,7 @@ class FedCLFLearner:
                 )
             return empty.pushed(kept)
         rng = generator(plan.seed, self._around.site, BANK)
-        order = rng.permutation(len(self._rows))[: plan.queue]
+        order = first_order(rng, len(self._rows))[: plan.queue]
         self._check_memory(lambda size: self._session.features(encoder, self._some(size)), len(order))
         found = [self._session.features(encoder, self._view(rng, part)) for part in cut(order, plan.batch)]
         return empty.pushed(np.concatenate(found))
@@ -256,13 +257,8 @@ class FedCLFLearner:
         """Say how an epoch went, and half-way and at the end of a run where features tell little apart."""
         means = {name: value / point.sums["pictures"] for name, value in point.sums.items() if name != "pictures"}
         report({"summary": point.epoch + 1, "loss": means["loss"], "key_similarity": means["similarity"]})
-        if has_collapsed(means["similarity"], point.round, rounds):
-            report(
-                {
-                    "warning": f"features of different pictures are nearly the same in round {point.round} (mean "
-                    f"similarity {means['similarity']:.2f}): the encoder tells little apart"
-                }
-            )
+        if (warning := collapse_warning(means["similarity"], point.round, rounds)) is not None:
+            report({"warning": warning})
 
     def _divided(self, point: Point) -> tuple[Arrays, Payload]:
         """What stays on the device, and what leaves."""
@@ -272,5 +268,5 @@ class FedCLFLearner:
 
     def _reply(self, state: Arrays, sent: Arrays) -> Payload:
         scalars: dict[str, int | float | str] = {"n_train": len(self._rows), "site_sha256": digest(dict(state))}
-        shared = {SENT: state[BANK].astype(np.float16)} if self._plan.shares and BANK in state else {}
+        shared = feature_rows.sent(state[BANK]) if self._plan.shares and BANK in state else {}
         return Payload({**sent, **shared}, scalars)

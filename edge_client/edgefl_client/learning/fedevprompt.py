@@ -30,13 +30,21 @@ from edgefl_client.learning.session import TrainingSession
 from edgefl_client.runtime import load_graph, processors, run_graph
 from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.training_plan import COUNTS, FIGURES, MEANS, RATE, TrainingPlan, constants, fresh_state
+from edgefl_protocol.bundle.fedevprompt_plan import (
+    COUNTS,
+    FIGURES,
+    MEANS,
+    RATE,
+    FedEvPromptPlan,
+    constants,
+    fresh_state,
+)
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.class_prior import class_prior, counts_shown
+from edgefl_protocol.rules.dead_evidence import dead_warning
 from edgefl_protocol.rules.draws import dihedral, epoch_order, generator, symmetries
 from edgefl_protocol.rules.maps import most_certain, peer_targets, reply_maps
-
-NO_EVIDENCE = 0.5  # share of pictures without evidence above which a warning is due
 
 
 class FedEvPromptLearner:
@@ -49,7 +57,7 @@ class FedEvPromptLearner:
         self._bundle, self._learn_rows, self._held, self._around = bundle, rows.learn, rows.held, around
         self._classes = len(bundle.labels.classes)
         plan = around.options.plan(bundle)
-        assert isinstance(plan, TrainingPlan)  # the record of this kind
+        assert isinstance(plan, FedEvPromptPlan)  # the record of this kind
         self._plan = plan
         counts = np.bincount(rows.learn.labels, minlength=self._classes)
         self._seen = tuple(bool(count) for count in counts)
@@ -133,8 +141,7 @@ class FedEvPromptLearner:
         rows, plan, named = self._learn_rows, self._plan, (self._plan.seed, self._around.site)
         order = epoch_order(generator(*named, "order", point.round, point.epoch), rows.labels, plan.balance)
         rng = generator(*named, "augment", point.round, point.epoch)
-        for step in range(-(-len(order) // plan.batch)):
-            chosen = order[step * plan.batch : (step + 1) * plan.batch]
+        for step, chosen in enumerate(batches_of(order, plan.batch)):
             drawn = symmetries(rng, len(chosen)) if plan.augment == "dihedral" else None
             if step < point.step:  # learned before the stop; its draws are used up all the same
                 continue
@@ -145,8 +152,8 @@ class FedEvPromptLearner:
         """Say how an epoch went."""
         means = {name: value / len(self._learn_rows) for name, value in point.sums.items()}
         report({"summary": point.epoch + 1, **means})
-        if means["dead"] > NO_EVIDENCE and (point.round, point.epoch) > (1, 0):
-            report({"warning": f"{means['dead']:.0%} of the pictures raise no evidence: they teach nothing"})
+        if (warning := dead_warning(means["dead"], point.round, point.epoch)) is not None:
+            report({"warning": warning})
 
     def _judged(
         self, graph: onnxruntime.InferenceSession, weights: Mapping[str, NDArray[Any]], round_: int, report: Report
@@ -187,7 +194,7 @@ class FedEvPromptLearner:
         return Payload(reply_maps(maps[fit], chosen), {"site_sha256": site_sha256})
 
 
-def step_constants(bundle: Bundle, plan: TrainingPlan, prior: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+def step_constants(bundle: Bundle, plan: FedEvPromptPlan, prior: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
     """Return what every step of a round takes alike: the bundle's constants, prior (K,), rates and weights."""
     numbers = {**{RATE + name: rate for name, rate in plan.rates.items()}, "weight_decay": plan.weight_decay}
     numbers["kd_weight"] = plan.kd_weight
@@ -201,13 +208,13 @@ def step_batch(images: NDArray[np.uint8], labels: NDArray[np.int64], kl_weight: 
 
 
 def personal_weights(
-    bundle: Bundle, plan: TrainingPlan, state: Mapping[str, NDArray[Any]], prior: NDArray[np.float32]
+    bundle: Bundle, plan: FedEvPromptPlan, state: Mapping[str, NDArray[Any]], prior: NDArray[np.float32]
 ) -> dict[str, NDArray[Any]]:
     """The scoring graph's tensors with what was learned in them.
 
     Args:
         bundle: brings those that do not learn, temperature among them.
-        state: arrays under `TrainingPlan.state`.
+        state: arrays under `FedEvPromptPlan.state`.
         prior: (K,) of this device's own pictures.
     """
     learned = {name: state[name] for name in plan.trained}

@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import run_graph
 from edgefl_client.scoring.gate_verdict import GateVerdict
 from edgefl_protocol.bundle import Bundle
@@ -31,7 +31,7 @@ def judge(
     bundle: Bundle,
     personal: Mapping[str, NDArray[Any]],
     seen: Sequence[bool],
-    held: Rows,
+    held: PreparedRows,
     report: Callable[[int], None] = lambda done: None,
 ) -> GateVerdict:
     """Compare bundle and personal values on the pictures held back.
@@ -60,7 +60,7 @@ def _predict(
     weights: Mapping[str, NDArray[Any]],
     seen: Sequence[bool],
     rules: ReferralRules,
-    rows: Rows,
+    rows: PreparedRows,
     report: Callable[[int], None],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the predicted class of each row, −1 for none, (n,); whether it would be told without a referral, (n,)."""

@@ -22,6 +22,7 @@ from edgefl_client.scoring.personal import PersonalState
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.maps import MAX_MAPS
 
 Arrays = Mapping[str, NDArray[Any]]
 ALONE = "device"  # the site's name of a device that is a member of no federation
@@ -111,7 +112,7 @@ class Circumstances:
     site: str = ALONE  # this member's name, which enters the draws
     # what the owner changes: batch, threads, limits, seconds between points
     options: TrainOptions = field(default_factory=TrainOptions)
-    maps_per_class: int = 5  # most rollout maps M of a reply; 0 for a device that shares none
+    maps_per_class: int = MAX_MAPS  # most rollout maps M of a reply; 0 for a device that shares none
     # told what the gate found of values that a round learned, before the reply is made
     judged: Callable[[PersonalState], None] = lambda found: None
     # when the work began, reading the pictures included, by the clock of the limits; None for the call of `local_round`

@@ -23,14 +23,14 @@ from edgefl_client.learning.views import draw, views
 from edgefl_client.runtime import check_runtime, load_graph, run_graph
 from edgefl_client.scoring.pictures import PictureReader
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODED, ENCODER, VIEW, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODED, ENCODER, VIEW, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.rules.batches import LEAST_BATCH, in_batches
 from edgefl_protocol.rules.draws import generator
-from edgefl_protocol.rules.feature_rows import FEATURES, have_unit_length, order_by_content
+from edgefl_protocol.rules.feature_rows import FEATURES, first_order, have_unit_length, order_by_content
 
 Rows = NDArray[np.float16]  # (n, 128), rows of length 1
 Pixels = NDArray[np.uint8]  # (S, S, 3)
@@ -118,7 +118,7 @@ def encode_pictures(
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
     """
-    order = draws.rng("order").permutation(len(files))
+    order = first_order(draws.rng("order"), len(files))
     fit = _FitPictures([files[position] for position in order], preprocess, reader, plan.queue)
     rng, found, paths = draws.rng("views"), list[Rows](), list[Path]()
     for part in in_batches(fit, plan.batch):

@@ -37,11 +37,11 @@ from edgefl_client.sharing.release import Release, describe
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload, digest
-from edgefl_protocol.rules.feature_rows import SENT
+from edgefl_protocol.rules.feature_rows import SENT, sent
 from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
 
 
@@ -74,7 +74,7 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
     draws = RandomSource(seed=task.seed, site=membership.name, round=task.round)
     files = _files(home, asked.images, reader)
     found = encode_pictures(encoder, plan, bundle.preprocess, files, reader, draws)
-    payload = Payload({SENT: found.rows}, {"n_train": 0, "site_sha256": digest(dict(own))})
+    payload = Payload(sent(found.rows), {"n_train": 0, "site_sha256": digest(dict(own))})
     content = payload.to_bytes()
     if len(content) > task.max_reply_bytes:
         raise FeaturesError(
@@ -99,8 +99,7 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
 
 def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan:
     """Check that the round takes features of the bundle's encoder, and give the plan they are made by."""
-    shares = "features" in task.travels if task.travels else task.method == "fedclf"
-    if not shares:
+    if task.travels and not task.takes_features:  # where the coordinator does not tell, the bundle decides
         raise FeaturesError(f"the federation learns {task.method}, which takes no features: take part with edgefl sync")
     if task.state == "done" or task.phase == "final":
         raise FeaturesError("the federation's rounds are over, its last exchange takes no features", "rounds_over")
@@ -115,9 +114,14 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
             f"this bundle brings no encoder ({ENCODER}), so it gives no features; ask the operator to publish one made "
             "with edgefl-export bundle --with-training, and fetch it with edgefl pull"
         )
+    own = plan_of(bundle)
+    if not isinstance(own, FedCLFPlan) or own.kind != task.method:
+        raise FeaturesError(
+            f"this bundle learns {own.kind}, the federation {task.method}, so it gives no features: fetch another with "
+            "edgefl pull"
+        )
     plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
-    if not isinstance(plan, FedCLFPlan):
-        raise FeaturesError(f"this bundle learns {plan.kind}, so it gives no features: fetch another with edgefl pull")
+    assert isinstance(plan, FedCLFPlan)  # the same record with other values
     return plan
 
 

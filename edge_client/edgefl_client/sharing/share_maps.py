@@ -118,10 +118,10 @@ def _task(device: Device, *, required: bool) -> TaskReply | None:
     task = load_task(device.home.member)
     if task is None and required:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
-    if task is not None and not (task.tokens and task.maps_per_class):
+    if task is not None and not task.takes_maps:
         raise LabelsError(
             f"the federation learns {task.method}, which takes no maps: take part with edgefl sync"
-            + (", or give features with edgefl contribute --features" if "features" in task.travels else ""),
+            + (", or give features with edgefl contribute --features" if task.takes_features else ""),
             "no_maps",
         )
     return task

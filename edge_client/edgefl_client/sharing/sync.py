@@ -14,6 +14,7 @@ sections 9 and 10; docs/security.md, replay window and idempotency.
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, travels_of
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
-from edgefl_exchange.delivery import Delivery
+from edgefl_exchange.delivery import Delivery, settle
 from edgefl_exchange.errors import SignedRefusal
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
@@ -152,12 +153,8 @@ def _held_back(_item: WorkItem, _round: int) -> PolicyError:
 
 def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
     """Note what became of a learned reply, before the outbox forgets it."""
-    if item.kind != LEARNED or item.round is None:
-        return
-    if delivery.outcome == "accepted":
-        count_reply(home, item.federation, item.round)
-    else:
-        drop_reply(home, item.federation, item.round, delivery.message if delivery.outcome == "refused" else None)
+    if item.kind == LEARNED:
+        settle(delivery, partial(count_reply, home, item.federation), partial(drop_reply, home, item.federation))
 
 
 def _learn(device: Device, before: _Exchanged, options: TrainOptions, trusted: Sequence[bytes]) -> _Learned:

@@ -36,7 +36,7 @@ class NoModel(StorageError):
 
 
 def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line, int]:
-    """Return the highest version of each (federation, line, task) seen that a signer `in_force` vouches for; None: of any."""
+    """Return the highest version seen of each (federation, line, task) that a signer `in_force` vouches for, or any."""
     seen: dict[Line, int] = {}
     for entry in _record(home)["seen"]:
         signer = entry.get("signer")

@@ -42,7 +42,7 @@ from edgefl_export.parity.step_parity import (
     refuse,
     run_step,
 )
-from edgefl_protocol.bundle.contrast_plan import (
+from edgefl_protocol.bundle.fedclf_plan import (
     BUFFER,
     ENCODED,
     ENCODER,
@@ -61,8 +61,8 @@ from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Predictor, Task
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, read_settings
-from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, slow_copy, unit
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Split, tensors_of
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureRing, MomentumContrast, slow_copy, unit
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Split, tensors_of
 from edgefl_trainer.losses import contrastive_loss
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import weights_of
@@ -80,13 +80,15 @@ _Hook = Callable[[nn.Module, tuple[Tensor, ...]], None]
 class FedCLFStep:
     """What a step holds fixed: the network's form, how pixels are normalised, and the temperature."""
 
-    model: Learner
+    model: LearningNetwork
     plan: FedCLFPlan
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, model: Learner, plan: FedCLFPlan, mean: tuple[float, ...], std: tuple[float, ...]) -> "FedCLFStep":
+    def of(
+        cls, model: LearningNetwork, plan: FedCLFPlan, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> "FedCLFStep":
         """Return the step of a network on the CPU, which is left as it is; mean and deviation are the channels'."""
         bare = deepcopy(model).train()
         for layer in _norms(bare).values():  # it neither reads nor moves running statistics of its own
@@ -186,14 +188,14 @@ def contrast_method(run: FinishedRun) -> tuple[FedCLF, RunSettings]:
     return found, settings
 
 
-def network(recipe: ContrastRecipe, spec: CNNSpec, seed: int, backbone: FrozenCNN | None = None) -> Learner:
+def network(recipe: ContrastRecipe, spec: CNNSpec, seed: int, backbone: FrozenCNN | None = None) -> LearningNetwork:
     """Return a network as FedCLF begins with it: the backbone's values, where there are any, and a fresh projection."""
     initial = {} if backbone is None else weights_of(backbone.network)
     task = Task(name="pixels", classes=(), backbone=spec, rounds=1, epochs=1, seed=seed, initial=initial)
     return recipe.build(task).requires_grad_(True)
 
 
-def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: Learner) -> FedCLFPlan:
+def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: LearningNetwork) -> FedCLFPlan:
     """Return the record of a network and of how it learns.
 
     Args:
@@ -233,7 +235,7 @@ def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepare
     return prepared(contrast_plan(method, settings, backbone.spec, model), model, backbone.spec)
 
 
-def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> PreparedStep:
+def prepared(plan: FedCLFPlan, model: LearningNetwork, spec: CNNSpec) -> PreparedStep:
     """Return the step of a network under a record; the network is left as it is."""
     step = FedCLFStep.of(model, plan, spec.mean, spec.std)
     state = {name: torch.from_numpy(value) for name, value in begun(plan, dict(tensors_of(model))).items()}
@@ -272,14 +274,14 @@ class FedCLFTrainerSteps:
 
     tries = TRIES
 
-    def __init__(self, model: Learner, plan: FedCLFPlan, spec: CNNSpec, seed: int = 0, held: int = 256) -> None:
+    def __init__(self, model: LearningNetwork, plan: FedCLFPlan, spec: CNNSpec, seed: int = 0, held: int = 256) -> None:
         self.model, self.slow, self._pixels = model.train(), slow_copy(model, {}), (spec.mean, spec.std)
         self._rng = np.random.default_rng(seed)
         drawn = self._rng.normal(size=(held, FEATURES)).astype(np.float32)
         self._negatives = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-        queue = FeatureQueue(held, torch.device("cpu"))
+        queue = FeatureRing(held, torch.device("cpu"))
         queue.push(torch.from_numpy(self._negatives))
-        bank = FeatureQueue(plan.queue, torch.device("cpu"))
+        bank = FeatureRing(plan.queue, torch.device("cpu"))
         self._plan, m = plan, key_momentum(plan.key_momentum, 0)
         self._objective = MomentumContrast(
             self.model, self.slow, m, plan.temperature, bank, queue, None, keeps_local=False

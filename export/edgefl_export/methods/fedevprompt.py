@@ -24,8 +24,7 @@ from edgefl_export.graphs.training import TRACED_BATCH
 from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable, Weights
 from edgefl_export.parity.score_parity import gate_images
 from edgefl_export.parity.step_parity import STEPS, WARM_STEPS, Arrays, batch_size, check_steps
-from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
-from edgefl_protocol.bundle.training_plan import (
+from edgefl_protocol.bundle.fedevprompt_plan import (
     COUNTS,
     FIRST_MOMENT,
     MEANS,
@@ -33,16 +32,17 @@ from edgefl_protocol.bundle.training_plan import (
     SECOND_MOMENT,
     SETTINGS,
     STEP,
+    FedEvPromptPlan,
     PromptForm,
-    TrainingPlan,
     constants,
     fresh_state,
-    rate_setting,
 )
+from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
+from edgefl_protocol.rules.dead_evidence import NO_EVIDENCE
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.learning.adamw import BETAS, EPSILON
 from edgefl_trainer.learning.attention_buffer import Distillation, MapSharing
-from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.losses import evidential_loss, rollout_distillation
 from edgefl_trainer.methods.fedevprompt import FedEvPrompt
@@ -51,9 +51,6 @@ from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.vit import ViTOutput
 from edgefl_trainer.rollout import bilinear_gram, max_normalise, nearest_gram, rollout_from_factors
 
-BETAS = (0.9, 0.999)
-EPSILON = 1e-8
-NO_EVIDENCE = 1e-6  # summed over the classes, at most: the image teaches a ReLU head nothing
 DECAY = 1.0  # in the gate, an input: a graph that leaves the plan's 0.01 out differs by half of what is allowed
 KD_WEIGHT = 1e-4  # in the gate at least, an input: at 1e-6 a graph whose distillation has no gradient passes
 
@@ -126,9 +123,12 @@ def adamw(
     rate: Float[Tensor, ""],
     decay: Float[Tensor, ""],
 ) -> tuple[Float[Tensor, "*axes"], Float[Tensor, "*axes"], Float[Tensor, "*axes"]]:
-    """Take step `count` (from 1) of AdamW with one tensor; return the value and its two moments after the step.
+    """Take a step of AdamW with one tensor; returns the value and its two moments after the step.
 
-    The moments are the running means of the gradient and of its square; a step shrinks values by rate·decay.
+    Args:
+        moments: running means of the gradient and of its square.
+        count: number of this step, from 1.
+        decay: weight decay; a step shrinks values by rate·decay.
     """
     first = BETAS[0] * moments[0] + (1 - BETAS[0]) * gradient
     second = BETAS[1] * moments[1] + (1 - BETAS[1]) * gradient * gradient
@@ -146,7 +146,7 @@ def fits(run: FinishedRun, predictor: Predictor) -> bool:
     return isinstance(method, FedEvPrompt) and method.recipe.loss == "evidential"
 
 
-def training_plan(run: FinishedRun, predictor: Predictor) -> TrainingPlan:
+def training_plan(run: FinishedRun, predictor: Predictor) -> FedEvPromptPlan:
     """Return how a device goes on learning what a run has learned.
 
     Raises:
@@ -161,9 +161,9 @@ def training_plan(run: FinishedRun, predictor: Predictor) -> TrainingPlan:
             "or export a run with --set optimizer=adamw"
         )
     with refused_settings():
-        return TrainingPlan(
+        return FedEvPromptPlan(
             trained=recipe.trained,
-            rates=rates_of(recipe),
+            rates=recipe.rates,
             weight_decay=recipe.weight_decay,
             batch=recipe.batch,
             epochs=run.settings.epochs,
@@ -178,11 +178,6 @@ def training_plan(run: FinishedRun, predictor: Predictor) -> TrainingPlan:
             seed=run.settings.seed,
             form=prompt_form(predictor, maps),
         )
-
-
-def rates_of(recipe: EvidentialRecipe) -> dict[str, float]:
-    """Return the learning rate of each trained tensor, as the trainer's optimiser has it."""
-    return {name: getattr(recipe, rate_setting(name)) for name in recipe.trained}
 
 
 def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
@@ -212,7 +207,7 @@ def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepare
     return prepared(training_plan(run, predictor), predictor, weights)
 
 
-def prepared(plan: TrainingPlan, predictor: Predictor, weights: Weights) -> PreparedStep:
+def prepared(plan: FedEvPromptPlan, predictor: Predictor, weights: Weights) -> PreparedStep:
     """Return the step of a model under a record."""
     step = step_of(plan, predictor)
     side = step.module.vit.spec.image_px
@@ -229,14 +224,14 @@ def prepared(plan: TrainingPlan, predictor: Predictor, weights: Weights) -> Prep
     )
 
 
-def step_of(plan: TrainingPlan, predictor: Predictor) -> FedEvPromptStep:
+def step_of(plan: FedEvPromptPlan, predictor: Predictor) -> FedEvPromptStep:
     """Return the step that a device takes with a model under a record."""
     module = predictor.module.cpu().eval()
     gram = (bilinear_gram if plan.form.kd_metric == "bilinear" else nearest_gram)(module.vit.spec.grid)
     return FedEvPromptStep(module, plan.trained, gram.float())
 
 
-def example_inputs(step: FedEvPromptStep, plan: TrainingPlan, weights: Weights) -> dict[str, Tensor]:
+def example_inputs(step: FedEvPromptStep, plan: FedEvPromptPlan, weights: Weights) -> dict[str, Tensor]:
     """Return a value of every input of the graph but image and target, in the graph's order."""
     classes, tokens = len(weights["prior"]), step.module.vit.spec.tokens
     peers = {MEANS: np.full((classes, tokens), 0.5, np.float32), COUNTS: np.ones(classes, np.float32)}
@@ -245,7 +240,7 @@ def example_inputs(step: FedEvPromptStep, plan: TrainingPlan, weights: Weights) 
     return {name: torch.from_numpy(np.array(value)) for name, value in values.items()}
 
 
-def rate_inputs(plan: TrainingPlan) -> Arrays:
+def rate_inputs(plan: FedEvPromptPlan) -> Arrays:
     """Return the plan's learning rates as the graph takes them."""
     return {RATE + name: np.asarray(rate, np.float32) for name, rate in plan.rates.items()}
 
@@ -259,7 +254,7 @@ class FedEvPromptTrainerSteps:
 
     tries = 1
 
-    def __init__(self, step: FedEvPromptStep, plan: TrainingPlan, weights: Weights, seed: int = 0) -> None:
+    def __init__(self, step: FedEvPromptStep, plan: FedEvPromptPlan, weights: Weights, seed: int = 0) -> None:
         self._module, self._gram, self._plan, self._seed = step.module, step.gram, plan, seed
         self._tensors = {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
         for name in plan.trained:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from edgefl_export.graphs.training import PureStep
 from edgefl_export.parity.step_parity import StepParity
-from edgefl_protocol.bundle.learning_plan import Plan
+from edgefl_protocol.bundle.learning_plan import LearningPlan
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
 
@@ -35,7 +35,7 @@ class Traceable:
 class PreparedStep:
     """A run's training step, ready to be traced."""
 
-    plan: Plan
+    plan: LearningPlan
     graphs: Mapping[str, Traceable]  # by the member's name
     # the gate: serialised graphs by name to its figures; raises `GateError`
     check: Callable[[Mapping[str, bytes]], Sequence[StepParity]]

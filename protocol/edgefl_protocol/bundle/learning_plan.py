@@ -1,7 +1,7 @@
 """What the record of every training step tells, whatever the method: `training.json` beside `train_step.onnx`.
 
-A record is a frozen dataclass that meets `Plan`: it names its method (`kind`), says what the bundle's graphs take and
-give (`graphs`), and how a federation's settings are followed (`defaults`, `fixed`, `following`). Who loads a bundle or
+A record is a frozen dataclass that meets `LearningPlan`: it names its method (`kind`), says what the bundle's graphs
+take and give (`graphs`), and how a federation's settings are followed (`defaults`, `fixed`, `following`). Who loads a bundle or
 learns with it asks the record and no method's name. Guarantees: a record that exists satisfies its own form, so no rate
 of it can be negative, infinite or of unknown meaning; what is not of the form is refused with a `ValueError` whose text
 is one clause for a sentence. Source: docs/design.md, sections 7 and 9.
@@ -9,10 +9,11 @@ is one clause for a sentence. Source: docs/design.md, sections 7 and 9.
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Final, Literal, Protocol, Self
+from typing import Any, ClassVar, Final, Literal, Protocol, Self, get_args, get_origin, get_type_hints
 
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules.bounds import MOST_EPOCHS, MOST_PICTURES, Range
 from edgefl_protocol.strict_json import parse_json, write_json
 
 GRAPH: Final = "train_step.onnx"
@@ -21,9 +22,10 @@ NEXT: Final = "next."  # before the name of what a step changed
 NOT_TAKEN: Final = frozenset({"temperature"})  # of a bundle's tensors: fitted after learning
 NUMBER: Final = TensorType("float32", ())
 
-MAX_BATCH: Final = 1024
-MAX_EPOCHS: Final = 10_000
-MAX_SEED: Final = 2**31 - 1
+# Of every record, whatever the method.
+BATCH: Final = Range(least=1, most=MOST_PICTURES, whole=True)
+EPOCHS: Final = Range(least=1, most=MOST_EPOCHS, whole=True)
+SEED: Final = Range(least=0, most=2**31 - 1, whole=True)
 
 Settings = Mapping[str, Plain]
 
@@ -45,7 +47,7 @@ class ScoreFacts:
     size_px: int
 
 
-class Plan(Protocol):
+class LearningPlan(Protocol):
     """How a bundle's method is learned on a device; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -110,33 +112,25 @@ class Plan(Protocol):
         """Write `training.json`; equal records give equal bytes."""
 
 
-def check_values(
-    record: object,
-    words: Mapping[str, tuple[str, ...]],
-    whole: Mapping[str, tuple[int, int]],
-    numbers: Mapping[str, tuple[float, float]],
-) -> None:
-    """Check a record's plain fields.
-
-    Args:
-        words: field → words it may hold.
-        whole: field → smallest and largest whole number.
-        numbers: field → smallest and largest number.
+def check_values(record: Any, bounds: Mapping[str, Range]) -> None:
+    """Check a record's plain fields: those that `bounds` names, and those that are declared as words.
 
     Raises:
         ValueError: a field holds something else; the text is one clause for a sentence.
     """
-    for name, allowed in words.items():
+    for name, allowed in _words_of(type(record)).items():
         if getattr(record, name) not in allowed:
             raise ValueError(f"{name} must be {' or '.join(allowed)}")
-    for name, (low, high) in whole.items():
-        value = getattr(record, name)
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError(f"{name} must be a whole number from {low} to {high}")
-    for name, (least, most) in numbers.items():
-        value = getattr(record, name)
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise ValueError(f"{name} must be a number from {least:g} to {most:g}")
+    for name, bound in bounds.items():
+        if hasattr(record, name) and not bound.holds(getattr(record, name)):
+            raise ValueError(f"{name} must be a {'whole number' if bound.whole else 'number'}, {bound}")
+
+
+def _words_of(record: type) -> Mapping[str, tuple[str, ...]]:
+    """Return the words that each field of a dataclass is declared to hold."""
+    declared = get_type_hints(record)
+    found = {entry.name: declared[entry.name] for entry in fields(record)}
+    return {name: get_args(kind) for name, kind in found.items() if get_origin(kind) is Literal}
 
 
 def read_fields(data: bytes, record: type, objects: Collection[str], lists: Collection[str]) -> dict[str, Any]:

@@ -18,19 +18,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.learning_plan import (
+    BATCH,
+    EPOCHS,
     GRAPH,
-    MAX_BATCH,
-    MAX_EPOCHS,
-    MAX_SEED,
     NEXT,
     NOT_TAKEN,
     NUMBER,
+    SEED,
     Contract,
     ScoreFacts,
     Settings,
@@ -41,6 +41,7 @@ from edgefl_protocol.bundle.learning_plan import (
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules.draws import Balance
 
 Form = tuple[str, tuple[int | None, ...]]  # dtype, and lengths of the axes
 
@@ -71,7 +72,7 @@ class StepPlan:
     frozen_sha256: str
     batch: int
     epochs: int
-    balance: Literal["none", "class"]
+    balance: Balance
     seed: int
 
     def __post_init__(self) -> None:
@@ -96,8 +97,7 @@ class StepPlan:
             raise ValueError("what a step is given must have a type, and lengths but for the first axis")
         if sum(math.prod(self.shape(name)) for name in self.state) > MAX_VALUES:
             raise ValueError(f"the state must hold at most {MAX_VALUES} values")
-        whole = {"batch": (1, MAX_BATCH), "epochs": (1, MAX_EPOCHS), "seed": (0, MAX_SEED)}
-        check_values(self, {"balance": ("none", "class")}, whole, {})
+        check_values(self, {"batch": BATCH, "epochs": EPOCHS, "seed": SEED})
         for name in _TABLES:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 

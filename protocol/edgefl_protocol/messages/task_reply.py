@@ -60,6 +60,16 @@ class TaskReply:
     backbone: Mapping[str, Plain] = field(default_factory=dict)
     state_sha256: str = ""  # digest of server and sites after the last round; "" before
 
+    @property
+    def takes_maps(self) -> bool:
+        """Whether replies are rollout maps."""
+        return self.tokens > 0 and self.maps_per_class > 0
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether features are among what replies hold."""
+        return "features" in self.travels
+
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""
         return scalar_payload(self)

@@ -1,4 +1,4 @@
-"""How an epoch's rows are cut into batches where batch norm learns: no batch of fewer than four pictures is left over.
+"""How an epoch's rows are cut into batches: plainly, or so that batch norm learns from four pictures at least.
 
 Batch norm divides by the spread of a batch: of one picture that is zero, and of two it leaves signs alone. So what is
 left over at the end joins the batch before it. Source: docs/methods.md, FedCLF, batches.
@@ -12,7 +12,12 @@ from numpy.typing import NDArray
 
 Row = TypeVar("Row")
 
-LEAST_BATCH: Final = 4  # pictures of a batch, where so many are asked for
+LEAST_BATCH: Final = 4  # pictures of a batch
+
+
+def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
+    """Cut the positions of an epoch into batches of B; the last may be smaller, for no batch norm learns from it."""
+    return [order[start : start + batch] for start in range(0, len(order), batch)]
 
 
 def in_batches(rows: Iterable[Row], batch: int) -> Iterator[list[Row]]:
@@ -20,10 +25,10 @@ def in_batches(rows: Iterable[Row], batch: int) -> Iterator[list[Row]]:
 
     At most B + 4 rows are held back. Rows that make no whole batch are one batch, however few they are.
     """
-    least, waiting = min(batch, LEAST_BATCH), list[Row]()
+    waiting = list[Row]()
     for row in rows:
         waiting.append(row)
-        if len(waiting) >= batch + least:
+        if len(waiting) >= batch + LEAST_BATCH:
             yield waiting[:batch]
             waiting = waiting[batch:]
     if waiting:

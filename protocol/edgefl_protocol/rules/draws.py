@@ -2,6 +2,8 @@
 
     "order", round, epoch     a permutation of the rows, or as many draws with every class equally likely
     "augment", round, epoch   for each batch in turn, one of the eight symmetries of the square for each picture
+    "bank"                    the order in which a site's pictures make its first bank of features
+    "remote", round           for each step in turn, which of the others' features enter
 
 A generator depends on nothing else (SHA-256 of seed, site and purpose, joined by 0x1F, seeds numpy's PCG64). Learning
 that was interrupted therefore draws the same numbers again. Source: docs/methods.md 1.6 and decisions/0028.
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 SYMMETRIES: Final = 8  # of the square: number s is s mod 4 quarter turns, mirrored afterwards from 4 on
 
 Balance = Literal["none", "class"]
+Augment = Literal["none", "dihedral"]
 
 
 def generator(seed: int, site: str, *purpose: str | int) -> np.random.Generator:

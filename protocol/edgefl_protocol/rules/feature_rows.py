@@ -5,6 +5,7 @@ float16 halves the bytes and moves the length of a row by at most 0.0005. A simi
 """
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,7 @@ FEATURES: Final = 128  # width of a feature
 SENT: Final = "features"  # array of a reply: the bank Q_l of a site, (n, 128) float16
 RECEIVED: Final = "remote"  # array of a broadcast: the others' features Q_r, (M, 128) float16
 BANK: Final = "bank"  # array of a site's state: Q_l in float32, the oldest first
+MOST_ROWS: Final = 65_536  # of a bank, and of what a site receives: MoCo's own queue, 16 MiB in half precision
 NORM_TOLERANCE: Final = 0.01  # of a row's length
 SHORTEST: Final = 1e-12  # a shorter row is divided by this instead of its length, as PyTorch's `normalize` has it
 
@@ -35,6 +37,23 @@ def have_unit_length(rows: NDArray[np.floating[Any]]) -> bool:
     return bool((np.abs(_lengths(rows) - 1) <= NORM_TOLERANCE).all())
 
 
+def sent(rows: NDArray[Any]) -> dict[str, NDArray[np.float16]]:
+    """Give the array of a reply."""
+    return {SENT: rows.astype(np.float16)}
+
+
+def received(broadcast: Mapping[str, NDArray[Any]]) -> NDArray[np.floating[Any]] | None:
+    """Give the others' features Q_r as they came, for `unit`; None where there is nobody else.
+
+    Raises:
+        ValueError: the array holds no features; the text is the end of the sentence "the others' features".
+    """
+    rows = broadcast.get(RECEIVED)
+    if rows is not None and not are_features(rows):
+        raise ValueError(f"are of type {rows.dtype} and shape {rows.shape}, needed is float16 (any, {FEATURES})")
+    return rows
+
+
 def check_bank(rows: NDArray[Any], most: int) -> None:
     """Refuse what cannot be a site's bank as it travels.
 
@@ -54,6 +73,18 @@ def check_bank(rows: NDArray[Any], most: int) -> None:
     worst = lengths[np.abs(lengths - 1).argmax()]
     if abs(worst - 1) > NORM_TOLERANCE:
         raise ValueError(f"a feature of length {worst:.3g}; features have length 1")
+
+
+def first_order(rng: np.random.Generator, pictures: int) -> NDArray[np.int64]:
+    """Draw the order in which a site's pictures make its bank where it has none; the first K of them do.
+
+    Args:
+        pictures: of the site, n.
+
+    Returns:
+        Positions, (n,). Whoever finds that some give no feature goes on with the next.
+    """
+    return rng.permutation(pictures)
 
 
 def order_by_content(rows: NDArray[Any]) -> NDArray[np.int64]:

@@ -32,6 +32,11 @@ _BUFFER: Final = re.compile(rf"maps\.{_NUMBER}\.(.+)", re.DOTALL)
 _BROADCAST: Final = re.compile(rf"maps\.{_NUMBER}\.{_NUMBER}")
 
 
+def travel_alone(travels: Sequence[str]) -> bool:
+    """Tell whether rollout maps are all that leaves a site, so that its model is its own."""
+    return tuple(travels) == ("maps",)
+
+
 # Names
 
 

@@ -9,14 +9,25 @@ All queues are first in, first out. Sources: MoCo (arXiv 1911.05722) Algorithm 1
 docs/methods.md, FedCLF.
 """
 
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+Negatives = Literal["remote", "both", "local"]
 Rows = TypeVar("Rows")  # features, (n, 128): an array here, a tensor there
 
 ALIKE: Final = 0.95  # mean similarity of different pictures' keys above which they say next to nothing of the picture
+
+
+def shares(negatives: Negatives) -> bool:
+    """Tell whether features travel."""
+    return negatives != "local"
+
+
+def keeps_local(negatives: Negatives) -> bool:
+    """Tell whether local features are negatives beside the others'."""
+    return negatives == "both"
 
 
 def first_negatives(bank: Rows, others: Rows, *, keeps_local: bool) -> Rows:
@@ -63,8 +74,8 @@ def mean_similarity(total: NDArray[np.floating[Any]], count: int) -> float:
     return (square - count) / (count * (count - 1))
 
 
-def has_collapsed(similarity: float, round_: int, rounds: int) -> bool:
-    """Tell whether a person should hear that features of different pictures are nearly the same.
+def collapse_warning(similarity: float, round_: int, rounds: int) -> str | None:
+    """Say that features of different pictures are nearly the same, as a clause; None where nobody needs to hear it.
 
     No loss shows this: against negatives that stay as they are for a round, it also falls where all of a site's
     features move away from them together. It is asked half-way and at the end of a run.
@@ -72,4 +83,9 @@ def has_collapsed(similarity: float, round_: int, rounds: int) -> bool:
     Args:
         round_: train round, from 1.
     """
-    return similarity > ALIKE and round_ in (rounds // 2, rounds)
+    if similarity <= ALIKE or round_ not in (rounds // 2, rounds):
+        return None
+    return (
+        f"features of different pictures are nearly the same in round {round_} (mean similarity {similarity:.2f}): the "
+        "encoder tells little apart"
+    )

@@ -4,7 +4,11 @@ Sources: SGDR (arXiv 1608.03983) eq. 5 without restarts; FedEvPrompt's annealing
 """
 
 import math
-from typing import Literal
+from typing import Final, Literal
+
+AnnealClock = Literal["run", "round"]
+
+_PROMPT_RATES: Final = {"prompts.b": "lr_b", "prompts.g": "lr_b", "prompts.t": "lr_t"}
 
 
 def cosine_rate(done: float, whole: float, warmup: float = 0.0) -> float:
@@ -25,7 +29,12 @@ def epochs_done(round_: int, epochs: int, epoch: int, step: int, steps: int) -> 
     return (round_ - 1) * epochs + epoch + step / steps
 
 
-def kl_weight(epoch: int, behind: int, anneal_epochs: int, clock: Literal["run", "round"]) -> float:
+def rate_setting(name: str) -> str:
+    """Return the setting that holds the learning rate of one of FedEvPrompt's tensors: `lr_b`, `lr_t` or `lr_head`."""
+    return _PROMPT_RATES.get(name, "lr_head")
+
+
+def kl_weight(epoch: int, behind: int, anneal_epochs: int, clock: AnnealClock) -> float:
     """Give the weight of FedEvPrompt's KL term, min(1, t / anneal_epochs).
 
     Args:

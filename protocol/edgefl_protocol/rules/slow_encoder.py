@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 SLOW: Final = "momentum."
 SHORT_RUN: Final = 20_000  # local steps of a run, below which the slow encoder follows faster
 MomentumEncoder = Literal["averaged", "local", "reset"]
+BatchNorm = Literal["averaged", "local"]
 
 
 def key_momentum(asked: float, local_steps: int) -> float:

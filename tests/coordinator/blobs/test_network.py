@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.edge_client.exchange.test_network_faults import FAULTS, LONG, SHORT, Proxy
+from tests.exchange.test_network_faults import FAULTS, LONG, SHORT, Proxy
 
 from edgefl_coordinator.store.coordinator import wall_clock_ms
 from edgefl_coordinator.store.tables import replies

@@ -97,18 +97,28 @@ def blob_requests(site: Any) -> int:
     return sum(request.path == "/v1/blob" for request in site.wire.sent)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_every_request_of_sending(federation, sites, lab, fault) -> None:
+def cases(requests: int) -> list[Any]:
+    """Each fault once, at one request after the other; the slow tests put each fault at each request."""
+    once = [(fault, at % requests) for at, fault in enumerate(FAULTS)]
+    each = [[(fault, at) for at in range(requests)] for fault in FAULTS]
+    return [
+        pytest.param(once, id="each once"),
+        *(pytest.param(one, id=one[0][0].__name__, marks=pytest.mark.slow) for one in each),
+    ]
+
+
+@pytest.mark.parametrize("faults", cases(7))  # task, reply, question, three pieces, reply
+def test_a_fault_at_every_request_of_sending(federation, sites, lab, faults) -> None:
     """Check 63, the blob route: each fault at each request ends in success at once, and the reply counts once."""
     site, member = sites[0], sites[0].open()
-    for at in range(7):  # task, reply, question, three pieces, reply
+    for seed, (fault, at) in enumerate(faults):
         with site.outbox() as outbox:
-            outbox.put("skin", "reply", lab.reply_of(at).to_bytes(), 0)
+            outbox.put("skin", "reply", lab.reply_of(seed).to_bytes(), 0)
             site.wire.faults = [None] * at + [fault]
             (done,) = member.deliver(outbox, member.task())
         assert done.outcome == "accepted" and not site.wire.faults
         (row,) = lab.rows(federation, replies)
-        assert federation.store.get_blob(row.blob) == lab.reply_of(at).to_bytes()
+        assert federation.store.get_blob(row.blob) == lab.reply_of(seed).to_bytes()
         with federation.store.transaction() as connection:  # as if it had not replied yet
             connection.execute(replies.delete())
 
@@ -132,10 +142,10 @@ def test_a_line_that_stays_cut_is_gone_on_with_later(federation, waiting, lab, a
     assert federation.store.get_blob(row.blob) == lab.reply_of(1).to_bytes()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_at_every_request_of_fetching(sites, lab, fault) -> None:
+@pytest.mark.parametrize("faults", cases(5))
+def test_a_fault_at_every_request_of_fetching(sites, lab, faults) -> None:
     """Check 63, the blob route: the broadcast comes whole, whatever happens once to one request."""
-    for at in range(5):
+    for fault, at in faults:
         sites[0].open().task()
         sites[0].wire.faults = [None] * at + [fault]
         got = sites[0].member.broadcast(1).arrays["backbone.conv"]

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgefl_protocol.bundle import Bundle, BundleFields, build_bundle, load_bundle
 from edgefl_protocol.bundle.archive import read_archive
-from edgefl_protocol.bundle.contrast_plan import ENCODER, FedCLFPlan
+from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

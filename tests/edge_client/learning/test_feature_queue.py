@@ -46,6 +46,6 @@ def test_features_have_unit_length(seed: int, scale: float, half: bool) -> None:
 def test_nobody_else_is_no_array() -> None:
     """A site that is alone receives no features; an empty or misshapen array is refused."""
     assert received(Payload({}, {})) is None
-    for wrong in (np.zeros((0, 128), np.float16), np.zeros((3, 64), np.float16), np.zeros((3, 128), np.int8)):
-        with pytest.raises(LearningError, match="the others' features have shape"):
-            received(Payload({"remote": wrong}, {}))
+    with pytest.raises(LearningError, match="the others' features are of type float16 and shape") as no:
+        received(Payload({"remote": np.zeros((3, 64), np.float16)}, {}))
+    assert no.value.code == "other_features"

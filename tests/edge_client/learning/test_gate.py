@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgefl_client.learning.gate import judge
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import load_graph
 from edgefl_client.scoring.gate_verdict import GateVerdict
 
@@ -26,7 +26,7 @@ def test_gate_asks_both_the_same_question(make_bundle):
     bundle = make_bundle(head__weight=wide, head__bias=bias, prior=prior)
     images = np.zeros((40, 24, 24, 3), np.uint8)
     images[20:, :, :, 0] = 255  # NV
-    held = Rows(images, np.repeat([0, 1], 20), ("",) * 40)
+    held = PreparedRows(images, np.repeat([0, 1], 20), ("",) * 40)
     graph = load_graph(bundle.score_onnx, 1)
     verdict = judge(graph, bundle, bundle.weights, (True, True, False), held)
     assert (verdict.bundle, verdict.personal) == (1.0, 1.0)
@@ -35,7 +35,7 @@ def test_gate_asks_both_the_same_question(make_bundle):
 
 def test_gate_tells_what_would_be_wrong_without_a_word(make_bundle):
     """Wrong with much evidence is counted, with little it is referred; numbers that are not finite recognise none."""
-    held = Rows(np.zeros((40, 24, 24, 3), np.uint8), np.repeat([0, 1], 20), ("",) * 40)
+    held = PreparedRows(np.zeros((40, 24, 24, 3), np.uint8), np.repeat([0, 1], 20), ("",) * 40)
 
     def values(evidence_for_mel: float) -> dict[str, np.ndarray]:
         bias = np.array([evidence_for_mel, -50, -50], np.float32)

@@ -6,15 +6,17 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from edgefl_client.cli import cli
 from edgefl_client.commands.stopping import pausing
+from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import only_one
 from edgefl_client.learning.errors import Paused
-from edgefl_client.learning.limits import TOLD_TO_STOP, Limits
+from edgefl_client.learning.limits import TOLD_TO_STOP, LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.scoring.personal import load_personal
@@ -58,18 +60,19 @@ def train(school, lab, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_keeps_a_point_and_ends_with_0(train, labels, kind):
+def test_told_to_stop_it_keeps_a_point_and_ends_with_0(train, bundle, labels, tmp_path, kind):
     """docs/design.md, section 10: the point is kept although none was due, and the round ends with the same bits."""
-    whole = json.loads(train("whole", labels, "--epochs", "40").communicate(timeout=120)[0])
     process = train("told", labels, "--epochs", "40", "--checkpoint-every", "3600", kind=kind)
     out, _ = process.communicate(timeout=120)
     paused = json.loads(out)
     assert process.returncode == 0
     assert (paused["state"], paused["reason"], paused["epoch"]) == ("paused", TOLD_TO_STOP, 3)
-    goes_on = train("told", labels, "--epochs", "40")
-    out, err = goes_on.communicate(timeout=120)
-    found = json.loads(out)
-    assert found["state"] == "done" and "epoch 1:" not in err
+    epochs: list[int] = []
+    options = TrainOptions(threads=1, epochs=40)
+    whole = run_train(Home(tmp_path / "whole"), bundle, labels, options)
+    goes_on = replace(options, report=lambda facts: epochs.append(facts.get("summary", 0)))
+    found = run_train(Home(tmp_path / "told"), bundle, labels, goes_on)
+    assert found["state"] == "done" and 1 not in epochs and 4 in epochs
     assert (found["state_sha256"], found["weights_sha256"]) == (whole["state_sha256"], whole["weights_sha256"])
 
 
@@ -98,8 +101,8 @@ def test_between_two_pictures_it_stops_without_a_step(bundle, labels, home):
 
 
 def test_a_word_from_outside_is_a_limit():
-    assert Limits(battery=lambda: None).reached(0.0) is None
-    assert Limits(battery=lambda: None, stopped=lambda: True).reached(0.0) == TOLD_TO_STOP
+    assert LearningLimits(battery=lambda: None).reached(0.0) is None
+    assert LearningLimits(battery=lambda: None, stopped=lambda: True).reached(0.0) == TOLD_TO_STOP
 
 
 @pytest.fixture

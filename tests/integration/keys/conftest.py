@@ -1,6 +1,5 @@
 """One real coordinator and one real device, without a network between them."""
 
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -91,9 +90,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else tmp_path, prefix="edgefl-") as name:
-        found = World(Path(name))
-        found.join()
-        yield found
-        found.coordinator.store.close()
+    found = World(tmp_path)
+    found.join()
+    yield found
+    found.coordinator.store.close()

@@ -107,8 +107,8 @@ def hostile_archives(good: Any) -> dict[str, bytes]:
     struct.pack_into("<I", hidden, len(hidden) - 6, end + 6)
     encrypted = bytearray(good.data)
     encrypted[second + 6] |= 1
-    bomb = zlib.compressobj(9, zlib.DEFLATED, -15)
-    deflated = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(1_000)) + bomb.flush()
+    bomb = zlib.compressobj(1, zlib.DEFLATED, -15)
+    deflated = b"".join(bomb.compress(bytes(1 << 20)) for _ in range(300)) + bomb.flush()
     stored_bomb = bytearray(zipped([*plain, (info("tokenizer.json"), deflated)]))
     for mark, at in ((b"PK\x03\x04", 8), (b"PK\x01\x02", 10)):
         struct.pack_into("<H", stored_bomb, stored_bomb.rindex(mark) + at, zipfile.ZIP_DEFLATED)

@@ -285,8 +285,9 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(changed)
 
 
-def test_mutated_bundles(good: Any) -> None:
-    """docs/security.md check 27: 5,000 changed bundles, 0 loaded, every refusal a BundleError.
+@pytest.mark.parametrize("bundles", [1_000, pytest.param(5_000, marks=pytest.mark.slow)])
+def test_mutated_bundles(good: Any, bundles: int) -> None:
+    """docs/security.md check 27: 1,000 and 5,000 changed bundles, 0 loaded, every refusal a BundleError.
 
     A third changes the file, a third a member inside a well-formed archive, a third the manifest or the signatures.
     """
@@ -295,7 +296,7 @@ def test_mutated_bundles(good: Any) -> None:
     names = [name for name in members if name not in ("manifest.json", "signatures.json")]
     codes: dict[str, int] = {}
     count = 0
-    while count < 5_000:
+    while count < bundles:
         if count % 3 == 0:
             data = mutated(good.data, rng)
         else:
@@ -307,4 +308,4 @@ def test_mutated_bundles(good: Any) -> None:
         code = code_of(lambda data=data: good.load(data))
         codes[code] = codes.get(code, 0) + 1
     for expected in ("bad_archive", "truncated", "wrong_hash", "bad_signature", "bad_signatures", "untrusted_key"):
-        assert codes.get(expected, 0) > 10, codes  # every layer was reached
+        assert codes.get(expected, 0) > bundles // 500, codes  # every layer was reached

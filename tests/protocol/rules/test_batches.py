@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl_protocol.rules.batches import cut, in_batches
+from edgefl_protocol.rules.batches import batches_of, cut, in_batches
 
 
 @pytest.mark.parametrize(
     ("rows", "batch", "sizes"),
     [
         (9, 4, [4, 5]), (8, 4, [4, 4]), (11, 4, [4, 7]), (5, 4, [5]), (12, 8, [8, 4]), (3, 128, [3]), (0, 4, []),
-        (8, 3, [3, 5]), (4, 2, [2, 2]),  # a batch of fewer than four was asked for
     ],
 )  # fmt: skip
 def test_fewer_than_four_rows_join_the_batch_before(rows: int, batch: int, sizes: list[int]) -> None:
@@ -20,12 +19,12 @@ def test_fewer_than_four_rows_join_the_batch_before(rows: int, batch: int, sizes
     assert [len(part) for part in cut(np.arange(rows), batch)] == sizes
 
 
-@given(rows=st.integers(0, 60), batch=st.integers(2, 20))
+@given(rows=st.integers(0, 60), batch=st.integers(4, 20))
 def test_batches_are_all_rows_in_order_and_whole_but_for_the_last(rows: int, batch: int) -> None:
     """Against the sizes that division gives: whole batches, and a rest that stands alone from four on."""
     whole, rest = divmod(rows, batch)
     sizes = [batch] * whole + [rest] * (rest > 0)
-    if whole and 0 < rest < min(batch, 4):
+    if whole and 0 < rest < 4:
         sizes[-2:] = [batch + rest]
     parts = cut(np.arange(rows)[::-1], batch)
     assert [len(part) for part in parts] == sizes
@@ -43,3 +42,11 @@ def test_rows_are_taken_as_they_are_needed() -> None:
 
     assert next(in_batches(rows(), 4)) == [0, 1, 2, 3]
     assert len(asked) == 8
+
+
+@given(rows=st.integers(0, 40), batch=st.integers(1, 12))
+def test_a_plain_cut_leaves_what_is_over_by_itself(rows: int, batch: int) -> None:
+    """Every row once, in order; all batches full but the last."""
+    parts = batches_of(np.arange(rows), batch)
+    assert [row for part in parts for row in part.tolist()] == list(range(rows))
+    assert [len(part) for part in parts] == [batch] * (rows // batch) + ([rows % batch] if rows % batch else [])

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgefl_protocol.rules.feature_rows import are_features, check_bank, have_unit_length, order_by_content, unit
+from edgefl_protocol.rules.feature_rows import (
+    are_features,
+    check_bank,
+    first_order,
+    have_unit_length,
+    order_by_content,
+    received,
+    sent,
+    unit,
+)
 
 GOOD = unit(np.random.default_rng(7).normal(size=(4, 128))).astype(np.float16)
 
@@ -37,6 +46,34 @@ def test_a_row_of_zeros_stays_one() -> None:
 def test_what_is_no_table_of_128_numbers_is_no_features(wrong: np.ndarray) -> None:
     """The width, the axes, the type and at least one row."""
     assert are_features(GOOD) and are_features(np.ones((1, 128))) and not are_features(wrong)
+
+
+def test_what_leaves_is_half_precision_and_arrives_as_it_left() -> None:
+    """docs/methods.md 2, feature exchange: `features` of a reply, `remote` of a broadcast."""
+    rows = unit(np.random.default_rng(3).normal(size=(50, 128)))
+    (name, halved) = next(iter(sent(rows).items()))
+    assert (name, halved.dtype) == ("features", np.float16)
+    np.testing.assert_array_equal(received({"remote": halved, "head.bias": np.ones(2)}), halved)
+    assert np.abs(unit(halved) @ unit(halved).T - rows @ rows.T).max() < 1e-3  # of a similarity
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros((0, 128), np.float16), np.zeros((3, 64), np.float16), np.zeros((3, 128), np.int8)]
+)
+def test_nobody_else_is_no_array_and_what_is_no_features_is_refused(wrong: np.ndarray) -> None:
+    """A site that is alone receives none; the text ends the sentence that each side begins."""
+    assert received({"head.bias": np.ones(2)}) is None
+    with pytest.raises(ValueError, match=rf"^are of type {wrong.dtype} and shape "):
+        received({"remote": wrong})
+
+
+def test_every_picture_may_be_the_first_of_a_bank() -> None:
+    """All positions once; each of ten comes first in a tenth of 2,000 draws, five standard deviations allowed."""
+    rng = np.random.default_rng(0)
+    orders = [first_order(rng, 10) for _ in range(2000)]
+    assert all(sorted(order.tolist()) == list(range(10)) for order in orders)
+    firsts = np.bincount([order[0] for order in orders], minlength=10)
+    assert np.abs(firsts - 200).max() < 5 * math.sqrt(2000 * 0.1 * 0.9)
 
 
 @pytest.mark.parametrize(("length", "holds"), [(1.0, True), (1.009, True), (0.991, True), (1.011, False), (0.0, False)])

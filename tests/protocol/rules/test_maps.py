@@ -26,6 +26,7 @@ from edgefl_protocol.rules.maps import (
     replaced,
     reply_maps,
     reply_name,
+    travel_alone,
 )
 
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.1, 0.2, 0.5, 0.9])), max_size=40)
@@ -33,6 +34,12 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.1, 0.2, 0.5, 0.9
 
 def one(value: float, count: int = 1) -> np.ndarray:
     return np.full((count, 9), value, np.float16)
+
+
+def test_a_site_keeps_its_model_where_maps_alone_travel() -> None:
+    """FedEvPrompt section 3: nothing but maps leaves a site; any other kind beside them is more than that."""
+    assert travel_alone(("maps",)) and travel_alone(["maps"])
+    assert not any(travel_alone(kinds) for kinds in ((), ("weights",), ("maps", "weights")))
 
 
 # names

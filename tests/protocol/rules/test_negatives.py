@@ -6,32 +6,40 @@ import numpy as np
 import pytest
 
 from edgefl_protocol.rules.negatives import (
+    collapse_warning,
     draw_others,
     entering,
     first_negatives,
-    has_collapsed,
+    keeps_local,
     mean_similarity,
     most_negatives,
+    shares,
 )
 
 
-@pytest.mark.parametrize("keeps_local", [True, False])
-def test_the_queue_is_the_papers_over_five_steps(keeps_local: bool) -> None:
+def test_what_the_words_say() -> None:
+    """FedCLF section III: FE keeps local negatives beside the others', FE+Neg does not; else nothing travels."""
+    assert [shares(word) for word in ("remote", "both", "local")] == [True, True, False]
+    assert [keeps_local(word) for word in ("remote", "both", "local")] == [False, True, False]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_the_queue_is_the_papers_over_five_steps(local: bool) -> None:
     """Against the paper's sentences: FE begins with Q_l and takes q_l,B and q_r,B (eq. 4); FE+Neg begins with Q_r and
     takes q_r,B alone (eq. 5), so no local feature is ever among its negatives."""
     queue, bank, others = 6, [1, 2, 3, 4, 5, 6], [101, 102, 103, 104]
     ours = deque(
-        first_negatives(bank, others, keeps_local=keeps_local),
-        maxlen=most_negatives(queue, len(others), keeps_local=keeps_local),
+        first_negatives(bank, others, keeps_local=local),
+        maxlen=most_negatives(queue, len(others), keeps_local=local),
     )
-    theirs = list(bank) if keeps_local else list(others)
+    theirs = list(bank) if local else list(others)
     for step in range(5):
         keys, drawn = [10 + step, 20 + step], [others[step % 4], others[(step + 1) % 4]]
-        for rows in entering(keys, drawn, keeps_local=keeps_local):
+        for rows in entering(keys, drawn, keeps_local=local):
             ours.extend(rows)
-        theirs = (theirs + (keys + drawn if keeps_local else drawn))[-len(theirs) :]
+        theirs = (theirs + (keys + drawn if local else drawn))[-len(theirs) :]
         assert list(ours) == theirs
-    assert keeps_local or min(ours) > 100
+    assert local or min(ours) > 100
 
 
 def test_draws_are_uniform_and_repeat_only_where_there_are_too_few() -> None:
@@ -63,4 +71,6 @@ def test_similarity_is_the_mean_over_all_pairs() -> None:
 )  # fmt: skip
 def test_a_collapse_is_told_half_way_and_at_the_end(similarity: float, round_: int, rounds: int, told: bool) -> None:
     """docs/methods.md 2, collapse."""
-    assert has_collapsed(similarity, round_, rounds) == told
+    warning = collapse_warning(similarity, round_, rounds)
+    assert (warning is not None) == told
+    assert warning is None or f"nearly the same in round {round_} (mean similarity 0.96)" in warning

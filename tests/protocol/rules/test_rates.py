@@ -4,7 +4,7 @@ from math import cos, pi
 
 import pytest
 
-from edgefl_protocol.rules.rates import cosine_rate, epochs_done, kl_weight
+from edgefl_protocol.rules.rates import cosine_rate, epochs_done, kl_weight, rate_setting
 
 
 def test_one_cosine_spans_a_run() -> None:
@@ -29,3 +29,9 @@ def test_the_kl_term_comes_in_over_ten_epochs() -> None:
     run = [kl_weight(epoch, 2 * (round_ - 1), 10, "run") for round_ in (1, 2, 6, 9) for epoch in (0, 1)]
     assert run == [0, 0.1, 0.2, 0.3, 1, 1, 1, 1]
     assert [kl_weight(epoch, 2 * (round_ - 1), 10, "round") for round_ in (1, 9) for epoch in (0, 1)] == [0, 0.1] * 2
+
+
+def test_each_tensor_has_the_papers_rate() -> None:
+    """FedEvPrompt (arXiv 2411.10071) section 3: b-prompts learn at mu1, t-prompts at mu2, the head beside them."""
+    names = ("prompts.b", "prompts.g", "prompts.t", "head.weight", "head.bias")
+    assert [rate_setting(name) for name in names] == ["lr_b", "lr_b", "lr_t", "lr_head", "lr_head"]

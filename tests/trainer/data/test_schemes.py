@@ -127,7 +127,7 @@ def feddyn(counts: np.ndarray, sites: int, alpha: float, rng: np.random.Generato
     return got
 
 
-@pytest.mark.parametrize("alpha", [0.3, 3.0])
+@pytest.mark.parametrize("alpha", [pytest.param(0.3, marks=pytest.mark.slow), 3.0])
 def test_site_wise_concentration_against_the_reference_loop(alpha):
     """Mean over sites of Σ p², the purity of a site: ours and the rejection loop agree within 4 standard errors."""
     sites, classes, each = 6, 5, 24

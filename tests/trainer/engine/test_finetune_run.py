@@ -180,13 +180,9 @@ def test_a_share_counts_what_images_per_site_leaves(ward, share):
 
 
 @pytest.mark.parametrize("mode", ["local", "federated"])
+@pytest.mark.slow  # that a killed run goes on is test_resume's; here, that a fine-tuning does
 @pytest.mark.parametrize(
-    "moment",
-    [
-        "phase-0000/west.metrics.json",
-        pytest.param("checkpoints/latest.json", marks=pytest.mark.slow),
-        pytest.param("phase-0001/east.state.safetensors", marks=pytest.mark.slow),
-    ],
+    "moment", ["phase-0000/west.metrics.json", "checkpoints/latest.json", "phase-0001/east.state.safetensors"]
 )
 def test_kill_9_and_resume_is_the_undisturbed_run(mode, moment, tmp_path, mae, tuned, kill_after):
     arguments = command(mae, mode, tmp_path / "run")

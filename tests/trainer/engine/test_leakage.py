@@ -100,7 +100,9 @@ def run(method: str, source: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["fedevprompt", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[:2])]
+)
 def test_reported_rows_change_only_the_report(method, data, tmp_path):
     first = run(method, data["original"], tmp_path / "first")
     second = run(method, data["report"], tmp_path / "second")

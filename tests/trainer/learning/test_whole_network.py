@@ -15,7 +15,11 @@ from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, rat
 from edgefl_trainer.models.backbones import build_network, load_backbone
 
 STEPS = NetworkRecipe(optimizer="adam", schedule="steps", lr=1e-4)
-VIT12 = load_backbone("vit:64x12/12", image_px=36, seed=0)
+
+
+@pytest.fixture(scope="module")
+def vit12():
+    return load_backbone("vit:64x12/12", image_px=36, seed=0)
 
 
 def classifier(backbone, classes: int = 3) -> Classifier:
@@ -39,9 +43,9 @@ def mae_scales(names: list[str], depth: int, decay: float) -> dict[str, float]:
     return found
 
 
-def test_rates_of_a_twelve_block_network_are_maes():
+def test_rates_of_a_twelve_block_network_are_maes(vit12):
     """arXiv 2111.06377, appendix A.1: layer-wise decay, from the head down to the patches."""
-    model = classifier(VIT12)
+    model = classifier(vit12)
     names = [name.removeprefix("network.") for name in whole_network.learned_tensors(model)]
     oracle = mae_scales(names, 12, 0.65)
     optimizer = whole_network.make_optimizer(NetworkRecipe(layer_decay=0.65), model, 12, None)
@@ -50,9 +54,9 @@ def test_rates_of_a_twelve_block_network_are_maes():
     assert oracle["head.weight"] == 1 and oracle["patch_embed.proj.weight"] == pytest.approx(0.65**13)
 
 
-def test_vectors_and_tokens_do_not_decay():
+def test_vectors_and_tokens_do_not_decay(vit12):
     """MAE's `param_groups_lrd`: no decay of one-dimensional tensors, nor of what the network names no_weight_decay."""
-    model = classifier(VIT12)
+    model = classifier(vit12)
     optimizer = whole_network.make_optimizer(NetworkRecipe(weight_decay=0.05), model, 12, None)
     decays = {
         name: group["weight_decay"]
@@ -96,9 +100,9 @@ def test_a_rate_is_never_above_the_peak(share: float, total: int, schedule: str)
     assert 0 <= recipe.rate(share * total, total) <= recipe.lr * (1 + 1e-12)
 
 
-def test_drop_path_grows_from_block_to_block():
+def test_drop_path_grows_from_block_to_block(vit12):
     """timm and MAE: stochastic depth in equal steps from 0 to the share in the last block."""
-    model = classifier(VIT12)
+    model = classifier(vit12)
     whole_network.with_drop_path(model, 0.1)
     found = [(block.drop_path1.drop_prob, block.drop_path2.drop_prob) for block in model.network.blocks]
     assert found == [(pytest.approx(x), pytest.approx(x)) for x in np.linspace(0, 0.1, 12)]

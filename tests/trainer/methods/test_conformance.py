@@ -49,6 +49,15 @@ NOTHING_SHARED = {"local", "local-cl", "feddistill", "fedevprompt"}  # the serve
 MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
 
 
+@dataclass(frozen=True)
+class Played:
+    """A finished run, with all that crossed between server and sites."""
+
+    server: State
+    states: dict[str, State]
+    seen: list[Exchange]
+
+
 def small(name: str, **more: object):
     known = hyper_types(METHODS[name])
     hyper = {key: value for key, value in (SMALL.get(name) or FRESH).items() if key in known}
@@ -89,18 +98,41 @@ def active(request) -> str:
     return request.param
 
 
+@pytest.fixture(scope="module")
+def played() -> dict[tuple[str, str], Played]:
+    """What several tests ask of one and the same run is played once."""
+    return {}
+
+
+@pytest.fixture
+def of_one(name, make_task, make_site, played) -> Played:
+    """One round of site a alone."""
+    if ("one", name) not in played:
+        task, seen = make_task(), []
+        played["one", name] = Played(*play(small(name), task, {"a": make_site(task)}, watch=seen.append), seen)
+    return played["one", name]
+
+
+@pytest.fixture
+def of_two(name, make_task, make_site, played) -> Played:
+    """Two rounds of sites a and b."""
+    if ("two", name) not in played:
+        task, seen = make_task(rounds=2), []
+        sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
+        played["two", name] = Played(*play(small(name), task, sites, watch=seen.append), seen)
+    return played["two", name]
+
+
 def test_the_file_says_how_it_differs_from_its_paper(name):
     assert "Differs from the paper" in sys.modules[METHODS[name].__module__].__doc__
 
 
-def kinds_sent(method, task, sites) -> set[str]:
+def kinds_sent(sent: Iterable[Exchange]) -> set[str]:
     """The kinds of all arrays in the replies of a run."""
-    sent: list[Exchange] = []
-    play(method, task, sites, watch=sent.append)
     return {KINDS[array.split(".")[0]] for each in sent for reply in each.replies.values() for array in reply.arrays}
 
 
-def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_site):
+def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_site, of_two):
     """docs/methods.md, what travels: every array of a reply is of a declared kind, and every declared kind is sent."""
     task = make_task(rounds=2)
     sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
@@ -108,28 +140,30 @@ def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_sit
     choices = [{key: value} for key, values in SETTINGS.items() if key in known for value in values]
     choices = [choice for choice in choices if (name, choice) not in REFUSED]
     together = [{"share": "b", "kd": True}] if {"share", "kd"} <= known.keys() else []
-    for more in ({}, *choices, *together):
-        method = small(name, **more)
+    assert kinds_sent(of_two.seen) == set(small(name).travels)
+    for more in (*choices, *together):
+        method, seen = small(name, **more), list[Exchange]()
+        play(method, task, sites, watch=seen.append)
         assert len(set(method.travels)) == len(method.travels)
-        assert kinds_sent(method, task, sites) == set(method.travels), more
+        assert kinds_sent(seen) == set(method.travels), more
 
 
-def digests(played) -> tuple[str, str]:
+def digests(played: Played) -> tuple[str, str]:
     """Of the server and of site a."""
-    server, states = played
-    return server.digest(), states["a"].digest()
+    return played.server.digest(), played.states["a"].digest()
 
 
-def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site):
-    task = make_task(rounds=2)
-    first = play(small(name), task, {s: make_site(task, s, seed=i) for i, s in enumerate("ab")})
-    second = play(small(name), task, {s: make_site(task, s, seed=i) for i, s in enumerate("ab")})
-    other_task = make_task(rounds=2, seed=1)
-    other = play(small(name), other_task, {s: make_site(other_task, s, seed=i) for i, s in enumerate("ab")})
-    for one, two, changed in zip(*(digests(played) for played in (first, second, other)), strict=True):
+def test_same_seed_gives_the_same_bits_and_another_seed_does_not(name, make_task, make_site, of_two):
+    def again(seed: int) -> Played:
+        task = make_task(rounds=2, seed=seed)
+        sites = {s: make_site(task, s, count=8, seed=i) for i, s in enumerate("ab")}
+        return Played(*play(small(name), task, sites), [])
+
+    second, other = again(seed=0), again(seed=1)
+    for one, two, changed in zip(*(digests(played) for played in (of_two, second, other)), strict=True):
         assert one == two
         assert one != changed or one == State().digest()  # a half that remembers nothing
-    assert digests(first) != digests(other)
+    assert digests(of_two) != digests(other)
 
 
 def test_the_order_of_replies_does_not_change_a_bit(name, make_task, make_site):
@@ -141,14 +175,12 @@ def test_the_order_of_replies_does_not_change_a_bit(name, make_task, make_site):
 
 
 @pytest.mark.parametrize("name", tiers(METHODS.keys() - RESTING - MADE_FOR_MEMBERS, SIBLINGS))
-def test_equal_replies_are_as_one(name, make_task, make_site):
+def test_equal_replies_are_as_one(name, make_task, of_one):
     """Identical sites are one: the server takes means of what it shares, never sums. What it keeps of each site, and
     what it counts, stand apart."""
     task, method = make_task(rounds=1), small(name)
-    seen: list[Exchange] = []
-    play(method, task, {"a": make_site(task, "a")}, watch=seen.append)
     one = two = method.start(task, ["a", "b"])
-    for exchange in seen:
+    for exchange in of_one.seen:
         one = method.aggregate(one, exchange.phase, exchange.replies)
         two = method.aggregate(two, exchange.phase, dict.fromkeys("ab", exchange.replies["a"]))
     shared = {name for name in one.arrays if not name.endswith((".a", ".b")) and name not in COUNTED}
@@ -272,9 +304,8 @@ def test_a_stopped_run_goes_on_to_the_same_digest(active, make_task, make_site, 
     assert run("two") == undisturbed
 
 
-def test_states_survive_the_disk(name, make_task, make_site, tmp_path):
-    task = make_task()
-    server, states = play(small(name), task, {"a": make_site(task)})
+def test_states_survive_the_disk(of_one, tmp_path):
+    server, states = of_one.server, of_one.states
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_site(0, "a", SiteResult(states["a"], Payload({}, {}), {}))
     checkpoints.finish_phase(0, server, {"a": SiteResult(states["a"], Payload({}, {}), {})})
@@ -295,12 +326,11 @@ def test_a_site_of_one_class_stays_finite(name, make_task, make_site):
         assert all(np.isfinite(value).all() for value in state.arrays.values())
 
 
-def test_a_method_makes_a_predictor_or_a_backbone(name, make_task, make_site):
+def test_a_method_makes_a_predictor_or_a_backbone(name, make_task, make_site, of_one):
     task = make_task()
     method, site = small(name), make_site(task)
-    server, states = play(method, task, {"a": site})
-    broadcast = method.broadcast(server, after(task), ["a"])["a"]
-    predictor = method.predictor(site, states["a"], broadcast)
+    broadcast = method.broadcast(of_one.server, after(task), ["a"])["a"]
+    predictor = method.predictor(site, of_one.states["a"], broadcast)
     assert (predictor is None) == (declared(method).encoder is not None)
     if predictor is not None:
         assert set(predictor.module.options.tensors) == set(predictor.tensors)
@@ -312,9 +342,7 @@ def test_every_hyper_parameter_has_a_default_and_can_be_set_by_name(name):
         assert build(METHODS[name], {key: value_of(method, key)}) == method
 
 
-def test_state_holds_plain_values_only(name, make_task, make_site):
-    task = make_task()
-    _, states = play(small(name), task, {"a": make_site(task)})
-    assert isinstance(states["a"], State)
-    for value in states["a"].values.values():
+def test_state_holds_plain_values_only(of_one):
+    assert isinstance(of_one.states["a"], State)
+    for value in of_one.states["a"].values.values():
         assert isinstance(value, int | float | str)

@@ -16,7 +16,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Arrays, Method, Site, State, declared
 from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import make_folder
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.averaging import weighted_mean
 from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.spec import BackboneSpec
 
@@ -34,7 +34,7 @@ def learned_network(method: Method, server: State, states: Mapping[str, State], 
 def mean_network(method: Method, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
     """Average the encoders of the sites that have learned one, weighted by the images that each learned from."""
     networks = {name: Payload(network, {}) for name, network in learned_networks(method, states).items()}
-    return steps.weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in networks})
+    return weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in networks})
 
 
 def learned_networks(method: Method, states: Mapping[str, State]) -> dict[str, Arrays]:

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from edgefl_protocol.rules.defaults import FedEvPrompt as Default
+from edgefl_protocol.rules.bounds import FEDEVPROMPT
+from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
 from edgefl_protocol.rules.maps import (
     PeerWeight,
     first_of_each_class,
@@ -25,8 +26,8 @@ from edgefl_protocol.rules.maps import (
     peer_targets,
     reply_maps,
 )
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Predictor, Site
-from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.training_scores import training_scores
 from edgefl_trainer.losses import rollout_distillation
@@ -46,10 +47,7 @@ class MapSharing:
     kd_peers: PeerWeight = Default.kd_peers  # mean5: five times the mean over peers
 
     def __post_init__(self) -> None:
-        if not 1 <= self.maps_per_class <= 100:
-            raise SettingError(f"maps_per_class is {self.maps_per_class}; allowed: 1 to 100.")
-        if not 0 <= self.kd_weight <= 1:
-            raise SettingError(f"kd_weight is {self.kd_weight}; allowed: 0 to 1.")
+        check_ranges(self, FEDEVPROMPT)
 
 
 @dataclass(frozen=True)

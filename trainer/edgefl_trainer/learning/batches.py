@@ -23,11 +23,6 @@ def autocast(site: Site) -> torch.autocast:
     return torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None)
 
 
-def batches_of(order: NDArray[np.int64], batch: int) -> list[NDArray[np.int64]]:
-    """Positions of one epoch in batches of B; the last may be smaller."""
-    return [order[start : start + batch] for start in range(0, len(order), batch)]
-
-
 def labelled_batches(
     site: Site, batch: int, augment: Literal["none", "dihedral"], round_: int, epoch: int
 ) -> tuple[int, Iterator[LabelledBatch]]:

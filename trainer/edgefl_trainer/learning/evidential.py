@@ -18,17 +18,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.rules.bounds import FEDEVPROMPT
 from edgefl_protocol.rules.class_prior import counts_shown
-from edgefl_protocol.rules.defaults import FedEvPrompt as Default
+from edgefl_protocol.rules.dead_evidence import NO_EVIDENCE, dead_warning
+from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
 from edgefl_protocol.rules.defaults import usual_prompt_length
-from edgefl_protocol.rules.rates import kl_weight
-from edgefl_trainer.bounds import check_bounds
+from edgefl_protocol.rules.draws import Augment
+from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.loss_terms import Step, Term
+from edgefl_trainer.learning.named_arrays import as_tensors, moments_of, restore_moments
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
@@ -37,10 +40,8 @@ from edgefl_trainer.models.spec import BackboneSpec, Readout, ViTSpec, require_v
 from edgefl_trainer.models.vit import PrefixPlace, PromptInit, ViTOutput, init_prompts
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
-HEAD = ("head.weight", "head.bias")
+HEAD_TENSORS = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
-MAX_PROMPT_LENGTH = 10_000
-MOST_DEAD = 0.5  # share of images without evidence, above which a person should know
 LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
 
@@ -62,20 +63,15 @@ class EvidentialRecipe:
     loss: Literal["evidential", "ce"] = Default.loss  # ce: cross-entropy over a softmax, without uncertainty
     evidence: EvidenceKind = Default.evidence
     anneal_epochs: int = Default.anneal_epochs  # the KL weight is min(1, t / anneal_epochs)
-    anneal_clock: Literal["run", "round"] = Default.anneal_clock  # t counts epochs of the run, or of the round
+    anneal_clock: AnnealClock = Default.anneal_clock  # t counts epochs of the run, or of the round
     prior_floor: float = Default.prior_floor
     discount: Literal["none", "unusual"] = Default.discount  # evidence of images unlike the site's, once finished
     readout: Literal["auto", "cls", "mean"] = Default.readout  # auto: by a linear probe on tune rows
     head_norm: Literal["auto", "standardise", "none"] = Default.head_norm  # auto: on self-supervised backbones
-    augment: Literal["none", "dihedral"] = Default.augment
+    augment: Augment = Default.augment
 
     def __post_init__(self) -> None:
-        shares = ("lr_b", "lr_t", "lr_head", "weight_decay", "prior_floor")
-        check_bounds(self, **{name: (0 <= getattr(self, name) <= 1, "0 to 1") for name in shares})
-        counts = ("batch", "b_blocks", "anneal_epochs")
-        check_bounds(self, **{name: (getattr(self, name) >= 1, "1 or more") for name in counts})
-        longest = MAX_PROMPT_LENGTH
-        check_bounds(self, prompt_length=(0 <= self.prompt_length <= longest, f"0 to {longest}"))
+        check_ranges(self, FEDEVPROMPT)
 
     @property
     def prompt_names(self) -> tuple[str, ...]:
@@ -85,11 +81,16 @@ class EvidentialRecipe:
     @property
     def trained(self) -> tuple[str, ...]:
         """Tensors that learn."""
-        return (*self.prompt_names, *HEAD)
+        return (*self.prompt_names, *HEAD_TENSORS)
 
     def standardises(self, spec: BackboneSpec) -> bool:
         """Whether features are standardised before the head."""
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Learning rate of each trained tensor."""
+        return {name: getattr(self, rate_setting(name)) for name in self.trained}
 
     def kl_weight(self, round_: int, epoch: int, epochs: int) -> float:
         """Weight of the KL term in an epoch, see `rules.rates.kl_weight`."""
@@ -216,9 +217,8 @@ def learn(
         largest = np.maximum(largest, shares)
         named = {f"{term.name}_share": share for term, share in zip(terms, shares, strict=True)}
         site.report({"summary": 1, "loss": sums.mean_of_images, "zero_evidence_share": dead, **named})
-        if dead > MOST_DEAD and (round_, epoch) > (1, 0):  # in the first epoch of a run that may still be
-            text = f"{site.name}: {dead:.0%} of the images raise no evidence; try --set evidence=softplus"
-            site.report({"warning": text})
+        if (warning := dead_warning(dead, round_, epoch)) is not None:
+            site.report({"warning": f"{site.name}: {warning}; try --set evidence=softplus"})
     for term, share in zip(terms, largest, strict=True):
         if share < LEAST_SHARE:
             site.report(
@@ -230,24 +230,23 @@ def make_optimizer(
     recipe: EvidentialRecipe, tensors: Mapping[str, Tensor], state: State | None
 ) -> torch.optim.Optimizer:
     """The recipe's optimiser over the trained tensors; with `state`, its moments go on where they stopped."""
-    rates = {"prompts.b": recipe.lr_b, "prompts.g": recipe.lr_b, "prompts.t": recipe.lr_t}
     learned = {name: tensors[name] for name in recipe.trained}
-    groups = [{"params": [value], "lr": rates.get(name, recipe.lr_head)} for name, value in learned.items()]
+    groups = [{"params": [value], "lr": recipe.rates[name]} for name, value in learned.items()]
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[recipe.optimizer]
     optimizer: torch.optim.Optimizer = kind(groups, weight_decay=recipe.weight_decay)
-    steps.restore_moments(optimizer, learned, state)
+    restore_moments(optimizer, learned, state)
     return optimizer
 
 
 def optimizer_state(recipe: EvidentialRecipe, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> State:
     """The moments of `make_optimizer`'s optimiser; nothing of one that has none."""
     learned = {name: tensors[name] for name in recipe.trained}
-    return State() if recipe.optimizer == "sgd" else steps.moments_of(optimizer, learned)
+    return State() if recipe.optimizer == "sgd" else moments_of(optimizer, learned)
 
 
 def trainable(recipe: EvidentialRecipe, arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
     """Tensors to learn with: the trained ones as leaves with gradients, the others as constants."""
-    tensors = steps.as_tensors(arrays, device)
+    tensors = as_tensors(arrays, device)
     for name in recipe.trained:
         tensors[name].requires_grad_(True)
     return tensors
@@ -292,6 +291,6 @@ def _forward(
     if recipe.loss == "ce":
         return Step(features, logits.softmax(dim=-1), maps, target, tensors), cross_entropy(logits, target), 0.0
     evidence = evidence_of(logits, recipe.evidence)
-    dead = float((evidence.detach().sum(dim=1) <= 1e-6).float().mean())
+    dead = float((evidence.detach().sum(dim=1) <= NO_EVIDENCE).float().mean())
     seen = Step(features, dirichlet_summary(evidence, prior)[0], maps, target, tensors)
     return seen, evidential_loss(evidence, target, prior, kl_weight), dead

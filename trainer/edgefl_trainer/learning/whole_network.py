@@ -16,14 +16,15 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Presets, Site, State
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps
-from edgefl_trainer.learning.batches import Images, autocast, batches_of, read_ahead
+from edgefl_trainer.learning.batches import Images, autocast, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.named_arrays import moments_of, restore_moments
 from edgefl_trainer.models.network_kind import network_kind
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
 from edgefl_trainer.torch_seed import seeded
@@ -137,7 +138,7 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
 def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None) -> torch.optim.Optimizer:
     """Make the optimiser, one group for each parameter, with the factor of its rate (see `rate_share`).
 
-    The moments go on from `state`, see `steps.moments_of`; None begins afresh.
+    The moments go on from `state`, see `moments_of`; None begins afresh.
     """
     learned = learned_tensors(model)
     undecayed = ("network.cls_token", "network.pos_embed")
@@ -151,7 +152,7 @@ def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: 
     ]
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     optimizer = kind(groups, lr=recipe.lr)
-    steps.restore_moments(optimizer, learned, state)
+    restore_moments(optimizer, learned, state)
     return optimizer
 
 
@@ -188,7 +189,7 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
     rate = partial(recipe.rate, total=total)
     for sums in run_epochs(site, round_, range(epochs), batches, loss_of, optimizer, rate=rate, tells_wait=True):
         site.report({"summary": 1, "loss": sums.mean_of_images})
-    return steps.moments_of(optimizer, learned_tensors(model))
+    return moments_of(optimizer, learned_tensors(model))
 
 
 def _batches(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> tuple[int, Iterator[_Batch]]:

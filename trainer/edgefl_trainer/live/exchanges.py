@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgefl_exchange.delivery import Delivery
+from edgefl_exchange.delivery import Delivery, settle
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State
@@ -80,13 +80,15 @@ class Exchanges:
 
         A `StorageError` where the disk is full.
         """
-        number = delivery.round
-        if delivery.outcome != "accepted":
-            if delivery.outcome == "refused":
-                record = {"round": number, "message": delivery.message}
-                write_atomic(self.folder / REFUSED, json.dumps(record).encode())
-            self._checkpoints.drop_site(number - 1, self.name)
-            return
+        settle(delivery, self._count, self._drop)
+
+    def _drop(self, number: int, refused: str | None) -> None:
+        if refused is not None:
+            record = {"round": number, "message": refused}
+            write_atomic(self.folder / REFUSED, json.dumps(record).encode())
+        self._checkpoints.drop_site(number - 1, self.name)
+
+    def _count(self, number: int) -> None:
         found = self._checkpoints.load_site(number - 1, self.name)
         if found is not None:
             # A coordinator restored from a backup does rounds again: what followed them here is over, as it is there.

@@ -19,6 +19,7 @@ from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
+from edgefl_protocol.rules.maps import travel_alone
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
@@ -200,7 +201,7 @@ def _handed_out(seat: SiteMembership, work: SiteWork, told: TaskReply) -> Payloa
     except SignedRefusal as refusal:
         if refusal.code in COMING:  # it is being prepared
             raise Unavailable(str(refusal), refusal.code) from refusal
-        if refusal.code != "small_cohort" or work.method.travels != ("maps",):
+        if refusal.code != "small_cohort" or not travel_alone(work.method.travels):
             raise FederationRefused(str(refusal), refusal.code) from refusal
         return stamped(Payload({}, {}), final_phase(work.task), work.task.rounds)
 

@@ -22,11 +22,13 @@ from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import is_maps, others_maps, replaced
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import evidential, private_prompts, steps
+from edgefl_trainer.learning import evidential, private_prompts
 from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
+from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.learning.private_prompts import begun, readout_of
 from edgefl_trainer.models.spec import settled_readout
 
@@ -73,7 +75,7 @@ class FedAvg:
     def start(self, task: Task, sites: Sequence[str]) -> State:
         """Begin with the initial prompts and head."""
         initial = evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
-        shared = steps.as_arrays({name: initial[name] for name in self.shared})
+        shared = as_arrays({name: initial[name] for name in self.shared})
         standardise = int(self.recipe.standardises(task.backbone))
         wanted = settled_readout(self.recipe.readout, task.backbone)
         return State(shared, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
@@ -112,7 +114,7 @@ class FedAvg:
             mode=self.maps.rollout,
             epochs=epochs,
         )
-        return State(steps.as_arrays(tensors), before.values)
+        return State(as_arrays(tensors), before.values)
 
     def reply(self, site: Site, new: State, broadcast: Payload) -> Payload:
         """Make the reply of a site that has learned: the shared tensors, and with `kd` its chosen maps."""
@@ -129,11 +131,11 @@ class FedAvg:
             return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
         if phase.kind == "final":
             return state
-        weights = steps.weights(self.weighting, replies)
+        weights = site_weights(self.weighting, replies)
         kept = state.arrays
         if self.kd:
             kept = replaced(kept, {name: reply.arrays for name, reply in replies.items()}, int(state.values["classes"]))
-        return State({**kept, **steps.weighted_mean(replies, weights, self.shared)}, state.values)
+        return State({**kept, **weighted_mean(replies, weights, self.shared)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """Return the averaged model, with what stayed at the site and the site's own prior."""

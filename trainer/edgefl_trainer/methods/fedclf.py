@@ -19,18 +19,20 @@ round; `dp_noise` (see `learning.unlabelled.feature_bank`).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from edgefl_protocol import Payload
-from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules import feature_rows
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.feature_rows import BANK
+from edgefl_protocol.rules.negatives import Negatives, keeps_local, shares
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import contrast, feature_bank, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class FedCLF:
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)
-    negatives: Literal["remote", "both", "local"] = Default.negatives  # FE+Neg, FE, without feature exchange
+    negatives: Negatives = Default.negatives  # FE+Neg, FE, without feature exchange
 
     def __post_init__(self) -> None:
         if self.noise.dp_noise and not self.shares:
@@ -55,7 +57,7 @@ class FedCLF:
     @property
     def shares(self) -> bool:
         """Whether features travel."""
-        return self.negatives != "local"
+        return shares(self.negatives)
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -93,9 +95,8 @@ class FedCLF:
         others = feature_bank.incoming(broadcast.arrays, site.device) if self.shares else None
         if self.shares and others is None and round_ == 1:
             site.report({"warning": f"site {site.name} received no other site's features: its own are the negatives."})
-        both = self.negatives == "both"
         learned = contrast.contrast_round(
-            self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=both
+            self.contrast, site, state, broadcast.arrays, round_, others=others, keeps_local=keeps_local(self.negatives)
         )
         new, weights = contrast.divided(self.contrast, learned, state)
         return self._divided(site, new, weights, learned.slow, round_)
@@ -109,18 +110,20 @@ class FedCLF:
 
     predictor = method_parts.no_predictor
 
-    def _divided(self, site: Site, new: State, weights: Arrays, slow: Learner, round_: int) -> tuple[State, Payload]:
+    def _divided(
+        self, site: Site, new: State, weights: Arrays, slow: LearningNetwork, round_: int
+    ) -> tuple[State, Payload]:
         """Split a round's result into state and reply: Q_l leaves, or with noise fresh features and their epsilon."""
         scalars: dict[str, Scalar] = {"n_train": len(site.unlabelled)}
         if not self.shares:
             return new, Payload(weights, scalars)
         if not self.noise.dp_noise:
-            return new, Payload({**weights, **feature_bank.outgoing(new.arrays[BANK])}, scalars)
+            return new, Payload({**weights, **feature_rows.sent(new.arrays[BANK])}, scalars)
         fresh = contrast.local_features(self.contrast, site, slow, "release", round_, training=False)
         noised = self.noise.added(fresh.cpu().numpy(), site.noise_rng("features", round_))
         releases = int(new.values.get("releases", 0)) + 1
         if releases == 1:
             site.report({"warning": self.noise.sentence(site.name, site.task.rounds + 1)})
         values = {**new.values, "releases": releases, "epsilon_spent": self.noise.epsilon(releases)}
-        sent = {**weights, **feature_bank.outgoing(noised)}
+        sent = {**weights, **feature_rows.sent(noised)}
         return State(new.arrays, values), Payload(sent, {**scalars, "dp_noise": self.noise.dp_noise})

@@ -27,9 +27,10 @@ from torch.nn.functional import kl_div
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Site, State, Task
-from edgefl_trainer.learning import method_parts, private_prompts, steps
+from edgefl_trainer.learning import method_parts, private_prompts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.loss_terms import Step
+from edgefl_trainer.learning.named_arrays import by_class, class_rows
 from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_scores
 
@@ -93,7 +94,7 @@ class FedDistill:
         """Keep each site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
         kept = {name: value for name, value in state.arrays.items() if name.split(".", 2)[2] not in replies}
         for site in sorted(replies):
-            found = steps.by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
+            found = by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
             kept.update({f"outputs.{k}.{site}": mean for k, mean in found.items()})
         return State(kept, state.values)
 
@@ -109,6 +110,6 @@ class FedDistill:
         if not broadcast.arrays or self.distill_weight == 0:
             return []
         classes = len(site.task.classes)
-        found = steps.class_rows(broadcast.arrays, "outputs", classes, classes)
+        found = class_rows(broadcast.arrays, "outputs", classes, classes)
         outputs, known = (torch.from_numpy(array).to(site.device) for array in found)
         return [ToMeanOutput(self.distill_weight, outputs, known)]

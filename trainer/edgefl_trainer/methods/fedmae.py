@@ -23,14 +23,16 @@ import torch
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Presets, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import method_parts, steps
-from edgefl_trainer.learning.batches import autocast, batches_of, read_ahead
+from edgefl_trainer.learning import method_parts
+from edgefl_trainer.learning.batches import autocast, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, average, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
@@ -113,7 +115,7 @@ class FedMAE:
         if model.kept(self.mask_ratio) == 0:
             raise SettingError(f"mask_ratio is {self.mask_ratio} and hides all {model.tokens} patches: lower it.")
         model.initialise(task.seed)
-        arrays = {**steps.as_arrays(dict(model.named_parameters())), **_initial(task)}
+        arrays = {**as_arrays(dict(model.named_parameters())), **_initial(task)}
         return State(self._split(arrays)[0])
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -130,12 +132,12 @@ class FedMAE:
         model = self._model(site.task).to(site.device)
         model.initialise(site.task.seed)  # local parts start equal; everything else is overwritten
         known = self._split(_initial(site.task))[1]
-        received = steps.as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
+        received = as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
         missing, unknown = model.load_state_dict(received, strict=False)
         if unknown or any(name != POSITIONS and not self._stays(name) for name in missing):
             raise TrainingError(f"the broadcast lacks or adds tensors: {sorted({*missing, *unknown})[:3]}.")
         self._train(model, site, int(broadcast.scalars["round"]))
-        shared, kept = self._split(steps.as_arrays(dict(model.named_parameters())))
+        shared, kept = self._split(as_arrays(dict(model.named_parameters())))
         return State(kept), Payload(shared, {"n_train": n_train})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:

@@ -24,14 +24,15 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
-from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import readout_named
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, check_count
 from edgefl_trainer.models.inserts import Tokens
 from edgefl_trainer.models.spec import BackboneSpec
 
-TRAINED = (PROMPTS, HEAD)
+TRAINED = (PROMPTS, HEAD_WEIGHT)
 VELOCITY = "velocity."
 
 
@@ -81,7 +82,7 @@ class FedPR:
         velocity = softmax.learn(
             self.recipe, site, module, tensors, TRAINED, round_, project=project, velocity=before if keep else None
         )
-        learned = steps.as_arrays({name: tensors[name] for name in TRAINED})
+        learned = as_arrays({name: tensors[name] for name in TRAINED})
         kept = {f"{VELOCITY}{name}": value for name, value in velocity.items() if keep}
         return State({**learned, **kept}), averaged_prompts.reply(site, learned)
 

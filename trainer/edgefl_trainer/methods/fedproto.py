@@ -27,10 +27,12 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import private_prompts, steps
+from edgefl_trainer.learning import private_prompts
+from edgefl_trainer.learning.averaging import image_count
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Step
+from edgefl_trainer.learning.named_arrays import by_class, class_rows
 from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_features
 from edgefl_trainer.models.scoring import ScoreModule
@@ -133,8 +135,8 @@ class FedProto:
         sums: dict[int, NDArray[np.float64]] = {}
         weights: dict[int, float] = {}
         for site in sorted(replies):
-            for k, mean in steps.by_class(replies[site].arrays, "prototypes", int(state.values["classes"])).items():
-                weight = 1.0 if self.weighting == "uniform" else steps.image_count(replies[site], f"n.{k}")
+            for k, mean in by_class(replies[site].arrays, "prototypes", int(state.values["classes"])).items():
+                weight = 1.0 if self.weighting == "uniform" else image_count(replies[site], f"n.{k}")
                 sums[k] = sums.get(k, 0.0) + weight * mean.astype(np.float64)
                 weights[k] = weights.get(k, 0.0) + weight
         new = {f"prototypes.{k}": (sums[k] / weights[k]).astype(np.float32) for k in sums if weights[k] > 0}
@@ -165,7 +167,7 @@ class FedProto:
 
 def _stacked(site: Site, broadcast: Payload) -> tuple[Prototypes, NDArray[np.bool_]]:
     """Prototypes (K, D), zero where there is none, and which exist (K,)."""
-    return steps.class_rows(broadcast.arrays, "prototypes", len(site.task.classes), site.task.backbone.width)
+    return class_rows(broadcast.arrays, "prototypes", len(site.task.classes), site.task.backbone.width)
 
 
 def _nearest(predictor: Predictor, prototypes: Prototypes, known: NDArray[np.bool_]) -> Predictor:

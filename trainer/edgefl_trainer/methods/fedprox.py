@@ -20,7 +20,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.steps import as_tensors
+from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
 
 

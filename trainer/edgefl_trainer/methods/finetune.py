@@ -23,8 +23,10 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import method_parts, steps, whole_network
+from edgefl_trainer.learning import method_parts, whole_network
 from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.averaging import site_weights, weighted_mean
+from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, presets_of
 from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -91,7 +93,7 @@ class FineTune:
         """Average networks and heads, running statistics included; nothing in local mode."""
         if self.mode == "local" or phase.kind != "train":
             return state
-        return State(steps.weighted_mean(replies, steps.weights(self.weighting, replies)))
+        return State(weighted_mean(replies, site_weights(self.weighting, replies)))
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         """Return the averaged model, or the site's own; the initial one where it took part in no round."""
@@ -125,7 +127,7 @@ class FineTune:
 def _arrays(model: Classifier) -> Arrays:
     """Everything of a model that learns or is averaged, by the names that travel."""
     network = {NETWORK + name: value for name, value in weights_of(model.network).items()}
-    return {**network, **steps.as_arrays({f"head.{name}": value for name, value in model.head.state_dict().items()})}
+    return {**network, **as_arrays({f"head.{name}": value for name, value in model.head.state_dict().items()})}
 
 
 def _network(arrays: Arrays) -> Arrays:
@@ -136,4 +138,4 @@ def _network(arrays: Arrays) -> Arrays:
 def _load(model: Classifier, arrays: Arrays, site: Site) -> None:
     load_weights(model.network, _network(arrays), site.task.backbone.name)
     head = {name: arrays[f"head.{name}"] for name in ("weight", "bias")}
-    model.head.load_state_dict(steps.as_tensors(head, model.head.weight.device))
+    model.head.load_state_dict(as_tensors(head, model.head.weight.device))

@@ -29,6 +29,7 @@ from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts
 from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.learning.prototypes import (
     PROTOTYPES,
     LaplaceNoise,
@@ -37,12 +38,11 @@ from edgefl_trainer.learning.prototypes import (
     contributions,
     moved,
 )
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
-from edgefl_trainer.learning.steps import as_tensors
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.models.inserts import Mixed
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
-TRAINED = ("prompts.s", "prompts.c", HEAD)  # theta: P_S, P_C, H
+TRAINED = ("prompts.s", "prompts.c", HEAD_WEIGHT)  # theta: P_S, P_C, H
 SUM, COUNT = "period.sum", "period.count"  # of the prototypes sent since the last update
 
 
@@ -100,7 +100,7 @@ class PepFedPT:
         theta = {
             "prompts.s": token_init(spec, (1, self.n_s, spec.width), draw),
             "prompts.c": token_init(spec, (classes, spec.width), draw),
-            HEAD: head_init(spec, classes, draw),
+            HEAD_WEIGHT: head_init(spec, classes, draw),
         }
         model = averaged_prompts.begin(self.recipe, task, theta)
         none = np.zeros((len(insert.blocks), classes, spec.width), dtype=np.float32)

@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import method_parts, softmax, steps
+from edgefl_trainer.learning import method_parts, softmax
 from edgefl_trainer.learning.adamw import adamw_step
 from edgefl_trainer.learning.features import own_features, readout_named
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count, check_fits, head_init
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, check_count, check_fits, head_init
 from edgefl_trainer.models.inserts import Tokens
 from edgefl_trainer.models.prompt_generator import BASIS, generate, initial_weights, pull_back, uniform_tokens
 from edgefl_trainer.models.spec import require_vit
@@ -86,11 +87,11 @@ class PFedPG:
         """Learn E epochs of P_n and H_n; the change of the prompts is sent."""
         own = self._begun(site, state)
         received = broadcast.arrays[PROMPTS]
-        names = (PROMPTS, HEAD)
+        names = (PROMPTS, HEAD_WEIGHT)
         tensors = softmax.trainable({**own.arrays, PROMPTS: received}, names, site.device)
         module = self.recipe.module(site, readout_named(own.values["readout"]), Tokens())
         softmax.learn(self.recipe, site, module, tensors, names, int(broadcast.scalars["round"]))
-        learned = steps.as_arrays({name: tensors[name] for name in names})
+        learned = as_arrays({name: tensors[name] for name in names})
         change = learned[PROMPTS] - received
         return State({**own.arrays, **learned}, own.values), Payload({CHANGE: change}, {"n_train": len(site.train)})
 
@@ -128,9 +129,9 @@ class PFedPG:
             return state
         spec = site.task.backbone
         generator = torch.Generator().manual_seed(site.task.seed)
-        head = {HEAD: head_init(spec, len(site.task.classes), generator)}
+        head = {HEAD_WEIGHT: head_init(spec, len(site.task.classes), generator)}
         own = own_features(site, self.recipe.readout, standardise=self.recipe.standardises(spec))
-        return State({**steps.as_arrays(head), **own.arrays}, own.values)
+        return State({**as_arrays(head), **own.arrays}, own.values)
 
 
 def _descriptor(state: State, site: str) -> NDArray[np.float64]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe, Split
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, Prepare, SgdRecipe, Split
 
 
 class AveragesNetwork(Protocol):
@@ -35,7 +35,7 @@ class AveragesNetwork(Protocol):
     def views(self, site: Site) -> Prepare:
         """How a batch of images is seen."""
 
-    def loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+    def loss(self, model: LearningNetwork, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
         """Of the network on these views."""
 
 

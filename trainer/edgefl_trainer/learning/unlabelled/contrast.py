@@ -21,15 +21,16 @@ from torch import Tensor, nn
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import negatives as rules
-from edgefl_protocol.rules.defaults import FedCLF as Default
-from edgefl_protocol.rules.feature_rows import BANK, FEATURES
+from edgefl_protocol.rules.bounds import FEDCLF
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
+from edgefl_protocol.rules.feature_rows import BANK, FEATURES, first_order
 from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, key_momentum, leaving, round_begins, staying
-from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
-from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import read_ahead
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe, Split, cut
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, SgdRecipe, Split, cut
 from edgefl_trainer.losses import contrastive_loss
 
 NETWORK = ("backbone.", "head.")  # names of the network's tensors begin so
@@ -50,14 +51,9 @@ class ContrastRecipe:
     projection: Literal["mlp", "linear"] = Default.projection  # linear: MoCo v1, with tau 0.07
 
     def __post_init__(self) -> None:
-        check_bounds(
-            self,
-            queue=(2 <= self.queue <= 65_536, "2 to 65536"),
-            temperature=(0.001 <= self.temperature <= 10, "0.001 to 10"),
-            key_momentum=(0 <= self.key_momentum < 1, "0 (by the length of the run) to below 1"),
-        )
+        check_ranges(self, FEDCLF)
 
-    def build(self, task: Task) -> Learner:
+    def build(self, task: Task) -> LearningNetwork:
         """The encoder as every site begins with it."""
         return self_supervised.build(task, self.head)
 
@@ -68,7 +64,7 @@ class ContrastRecipe:
         return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, FEATURES))
 
 
-class FeatureQueue:
+class FeatureRing:
     """The newest features, at most `capacity`, as a ring: a push overwrites the oldest."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -116,12 +112,12 @@ class MomentumContrast:
     local features with `keeps_local`, others' with `remote`.
     """
 
-    encoder: Learner
-    slow: Learner
+    encoder: LearningNetwork
+    slow: LearningNetwork
     momentum: float  # m
     temperature: float  # tau
-    bank: FeatureQueue
-    negatives: FeatureQueue
+    bank: FeatureRing
+    negatives: FeatureRing
     remote: Remote | None = None
     keeps_local: bool = True
     sums: list[tuple[Tensor, int]] = field(default_factory=list)  # of each step's keys since `similarity` was asked
@@ -163,7 +159,7 @@ def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
         torch._foreach_add_(theirs, ours, alpha=1 - momentum)
 
 
-def slow_copy(model: Learner, arrays: Arrays) -> Learner:
+def slow_copy(model: LearningNetwork, arrays: Arrays) -> LearningNetwork:
     """The momentum encoder at the start of a round: a copy, with the tensors that came or stayed as `momentum.*`."""
     slow = deepcopy(model)
     self_supervised.fill(
@@ -172,13 +168,13 @@ def slow_copy(model: Learner, arrays: Arrays) -> Learner:
     return slow.train()
 
 
-def momentum_arrays(slow: Learner) -> Arrays:
+def momentum_arrays(slow: LearningNetwork) -> Arrays:
     """The slow copy's tensors by the names under which they travel or stay."""
     return {f"{SLOW}{name}": value for name, value in self_supervised.tensors_of(slow).items()}
 
 
 def local_features(
-    recipe: ContrastRecipe, site: Site, encoder: Learner, *purpose: str | int, training: bool = True
+    recipe: ContrastRecipe, site: Site, encoder: LearningNetwork, *purpose: str | int, training: bool = True
 ) -> Float[Tensor, "n F"]:
     """Unit vectors of at most K of a site's images, one random view of each; the encoder is left as it was.
 
@@ -188,7 +184,7 @@ def local_features(
             ones, so that each feature depends on its own image only.
     """
     rng = site.rng(*purpose)
-    order = rng.permutation(len(site.unlabelled))[: recipe.queue]
+    order = first_order(rng, len(site.unlabelled))[: recipe.queue]
     prepare = self_supervised.views(site, recipe.sgd, "moco-v2", 1)
     model = deepcopy(encoder).train(training)
     found = []
@@ -199,9 +195,9 @@ def local_features(
     return torch.cat(found)
 
 
-def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: Learner) -> FeatureQueue:
+def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: LearningNetwork) -> FeatureRing:
     """Q_l as the site left it; where it has none yet, its images' features of today, never random vectors."""
-    bank = FeatureQueue(recipe.queue, site.device)
+    bank = FeatureRing(recipe.queue, site.device)
     if BANK in state.arrays:
         bank.push(torch.from_numpy(np.array(state.arrays[BANK])).to(site.device))
     else:
@@ -209,17 +205,17 @@ def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: Learne
     return bank
 
 
-def kept(bank: FeatureQueue) -> Arrays:
+def kept(bank: FeatureRing) -> Arrays:
     """Q_l for a site's state."""
-    return steps.as_arrays({BANK: bank.oldest_first()})
+    return as_arrays({BANK: bank.oldest_first()})
 
 
 class Learned(NamedTuple):
     """What a round leaves at a site: the encoder, its slow copy and Q_l."""
 
-    encoder: Learner
-    slow: Learner
-    bank: FeatureQueue
+    encoder: LearningNetwork
+    slow: LearningNetwork
+    bank: FeatureRing
 
 
 def start(recipe: ContrastRecipe, task: Task) -> State:
@@ -232,7 +228,7 @@ def weights_to_send(state: State, phase: Phase) -> Arrays:
     return {} if phase.kind == "final" else {name: v for name, v in state.arrays.items() if name.startswith(TENSORS)}
 
 
-def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -> Learner:
+def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -> LearningNetwork:
     """The network a site begins a round with: tensors of a broadcast, its own batch norm where that stays."""
     model = recipe.build(site.task)
     mine = round_begins(arrays, state.arrays, recipe.momentum_encoder)
@@ -265,7 +261,7 @@ def contrast_round(
     if others is not None:
         remote = Remote(others, site.rng("remote", round_))
         most = rules.most_negatives(recipe.queue, len(others), keeps_local=keeps_local)
-        negatives = FeatureQueue(most, site.device)
+        negatives = FeatureRing(most, site.device)
         negatives.push(rules.first_negatives(bank.oldest_first(), others, keeps_local=keeps_local))
     momentum, share = pace(recipe, site, round_)
     objective = MomentumContrast(model, slow, momentum, recipe.temperature, bank, negatives, remote, keeps_local)
@@ -321,10 +317,6 @@ def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]
 
 
 def warn_of_collapse(site: Site, round_: int, similarity: float) -> None:
-    """Say so where features of different images are nearly the same, see `rules.negatives.has_collapsed`."""
-    if rules.has_collapsed(similarity, round_, site.task.rounds):
-        text = (
-            f"features of different images of {site.name} are nearly the same in round {round_} (mean similarity "
-            f"{similarity:.2f}): the encoder tells little apart; lower --set lr, or learn longer on more images."
-        )
-        site.report({"warning": text})
+    """Say so where features of different images are nearly the same, see `rules.negatives.collapse_warning`."""
+    if (warning := rules.collapse_warning(similarity, round_, site.task.rounds)) is not None:
+        site.report({"warning": f"{site.name}: {warning}; lower --set lr, or learn longer on more images."})

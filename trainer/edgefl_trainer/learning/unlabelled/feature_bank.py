@@ -1,7 +1,7 @@
 """The feature exchange: what leaves a site's bank, what the server makes of it, what another site receives.
 
     site    `features` (n, 128) float16, n at most K; with `dp_noise` sigma: fresh features of evaluation mode, plus
-            N(0, sigma²) in every coordinate, brought back to unit length                            outgoing
+            N(0, sigma²) in every coordinate, brought back to unit length                            added
     server  refuses what cannot be such a bank, by the site's name; a new bank replaces the old      accepted
             to a site: the union of all others' banks, never its own; no site's name, and in an
             order that depends on nothing but the features themselves (by a hash of each row)        others_features
@@ -24,13 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
-from edgefl_protocol.rules.defaults import FedCLF as Default
-from edgefl_protocol.rules.feature_rows import FEATURES, RECEIVED, SENT, are_features, check_bank, order_by_content
+from edgefl_protocol.rules import feature_rows
+from edgefl_protocol.rules.bounds import FEDCLF
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
+from edgefl_protocol.rules.feature_rows import MOST_ROWS, RECEIVED, SENT, check_bank, order_by_content
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays
 from edgefl_trainer.errors import SettingError, TrainingError
 
 STORED = "features."  # and, with the site's name behind it, in the server's state
-MOST_REMOTE = 65_536  # rows a site receives: MoCo's own queue, 16 MiB; above it the first in the order stay
 SENSITIVITY = 2.0  # L2 distance of two unit vectors
 
 
@@ -42,10 +44,7 @@ class FeatureNoise:
     dp_delta: float = Default.dp_delta  # of the (epsilon, delta) that is told
 
     def __post_init__(self) -> None:
-        if not (self.dp_noise == 0 or 1e-3 <= self.dp_noise <= 1e3):
-            raise SettingError(f"dp_noise is {self.dp_noise}; allowed: 0 (no noise), 0.001 to 1000.")
-        if not 1e-12 <= self.dp_delta <= 0.1:
-            raise SettingError(f"dp_delta is {self.dp_delta}; allowed: 1e-12 to 0.1.")
+        check_ranges(self, FEDCLF)
 
     def check_accountant(self) -> None:
         """Raise `SettingError` where noise is asked for and the accounting library is missing."""
@@ -79,11 +78,6 @@ class FeatureNoise:
         return np.asarray(noised / length, dtype=np.float32)
 
 
-def outgoing(features: NDArray[np.generic]) -> Arrays:
-    """The array of a reply."""
-    return {SENT: features.astype(np.float16)}
-
-
 def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays:
     """The server's arrays, banks as `features.<site>` among them, with the banks of those who sent one.
 
@@ -107,19 +101,20 @@ def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
     order = order_by_content(pooled)
     found: dict[str, Arrays] = {}
     for site in sites:
-        others = order[origin[order] != site][:MOST_REMOTE]
+        others = order[origin[order] != site][:MOST_ROWS]  # the first in the order stay
         found[site] = {RECEIVED: pooled[others]} if len(others) else {}
     return found
 
 
 def incoming(received: Arrays, device: torch.device) -> Float[Tensor, "M F"] | None:
     """Q_r as unit vectors; None where there is nobody else, a `TrainingError` where the array holds no features."""
-    if RECEIVED not in received:
+    try:
+        rows = feature_rows.received(received)
+    except ValueError as error:
+        raise TrainingError(f"the others' features {error}.") from error
+    if rows is None:
         return None
-    rows = np.asarray(received[RECEIVED], dtype=np.float32)
-    if not are_features(rows):
-        raise TrainingError(f"the broadcast's features have shape {rows.shape}; expected (any, {FEATURES}).")
-    return torch.nn.functional.normalize(torch.from_numpy(rows).to(device), dim=1)
+    return torch.nn.functional.normalize(torch.from_numpy(rows.astype(np.float32)).to(device), dim=1)
 
 
 def _checked(site: str, arrays: Arrays, most: int) -> NDArray[np.generic]:

@@ -13,7 +13,7 @@ Sources: arXiv 2208.11278 section V-A; MoCo v2's optimiser; FedBN (arXiv 2102.07
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,24 +24,26 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import batches
-from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules.bounds import FEDCLF
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.defaults import usual_view_side
 from edgefl_protocol.rules.rates import cosine_rate
+from edgefl_protocol.rules.slow_encoder import BatchNorm
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
-from edgefl_trainer.bounds import check_bounds
+from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 from edgefl_trainer.learning.batches import Images, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 from edgefl_trainer.torch_seed import seeded
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
-LEAST_VIEW = 2  # pixels: what a blur can mirror at the edges
 Pixels = Float[Tensor, "B 3 px px"]
 Prepare = Callable[[Images, np.random.Generator], tuple[Pixels, ...]]
 """Normalised random views of a batch of images: what the loss is made of."""
@@ -57,18 +59,11 @@ class SgdRecipe:
     momentum: float = Default.momentum
     weight_decay: float = Default.weight_decay  # of every parameter, as MoCo has it
     batch: int = Default.batch  # B
-    bn: Literal["averaged", "local"] = Default.bn  # local: batch norm stays at its site until the end (FedBN)
+    bn: BatchNorm = Default.bn  # local: batch norm stays at its site until the end (FedBN)
     view_px: int = Default.view_px  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
 
     def __post_init__(self) -> None:
-        check_bounds(
-            self,
-            lr=(0 < self.lr <= 10, "above 0, at most 10"),
-            momentum=(0 <= self.momentum < 1, "0 to below 1"),
-            weight_decay=(0 <= self.weight_decay <= 1, "0 to 1"),
-            batch=(self.batch >= 2, "2 or more"),
-            view_px=(self.view_px == 0 or self.view_px >= LEAST_VIEW, "0 (from the image), or 2 or more"),
-        )
+        check_ranges(self, FEDCLF)
 
     def side(self, spec: BackboneSpec) -> int:
         """Side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
@@ -79,7 +74,7 @@ class SgdRecipe:
         return spec.image_px
 
 
-class Learner(nn.Module):
+class LearningNetwork(nn.Module):
     """A timm network and what stands on it while it learns; parameters are called `backbone.*` and `head.*`."""
 
     backbone: Any  # timm carries no types
@@ -95,7 +90,7 @@ class Learner(nn.Module):
         self.tokens = tokens
         self.autocast: torch.dtype | None = None  # of the matrix products in here; losses stay in float32
 
-    def at(self, site: Site) -> "Learner":
+    def at(self, site: Site) -> "LearningNetwork":
         """The same, on the site's device and in its arithmetic."""
         self.autocast = site.autocast
         return self.to(site.device)
@@ -109,14 +104,14 @@ class Learner(nn.Module):
             return self.head(found.mean(dim=1)).float()  # type: ignore[no-any-return]
 
 
-def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
+def build(task: Task, head: Callable[[int], nn.Module]) -> LearningNetwork:
     """A network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
     spec = task.backbone
     network = build_network(spec, task.seed)
     if task.initial:
         load_weights(network, task.initial, spec.name)
     with seeded(task.seed):  # torch's layers draw from the global generator
-        return Learner(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
+        return LearningNetwork(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
 
 
 def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> State:
@@ -138,13 +133,13 @@ def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> St
     return State(tensors_of(model))
 
 
-def tensors_of(model: Learner) -> Arrays:
+def tensors_of(model: LearningNetwork) -> Arrays:
     """All that a network learned: parameters and the statistics of batch norm, without a fixed position table."""
     fixed = {name for name, value in model.named_parameters() if not value.requires_grad}
-    return steps.as_arrays({name: value for name, value in model.state_dict().items() if name not in fixed})
+    return as_arrays({name: value for name, value in model.state_dict().items() if name not in fixed})
 
 
-def fill(model: Learner, arrays: Arrays) -> None:
+def fill(model: LearningNetwork, arrays: Arrays) -> None:
     """Put arrays into a network; what they do not name stays.
 
     A `TrainingError` for one that it does not have, or of another shape.
@@ -171,7 +166,7 @@ class Split:
     kept: frozenset[str]
 
     @classmethod
-    def of(cls, model: Learner, bn: Literal["averaged", "local"]) -> "Split":
+    def of(cls, model: LearningNetwork, bn: BatchNorm) -> "Split":
         """By module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
         layers = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
         names = (f"{layer}.{part}" for layer in layers for part in model.get_submodule(layer).state_dict())
@@ -204,7 +199,7 @@ def average(state: State, replies: Mapping[str, Payload], names: Callable[[str],
     learned = {site: reply for site, reply in sent.items() if reply.arrays}
     if not learned:
         return state
-    return State({**state.arrays, **steps.weighted_mean(learned, steps.sample_weights(learned))}, state.values)
+    return State({**state.arrays, **weighted_mean(learned, sample_weights(learned))}, state.values)
 
 
 def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
@@ -221,7 +216,7 @@ def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
 def learn(
     recipe: SgdRecipe,
     site: Site,
-    model: Learner,
+    model: LearningNetwork,
     prepare: Prepare,
     objective: Objective,
     round_: int,

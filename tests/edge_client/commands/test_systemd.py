@@ -1,0 +1,112 @@
+"""The units in examples/systemd and the table of examples/cron: what systemd says, and what of ours they start.
+
+Source: docs/guides/device.md.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from edgefl_client.cli import cli
+
+UNITS = Path(__file__).parents[3] / "examples/systemd"
+SERVICES = sorted(UNITS.glob("*.service"))
+NAMES = sorted(path.name for path in UNITS.iterdir())
+HARDENED = {
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",
+    "PrivateTmp": "yes",
+    "PrivateDevices": "yes",
+    "UMask": "0077",
+    "StateDirectoryMode": "0700",
+    "SystemCallFilter": "@system-service",
+    "RestrictSUIDSGID": "yes",
+    "RestrictNamespaces": "yes",
+}
+analyze = shutil.which("systemd-analyze")
+
+
+def parsed(path):
+    """Sections to their settings, of which each may come once here."""
+    found, section = {}, None
+    for line in path.read_text().splitlines():
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("["):
+            section = found.setdefault(line.strip("[]"), {})
+            continue
+        key, _, value = line.partition("=")
+        assert key.isalpha() and key not in section, f"{path.name}: {line}"
+        section[key] = value
+    return found
+
+
+def test_the_units_are_these():
+    assert NAMES == ["edgefl-sync.service", "edgefl-sync.timer", "edgefl-watch.service"]
+
+
+@pytest.mark.skipif(analyze is None, reason="no systemd-analyze on this machine")
+def test_systemd_accepts_them(tmp_path):
+    """Its own verdict, every unit together; the program is the one of this installation."""
+    program = Path(sys.executable).with_name("edgefl")
+    for path in UNITS.iterdir():
+        text = path.read_text().replace("/usr/local/bin/edgefl", str(program))
+        (tmp_path / path.name).write_text(text)
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", *map(str, tmp_path.iterdir())], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(analyze is None, reason="no systemd-analyze on this machine")
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_systemd_finds_them_hardened(path):
+    """Exposure by systemd's own scale, 0 to 10, where a service without any such setting has 9.6: at most 2."""
+    done = subprocess.run(
+        [analyze, "security", "--offline=true", "--threshold=20", "--no-pager", str(path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if "Unknown" in done.stderr or "unrecognized" in done.stderr:
+        pytest.skip("this systemd-analyze judges no file offline")
+    assert done.returncode == 0, done.stdout[-200:]
+
+
+@pytest.mark.parametrize("path", SERVICES, ids=lambda path: path.name)
+def test_what_they_start_is_ours(path, tmp_path):
+    """Every command line is one that this version understands, and no secret stands in it."""
+    service = parsed(path)["Service"]
+    program, *words = service["ExecStart"].split()
+    assert program == "/usr/local/bin/edgefl" and "passphrase" not in service["ExecStart"]
+    words = [str(tmp_path) if word == "/srv/camera" else word for word in words]
+    group = click.Context(cli, info_name="edgefl")
+    name, command, rest = cli.resolve_command(group, words)
+    command.make_context(name, list(rest), parent=group)
+    assert {key: service.get(key) for key in HARDENED} == HARDENED
+    assert service["Environment"] == "EDGEFL_HOME=/var/lib/" + service["StateDirectory"]
+    for folder in (word for word in words if word.startswith("/var/")):
+        assert folder.startswith("/var/lib/edgefl/")  # the only place it may write
+
+
+def test_the_timer_starts_the_sync():
+    timer = parsed(UNITS / "edgefl-sync.timer")
+    assert (UNITS / "edgefl-sync.timer").with_suffix(".service") in SERVICES
+    assert timer["Install"]["WantedBy"] == "timers.target" and timer["Timer"]["Persistent"] == "yes"
+    assert "Install" not in parsed(UNITS / "edgefl-sync.service")  # the timer alone starts it
+    assert parsed(UNITS / "edgefl-watch.service")["Service"]["PrivateNetwork"] == "yes"
+
+
+def test_the_table_of_cron_does_what_the_timer_does():
+    """Five fields, a user who is not root, and the command of the unit with its limit, at most once an hour."""
+    table = (UNITS.parent / "cron/edgefl").read_text()
+    *settings, line = [line for line in table.splitlines() if line and not line.startswith("#")]
+    service = parsed(UNITS / "edgefl-sync.service")["Service"]
+    assert service["Environment"] in settings
+    minute, *rest, user, command = line.split(maxsplit=6)
+    assert (rest, user) == (["*"] * 4, service["User"]) and 0 <= int(minute) < 60
+    assert f" {service['ExecStart']} " in command and "%" not in command  # which cron reads as the end of a line
+    assert table.endswith("\n")  # or cron leaves the last line out

@@ -1,0 +1,310 @@
+"""The heat map lies where the network looked: alignment proven with maps of one hot patch."""
+
+import io
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from edgefl_client import Scorer
+from edgefl_client.scoring.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
+from edgefl_client.scoring.pictures import FORMATS, PictureReader
+from edgefl_client.scoring.score_files import ScoringJob, score_files
+from edgefl_protocol.pictures.imaging import decode
+from edgefl_protocol.pictures.score import ModelInfo, Score
+
+MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+
+
+def one_hot(side, row, column):
+    tokens = np.full((side, side), 0.1, np.float32)
+    tokens[row, column] = 1
+    return tokens.ravel()
+
+
+def score_with(attention, reasons=(), predicted="MEL"):
+    return Score(
+        image="x", predicted=predicted, probabilities={"MEL": 0.75, "NV": 0.25}, evidence=None, vacuity=0.4,
+        dissonance=0.1, entropy_nats=0.5, refer=bool(reasons), refer_reasons=tuple(reasons), heatmap=None, model=MODEL,
+        milliseconds=1.0, map=attention,
+    )  # fmt: skip
+
+
+def bilinear(tokens, height, width):
+    """Bilinear interpolation with align_corners off, from its definition."""
+    side = tokens.shape[0]
+
+    def axis(length):
+        at = np.clip((np.arange(length) + 0.5) * side / length - 0.5, 0, side - 1)
+        low = np.floor(at).astype(int)
+        return low, np.minimum(low + 1, side - 1), at - low
+
+    y0, y1, fy = axis(height)
+    x0, x1, fx = axis(width)
+    fy, fx = fy[:, None], fx[None]
+    top = tokens[np.ix_(y0, x0)] * (1 - fx) + tokens[np.ix_(y0, x1)] * fx
+    bottom = tokens[np.ix_(y1, x0)] * (1 - fx) + tokens[np.ix_(y1, x1)] * fx
+    return top * (1 - fy) + bottom * fy
+
+
+@pytest.mark.parametrize(("height", "width"), [(150, 200), (200, 150), (224, 224), (301, 97)])
+def test_map_is_stretched_bilinearly_over_the_whole_photo(height, width):
+    """docs/methods.md, 1.4: upsampling is bilinear, align_corners off."""
+    tokens = np.random.default_rng(5).random((7, 7)).astype(np.float32)
+    placed = place_map(tokens.ravel(), height, width, "squash")
+    assert placed.box == (0, 0, width, height)
+    assert np.allclose(placed.values, bilinear(tokens, height, width), atol=1e-5)
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (400, 300), (333, 500)])
+@pytest.mark.parametrize(("row", "column"), [(0, 0), (2, 5), (6, 6), (6, 0)])
+def test_hot_patch_peaks_in_its_own_region(height, width, row, column):
+    placed = place_map(one_hot(7, row, column), height, width, "squash")
+    y, x = np.unravel_index(int(placed.values.argmax()), placed.values.shape)
+    assert row * height / 7 <= y + 0.5 <= (row + 1) * height / 7
+    assert column * width / 7 <= x + 0.5 <= (column + 1) * width / 7
+
+
+@pytest.mark.parametrize(("height", "width"), [(300, 400), (400, 300)])
+def test_after_a_crop_the_map_lies_on_the_centred_square(height, width):
+    placed = place_map(one_hot(6, 0, 5), height, width, "crop")
+    left, top, right, bottom = placed.box
+    assert (right - left, bottom - top) == (300, 300)
+    assert (left, top) == ((width - 300) // 2, (height - 300) // 2)
+    y, x = np.unravel_index(int(placed.values.argmax()), placed.values.shape)
+    assert top <= y <= top + 50
+    assert right - 50 <= x <= right
+    outside = np.ones(placed.values.shape, bool)
+    outside[top:bottom, left:right] = False
+    assert not placed.values[outside].any()
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize(("width", "height"), [(480, 360), (360, 480)])
+def test_score_and_drawing_agree_on_a_turned_photo(lab, plain_bundle, orientation, width, height):
+    """The tiny model's map is brightness: the bright corner of the upright photo must carry the outline.
+
+    The stored pixels are turned by EXIF orientation; the picture drawn is the upright one.
+    """
+    pixels = lab.photo(width, height, (60, 40, 30))
+    pixels[: height // 6, : width // 6] = 250  # stored top left
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = lab.encoded(pixels, "JPEG", quality=95, exif=exif)
+    upright = decode(data)
+    bright = upright.mean(-1) > 200
+    score = Scorer(plain_bundle, threads=1).score(data)
+    placed = place_map(score.map, *upright.shape[:2], "squash")
+    assert bright.ravel()[int(placed.values.argmax())]
+    assert placed.values[bright].mean() > 0.75
+    assert placed.values[bright[::-1, ::-1]].mean() < 0.25  # the opposite corner
+    drawn = np.asarray(draw_heatmap(upright, score, "squash"))[: upright.shape[0], : upright.shape[1]]
+    changed = np.abs(drawn.astype(int) - upright).sum(-1)
+    assert changed[bright].mean() > 20 * changed[bright[::-1, ::-1]].mean()
+
+
+def stored_as(upright: np.ndarray, orientation: int) -> np.ndarray:
+    """The pixels that EXIF 2.32, 4.6.5.1.6 turns into the upright ones; oracle: numpy."""
+    turned = {
+        1: upright, 2: upright[:, ::-1], 3: upright[::-1, ::-1], 4: upright[::-1], 5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1), 7: upright.transpose(1, 0, 2)[::-1, ::-1], 8: np.rot90(upright, -1),
+    }  # fmt: skip
+    return np.ascontiguousarray(turned[orientation])
+
+
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_mass_of_the_map_lies_in_the_lesion_however_the_photo_is_turned(lab, make_bundle, orientation, fit):
+    """A lesion of known mask in a 4:3 photo, off the middle, bright because the tiny model's map is brightness.
+
+    Of the map above its floor, at least 80 % lies in the mask widened by one patch, which is under 40 % of the photo;
+    the strongest place lies in the mask itself.
+    """
+    height, width = 360, 480
+    y, x = np.mgrid[0:height, 0:width]
+    mask = ((x - 170) / 70) ** 2 + ((y - 230) / 50) ** 2 <= 1
+    upright = lab.photo(width, height, (60, 40, 30))
+    upright[mask] += 150
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = lab.encoded(stored_as(upright, orientation), "PNG", exif=exif)
+    np.testing.assert_array_equal(decode(data), upright)
+    score = Scorer(make_bundle(fit=fit), threads=1).score(data)
+    placed = place_map(score.map, height, width, fit)
+    assert mask.ravel()[int(placed.values.argmax())]
+    left, top, right, bottom = placed.box
+    patch = max(right - left, bottom - top) / lab.GRID
+    wide = ((x - 170) / (70 + patch)) ** 2 + ((y - 230) / (50 + patch)) ** 2 <= 1
+    above = np.clip(placed.values - np.median(placed.values[top:bottom, left:right]), 0, None)
+    assert above[wide].sum() >= 0.8 * above.sum()
+    assert wide.mean() < 0.4
+
+
+@pytest.mark.parametrize(("height", "width"), [(600, 800), (800, 600), (84, 84), (100, 60)])
+def test_photo_keeps_place_resolution_and_aspect(height, width):
+    """Up to 1,600 px the photo is as it was, enlarged by whole numbers only; low attention leaves it clear."""
+    pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    picture = draw_heatmap(pixels, score_with(one_hot(7, 0, 0)), "squash")
+    factor = max(1, -(-448 // max(height, width)))
+    assert picture.width == max(448, factor * width)
+    assert picture.height > factor * height + 60
+    if factor == 1:
+        corner = np.asarray(picture)[height // 2 : height, width // 2 : width]
+        assert np.abs(corner.astype(int) - pixels[height // 2 :, width // 2 :]).max() <= 1
+
+
+def test_strongest_region_is_a_tenth_of_the_area():
+    tokens = np.random.default_rng(2).random((14, 14)).astype(np.float32)
+    mask = strongest_region(place_map(tokens.ravel(), 400, 300, "squash"))
+    assert mask.mean() == pytest.approx(0.10, abs=0.002)
+    alone = strongest_region(place_map(one_hot(14, 3, 3), 400, 300, "squash"))
+    assert 0.002 < alone.mean() < 0.03
+
+
+def test_a_level_map_has_no_outline():
+    """Noise must not be shown as a finding."""
+    level = (0.97 + 0.03 * np.random.default_rng(3).random(49)).astype(np.float32)
+    assert strongest_region(place_map(level, 100, 100, "squash")) is None
+
+
+@pytest.mark.parametrize("skin", [(235, 200, 185), (60, 38, 30)])
+def test_outline_stands_out_on_light_and_dark_skin(skin):
+    """White on black: on any skin one of the two differs from it by more than half the range."""
+    pixels = np.full((500, 500, 3), skin, np.uint8)
+    drawn = overlay(pixels, place_map(one_hot(7, 3, 3), 500, 500, "squash"), 2)
+    white = (drawn == 255).all(-1)
+    black = (drawn == 0).all(-1)
+    assert white.sum() > 500
+    assert black.sum() > 500
+    assert max(abs(255 - skin[1]), skin[1]) > 127
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """What is written into the picture."""
+    texts: list[str] = []
+    original = ImageDraw.ImageDraw.text
+
+    def spy(self, at, text, *args, **kwargs):
+        texts.append(text)
+        return original(self, at, text, *args, **kwargs)
+
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", spy)
+    return texts
+
+
+def test_caption_grows_with_reasons_and_names_them(said):
+    """docs/design.md, section 5: reasons in words; research-use note always."""
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash")
+    calm = " ".join(said)
+    assert "MEL" in calm
+    assert "75%" in calm
+    assert "Vacuity 0.40" in calm
+    assert "No reason to refer" in calm
+    assert "Research use only" in calm
+    assert "reduced" not in calm
+    said.clear()
+    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
+    worried = " ".join(said)
+    assert "No prediction" in worried
+    assert "too little evidence" in worried
+    assert "not trained on" in worried
+    assert "outside the white frame" in worried
+
+
+@pytest.mark.parametrize(
+    ("probability", "words"), [(0.994, "99%"), (0.9951, ">99%"), (0.996, ">99%"), (1.0, ">99%"), (0.5, "50%")]
+)
+def test_no_probability_is_rounded_to_certainty(said, probability, words):
+    """docs/design.md, section 5: a number shown to a reader is never surer than the model's."""
+    score = replace(score_with(one_hot(7, 1, 1)), probabilities={"MEL": probability, "NV": 1 - probability})
+    draw_heatmap(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert f"probability {words}" in " ".join(said)
+
+
+@pytest.mark.parametrize("refer_above", [None, 0.9])
+def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path, refer_above):
+    """docs/methods.md, 1.8: where the card sets no threshold, silence is not a finding."""
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
+    scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
+    with PictureReader(FORMATS) as reader:
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)
+        (score,) = score_files(task, [str(tmp_path / "a.png")])
+    assert not score.refer
+    words = " ".join(said)
+    assert ("No rule is set" in words) is (refer_above is None)
+    assert ("No reason to refer" in words) is (refer_above is not None)
+
+
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+def test_a_large_photo_is_reduced_in_place(said, fit):
+    """Photo pixel (x, y) is picture pixel (x, y) times 1600 / longer side, and the map lies on it as on the photo."""
+    pixels = np.full((1500, 2000, 3), 128, np.uint8)
+    pixels[1300:1320, 400:420] = (0, 0, 255)  # far from the hot patch
+    picture = draw_heatmap(pixels, score_with(one_hot(7, 1, 5)), fit)
+    drawn = np.asarray(picture)[:1200, :1600].astype(int)
+    assert picture.width == 1600
+    assert "Photo reduced." in " ".join(said)
+    blue = np.argwhere(drawn[..., 2] - drawn[..., 0] > 100)
+    blue = blue[(blue[:, 0] > 900)]
+    assert np.allclose(blue.mean(0), [1310 * 1600 / 2000 - 0.5, 410 * 1600 / 2000 - 0.5], atol=1)
+    black = np.argwhere((drawn < 10).all(-1))  # the outline's rim
+    black = black[np.abs(black[:, 1] - 800) < 590] if fit == "crop" else black  # without the frame of the square
+    black = black[(black[:, 0] > 10) & (black[:, 0] < 1190)]
+    left, side_px = (0, 1600 / 7) if fit == "squash" else (200, 1200 / 7)
+    middle = (black.min(0) + black.max(0)) / 2
+    assert np.allclose(middle, [1.5 * 1200 / 7 - 0.5, left + 5.5 * side_px - 0.5], atol=1.5)
+
+
+_MEASURE = """
+import numpy as np
+from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes
+from edgefl_protocol.pictures.score import ModelInfo, Score
+
+def peak_kib():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+def drawn(photo):
+    model = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+    score = Score(image=None, predicted="A", probabilities={"A": 1.0}, evidence=None, vacuity=None, dissonance=None,
+        entropy_nats=0.0, refer=False, refer_reasons=(), heatmap=None, model=model, milliseconds=1.0,
+        map=np.linspace(0, 1, 196, dtype=np.float32))
+    png_bytes(draw_heatmap(photo, score, "squash"))
+
+drawn(np.zeros((50, 50, 3), np.uint8))
+photo = np.full((3000, 4000, 3), 90, np.uint8)
+before = peak_kib()
+drawn(photo)
+print(peak_kib() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_drawing_a_12_megapixel_photo_takes_little_memory():
+    """docs/design.md, section 6: a small device draws a phone's photo; at most 300 MiB beside the photo itself."""
+    run = subprocess.run([sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True)
+    assert int(run.stdout) < 300 * 1024
+
+
+def test_png_holds_no_metadata(lab):
+    """docs/security.md, check 36: nothing of EXIF or text reaches what we write."""
+    exif = Image.Exif()
+    exif[0x010E] = "CANARY-PATIENT"
+    pixels = decode(lab.encoded(lab.photo(500, 400), "JPEG", exif=exif))
+    data = png_bytes(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash"))
+    assert b"CANARY" not in data
+    assert Image.open(io.BytesIO(data)).info == {}
+
+
+def test_no_map_no_drawing(lab):
+    with pytest.raises(ValueError, match="no attention map"):
+        draw_heatmap(lab.photo(), score_with(None), "squash")
+    with pytest.raises(ValueError, match="no square grid"):
+        place_map(np.ones(7, np.float32), 10, 10, "squash")
+    with pytest.raises(ValueError, match="fit is"):
+        place_map(np.ones(9, np.float32), 10, 10, "pad")

@@ -1,0 +1,328 @@
+"""`edgefl watch`: each picture once, whole, across restarts, signals and broken files.
+
+Source: docs/guides/device.md.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgefl_client.cli import main
+from edgefl_client.home import Home
+from edgefl_client.scoring import watched_folder
+from edgefl_client.scoring.watched_folder import Notes, Seen, open_output, write_line
+from edgefl_protocol.errors import StorageError
+
+SCORING = ("--model", "model.edgefl", "--trust", "signing.pub", "--threads", "1")
+OPTIONS = ("--model", "model.edgefl", "--trust", "signing.pub", "--interval", "0.1", "--threads", "1")
+
+
+@pytest.fixture
+def place(lab, tmp_path, monkeypatch) -> Path:
+    """A bundle, its signer's key, and a folder that a device drops pictures into."""
+    monkeypatch.setenv("EDGEFL_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.edgefl").write_bytes(lab.bundle_bytes())
+    (tmp_path / "signing.pub").write_text(lab.SIGNER.public.hex())
+    (tmp_path / "drop" / "day").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.fixture
+def good(lab) -> bytes:
+    return lab.encoded(lab.photo(60, 40))
+
+
+def watch(capsys, *more: str) -> tuple[int, list[dict], str]:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as left:
+        main(["watch", "drop", *OPTIONS, *more])
+    out, err = capsys.readouterr()
+    return left.value.code, [json.loads(line) for line in out.splitlines()], err
+
+
+def names(lines: list[dict]) -> list[str]:
+    return [Path(line["image"]).name for line in lines]
+
+
+def test_each_picture_once_and_again_when_written_anew(place, good, capsys):
+    drop = place / "drop"
+    (drop / "b.png").write_bytes(good)
+    (drop / "day" / "a.png").write_bytes(good)
+    (drop / "notes.txt").write_bytes(b"x")
+    (drop / ".part.png").write_bytes(good)
+    code, lines, _ = watch(capsys, "--once")
+    assert (code, names(lines)) == (0, ["b.png", "a.png"])
+    assert watch(capsys, "--once")[:2] == (0, [])
+    (drop / "c.png").write_bytes(good)
+    os.utime(drop / "b.png", ns=(1, 1))
+    assert names(watch(capsys, "--once")[1]) == ["b.png", "c.png"]
+
+
+def test_a_folder_is_the_same_however_it_is_named(place, good, capsys, monkeypatch):
+    """By hand with a relative path, by cron with the whole one: still each picture once."""
+    (place / "drop" / "a.png").write_bytes(good)
+    monkeypatch.chdir(place / "drop")
+    options = ("--model", "../model.edgefl", "--trust", "../signing.pub", "--interval", "0.1", "--once")
+    found = []
+    for name in (".", "../drop", str(place / "drop")):
+        with pytest.raises(SystemExit) as left:
+            main(["watch", name, *options])
+        assert left.value.code == 0
+        found.append(capsys.readouterr().out.splitlines())
+    assert [len(lines) for lines in found] == [1, 0, 0]
+
+
+def test_a_name_that_is_no_text_stops_nothing(place, good, capsys):
+    """Linux names are bytes: cameras and old archives bring Latin-1. Every line is UTF-8 all the same."""
+    odd = os.fsdecode(os.fsencode(place / "drop") + b"/b\xff.png")
+    Path(odd).write_bytes(good)
+    (place / "drop" / "z.png").write_bytes(good)
+    out = place / "scores.jsonl"
+    assert watch(capsys, "--once", "--out", str(out))[0] == 0
+    lines = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert [place / line["image"] for line in lines] == [Path(odd), place / "drop" / "z.png"]
+    assert watch(capsys, "--once", "--out", str(out))[:2] == (0, [])
+    assert len(out.read_text("utf-8").splitlines()) == 2
+    for form in ("--json", "--csv", "--heatmap=maps"):
+        command = [sys.executable, "-c", "from edgefl_client.cli import main; main()", "score", "drop", form, *SCORING]
+        environment = {**os.environ, "PYTHONIOENCODING": "utf-8:strict"}
+        done = subprocess.run(command, capture_output=True, env=environment, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr.decode()
+        assert "b\\udcff.png" in done.stdout.decode("utf-8")
+
+
+def test_broken_files_are_one_line_each_and_not_tried_again(place, good, capsys):
+    for name, data in (("cut.png", good[:60]), ("empty.jpg", b""), ("text.jpg", b"no picture"), ("z.png", good)):
+        (place / "drop" / name).write_bytes(data)
+    code, lines, _ = watch(capsys, "--once")
+    assert code == 1
+    assert names(lines) == ["cut.png", "empty.jpg", "text.jpg", "z.png"]
+    assert ["error" in line for line in lines] == [True, True, True, False]
+    assert watch(capsys, "--once")[:2] == (0, [])
+
+
+@pytest.mark.parametrize("code", ["permissions", "storage"])
+def test_a_file_that_cannot_be_read_is_not_given_up(place, good, capsys, monkeypatch, code):
+    """docs/guides/device.md: rights or a disk that come right later; a change of rights changes neither size nor
+    time."""
+    from edgefl_client.scoring import score_files
+
+    (place / "drop" / "a.png").write_bytes(good)
+    real = score_files.read_bounded
+
+    def refused(path, most):
+        raise StorageError(f"cannot read {path}", code)
+
+    monkeypatch.setattr(score_files, "read_bounded", refused)
+    assert watch(capsys, "--once")[:2] == (1, [])
+    assert "cannot read drop/a.png; tried again every 60 s" in watch(capsys, "--once")[2]
+    monkeypatch.setattr(score_files, "read_bounded", real)
+    found, lines, _ = watch(capsys, "--once")
+    assert (found, names(lines), "error" in lines[0]) == (0, ["a.png"], False)
+
+
+def test_while_it_runs_such_a_file_is_tried_now_and_then(place, good, monkeypatch, capsys):
+    from edgefl_client.commands import watch as command
+    from edgefl_client.scoring import score_files
+
+    (place / "drop" / "a.png").write_bytes(good)
+    tries, clock = [], [0.0]
+
+    def refused(path, most):
+        tries.append(clock[0])
+        raise StorageError(f"cannot read {path}", "storage")
+
+    class Stop:
+        """Tells the time instead of waiting; ends after 200 s."""
+
+        def is_set(self):
+            return clock[0] > 200
+
+        def wait(self, seconds):
+            clock[0] += 2.0
+
+    monkeypatch.setattr(score_files, "read_bounded", refused)
+    monkeypatch.setattr(command.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(command, "stop_on_signal", lambda: contextlib.nullcontext(Stop()))
+    assert watch(capsys)[2].count("cannot read") == 1
+    assert tries == [2.0, 62.0, 122.0, 182.0]
+
+
+def test_a_file_that_still_grows_is_left_alone(place, good, capsys, monkeypatch):
+    """Module text: taken when the same at two looks in a row."""
+    grows = place / "drop" / "grows.png"
+    grows.write_bytes(good[:100])
+    real, looks = watched_folder.look, []
+
+    def look(folder, suffixes):
+        if looks:
+            grows.write_bytes(good)
+        looks.append(folder)
+        return real(folder, suffixes)
+
+    monkeypatch.setattr(watched_folder, "look", look)
+    assert watch(capsys, "--once")[:2] == (0, [])
+    monkeypatch.setattr(watched_folder, "look", real)
+    code, lines, _ = watch(capsys, "--once")
+    assert (code, names(lines), "error" in lines[0]) == (0, ["grows.png"], False)
+
+
+def test_heat_maps_are_kept_and_never_scored(place, good, capsys):
+    (place / "drop" / "a.png").write_bytes(good)
+    (place / "drop" / "day" / "a.png").write_bytes(good)
+    first = watch(capsys, "--once", "--heatmap", "drop/maps")[1]
+    assert len({line["heatmap"] for line in first}) == 2
+    (place / "drop" / "day" / "b").mkdir()
+    (place / "drop" / "day" / "b" / "a.png").write_bytes(good)
+    (again,) = watch(capsys, "--once", "--heatmap", "drop/maps")[1]
+    assert again["heatmap"] not in {line["heatmap"] for line in first}
+    assert len(list((place / "drop" / "maps").iterdir())) == 3
+
+
+def test_an_interval_that_is_no_number_is_a_usage_error(place, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["watch", "drop", *OPTIONS, "--interval", "nan"])
+    assert left.value.code == 2
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error(place, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["watch", "nowhere", *OPTIONS])
+    assert left.value.code == 2
+
+
+def start(*more: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from edgefl_client.cli import main; main()", "watch", "drop", *OPTIONS, *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finished(process: subprocess.Popen[bytes]) -> tuple[int, str]:
+    """Exit code and standard error, once it has ended."""
+    err = process.communicate(timeout=60)[1].decode()
+    assert "Traceback" not in err
+    return process.returncode, err
+
+
+def until(condition, process: subprocess.Popen[bytes], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end and process.poll() is None, process.communicate()[1].decode()
+        time.sleep(0.05)
+
+
+def lines_of(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGINT])
+def test_it_stops_cleanly_and_goes_on_from_there(place, good, capsys, kind):
+    out = place / "scores.jsonl"
+    for number in range(3):
+        (place / "drop" / f"{number}.png").write_bytes(good)
+    first = start("--out", str(out))
+    until(lambda: len(lines_of(out)) == 3, first)
+    (place / "drop" / "3.png").write_bytes(good)
+    until(lambda: len(lines_of(out)) == 4, first)
+    code, _, err = watch(capsys, "--out", str(out), "--once")
+    assert code == 1 and "another edgefl watch" in err
+    first.send_signal(kind)
+    assert finished(first)[0] == 0
+    (place / "drop" / "4.png").write_bytes(good)
+    assert watch(capsys, "--out", str(out), "--once")[0] == 0
+    assert names([json.loads(line) for line in lines_of(out)]) == [f"{number}.png" for number in range(5)]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_every_picture_has_one_line(place, good):
+    """Module text: after kill -9 at a random moment, three times over, no line is missing, double or half."""
+    out = place / "scores.jsonl"
+    for number in range(90):
+        (place / "drop" / f"{number:03}.png").write_bytes(good)
+    for more in (5, 30, 60):
+        process = start("--out", str(out))
+        until(lambda: len(lines_of(out)) >= more, process)  # noqa: B023 - called before the loop goes on
+        process.kill()
+        finished(process)
+    assert finished(start("--out", str(out), "--once"))[0] == 0
+    assert names([json.loads(line) for line in lines_of(out)]) == [f"{number:03}.png" for number in range(90)]
+
+
+@pytest.fixture
+def notes(tmp_path):
+    made = []
+
+    def make(folder: Path = tmp_path / "drop") -> Notes:
+        made.append(Notes(Home(tmp_path / "home"), folder))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize(("crashed_after", "written"), [("begin", b""), ("half", b'{"image": "a'), ("line", b"{}\n")])
+def test_recovery_of_a_file_that_was_begun(notes, tmp_path, crashed_after, written):
+    """Module text: the length of the output says whether the line was written; half a line is cut off."""
+    out, seen, a = tmp_path / "out.jsonl", Seen(1, 2), str(tmp_path / "drop" / "a")
+    with open_output(out) as output:
+        write_line(output, '{"image": "before"}')
+        first = notes()
+        first.begin(a, seen, output.tell())
+        output.write(written)
+    first.close()
+    second = notes()
+    with open_output(out) as output:
+        second.recover(output)
+        assert second.scored() == ({a: seen} if crashed_after == "line" else {})
+        write_line(output, '{"image": "after"}')
+    whole = [json.loads(line) for line in lines_of(out)]
+    assert [line.get("image") for line in whole] == ["before", *([None] if crashed_after == "line" else []), "after"]
+
+
+def test_notes_are_bounded_but_never_forget_what_is_there(notes, monkeypatch, tmp_path):
+    monkeypatch.setattr(watched_folder, "MAX_NOTES", 10)
+    made, called = notes(), [str(tmp_path / "drop" / str(number)) for number in range(25)]
+    for number, name in enumerate(called):
+        made.begin(name, Seen(number, number), 0)
+        made.finish(name)
+    present = {name: Seen(number, number) for number, name in enumerate(called[:5])}
+    assert made.forget(present) == 15
+    assert set(made.scored()) == {*called[:5], *called[20:]}
+    assert made.forget(present) == 0
+
+
+def test_two_folders_share_a_home_and_one_folder_has_one_watcher(notes, tmp_path):
+    one, other = notes(), notes(tmp_path / "elsewhere")
+    one.begin(str(tmp_path / "drop" / "a"), Seen(1, 1), 0)
+    one.finish(str(tmp_path / "drop" / "a"))
+    assert other.scored() == {}
+    with pytest.raises(StorageError, match="another edgefl watch"):
+        notes()
+
+
+def test_two_watchers_never_share_a_file_of_results(tmp_path):
+    """After a crash the length of the file says whose line is missing: only where one process alone writes to it."""
+    with open_output(tmp_path / "out.jsonl"):
+        with (
+            pytest.raises(StorageError, match="another edgefl watch writes to") as busy,
+            open_output(tmp_path / "out.jsonl"),
+        ):
+            pass
+        assert busy.value.code == "busy"
+    with open_output(tmp_path / "out.jsonl") as free:
+        write_line(free, "x")
+
+
+def test_damaged_notes_are_one_sentence(notes, tmp_path):
+    notes().close()
+    (tmp_path / "home" / "watched.sqlite3").write_bytes(b"no database" * 100)
+    with pytest.raises(StorageError, match="cannot be kept"):
+        notes()

@@ -1,0 +1,119 @@
+"""What becomes of an item that waits: settled, kept for the next round, or dropped."""
+
+from typing import Any
+
+import pytest
+
+from edgefl_exchange.delivery import Delivery, settle
+from edgefl_exchange.errors import Unavailable
+from edgefl_exchange.outbox import Outbox
+from edgefl_protocol.messages.requests import Refusal
+
+KEY = bytes(32)
+
+
+def test_deliver_settles_a_promised_item_in_its_own_round(member, coordinator, wire, tmp_path, net):
+    """docs/security.md, idempotency: the answer was lost and the round moved on: the first answer comes back."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        wire.faults = [None] + [net.cut_answer] * 4
+        task = member.task()
+        with pytest.raises(Unavailable):
+            member.deliver(outbox, task)
+        assert len(coordinator.effects) == 1
+        coordinator.round = 2
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round) == ("accepted", 1)
+        assert outbox.items("skin") == []
+    assert len(coordinator.effects) == 1
+
+
+def test_deliver_offers_a_late_item_to_the_next_round(member, coordinator, wire, tmp_path, net):
+    """docs/security.md, order of checks: late → typed round_closed; never mixed in, never lost."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        first = outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        task = member.task()
+        coordinator.round = 2
+        (kept,) = member.deliver(outbox, task)
+        assert (kept.outcome, kept.code) == ("kept", "round_closed")
+        (item,) = outbox.items("skin")
+        assert item.idem != first
+        assert item.round is None
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round) == ("accepted", 2)
+    assert [effect[1] for effect in coordinator.effects] == [2]
+
+
+def test_deliver_drops_only_what_can_never_be_taken(member, coordinator, tmp_path, net):
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        coordinator.refuse["reply"] = Refusal(code="bad_contribution", message="wrong shape")
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.code) == ("refused", "bad_contribution")
+        assert outbox.items("skin") == []
+
+
+@pytest.mark.parametrize("state", ["waiting", "closed", "done"])
+def test_nothing_is_sent_while_no_round_is_open(member, coordinator, tmp_path, net, state):
+    coordinator.state = state
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put("skin", "reply", net.reply_of(1).to_bytes(), 0)
+        assert member.deliver(outbox, member.task()) == []
+        assert len(outbox.items("skin")) == 1
+
+
+def test_what_was_learned_in_a_round_waits_for_no_other(member, coordinator, tmp_path, net):
+    """docs/security.md, order of checks: late → typed, never mixed into a later round; told before it is forgotten."""
+    told = []
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        key = outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        assert outbox.put_learned("skin", 1, net.reply_of(2).to_bytes(), 0) == key  # after a crash: the first one stays
+
+        def settled(item, delivery):
+            told.append((item.payload, delivery.outcome, delivery.code, outbox.count()))
+
+        task = member.task()
+        coordinator.round = 2  # closes between the answer to `task` and the reply
+        (late,) = member.deliver(outbox, task, settled=settled)
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_closed", 0)
+        outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        (late,) = member.deliver(outbox, member.task(), settled=settled)  # is known to be over: not even sent
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_over", 0)
+    assert told == [(net.reply_of(1).to_bytes(), "late", code, 1) for code in ("round_closed", "round_over")]
+    assert coordinator.effects == []
+
+
+def test_what_was_learned_in_the_last_round_does_not_wait_for_ever(member, coordinator, tmp_path, net):
+    """docs/design.md, the round: after the last one none opens, so what was never sent is told and dropped."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        coordinator.state = "done"
+        (late,) = member.deliver(outbox, member.task())
+        assert (late.outcome, late.code, outbox.count()) == ("late", "round_over", 0)
+    assert coordinator.effects == []
+
+
+def test_what_was_learned_waits_while_its_round_is_closed(member, coordinator, tmp_path, net):
+    """A round that cannot be aggregated opens again, and takes the reply then."""
+    with Outbox(tmp_path / "o.sqlite3", KEY) as outbox:
+        outbox.put_learned("skin", 1, net.reply_of(1).to_bytes(), 0)
+        coordinator.state = "closed"
+        assert member.deliver(outbox, member.task()) == [] and outbox.count() == 1
+        coordinator.state = "open"
+        (done,) = member.deliver(outbox, member.task())
+        assert (done.outcome, done.round, outbox.count()) == ("accepted", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "message", "told"),
+    [
+        ("accepted", None, ("count", 3)), ("late", "round 3 is closed", ("drop", 3, None)),
+        ("refused", "a map is too long", ("drop", 3, "a map is too long")),
+    ],
+)  # fmt: skip
+def test_a_round_counts_exactly_if_its_reply_was_accepted(outcome: str, message: str | None, told: Any) -> None:
+    """docs/decisions/0028 and 0038: else it is dropped, and one that can never be taken is noted with its reason."""
+    heard = list[Any]()
+    delivery = Delivery(idem="a" * 32, round=3, outcome=outcome, message=message, bytes=1)
+    settle(delivery, lambda number: heard.append(("count", number)), lambda *given: heard.append(("drop", *given)))
+    assert heard == [told]

@@ -1,0 +1,160 @@
+"""A bundle with an 8-bit score: which pictures choose and judge its layers, and what `bundle --int8` says."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.shared import Shared
+
+from edgefl_export import cli
+from edgefl_export.errors import ExportError
+from edgefl_export.int8 import precision
+from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
+from edgefl_trainer.data.federation import Federation, SiteRows
+from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
+from edgefl_trainer.data.partition_plan import PartitionPlan
+from edgefl_trainer.engine.settings import RunSettings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _traced_once(shared: Shared) -> Iterator[None]:
+    """What is quantised is traced elsewhere already."""
+    with shared.traces():
+        yield
+
+
+def federation(tune: dict[str, int], val: dict[str, int]) -> Federation:
+    """Sites with rows of these numbers; picture i is of colour i."""
+    sites, start = {}, 0
+    for name in tune:
+        rows = np.arange(start, start + tune[name] + val[name])
+        none = np.array([], np.int64)
+        sites[name] = SiteRows(name, none, rows[: tune[name]], rows[tune[name] :], none, none)
+        start += len(rows)
+    images = np.zeros((start, 1, 1, 3), np.uint8)
+    images[:, 0, 0, 0], images[:, 0, 0, 1] = np.arange(start) % 256, np.arange(start) // 256
+    return Federation((), images, np.zeros(start, np.int64), (), (), sites, "")
+
+
+def rows_of(pictures: np.ndarray) -> list[int]:
+    return [int(first) + 256 * int(second) for first, second, _ in pictures.reshape(-1, 3)]
+
+
+@given(own=st.integers(0, 500), other=st.integers(0, 500), val=st.integers(0, 700), seed=st.integers(0, 9))
+def test_pictures_are_dealt_once_and_the_sites_own_come_first(own, other, val, seed):
+    """docs/design.md, rows: ranges and choice see tune rows alone, no picture is in two sets, draws repeat."""
+    data = federation({"a": other, "b": own}, {"a": 40, "b": val})
+    if own + other < 16:
+        with pytest.raises(ExportError, match="at least 16 tune images"):
+            split_pictures(data, "b", seed)
+        return
+    found = split_pictures(data, "b", seed)
+    ranges, choice, gate = rows_of(found.ranges), rows_of(found.choice), rows_of(found.gate)
+    together = ranges + choice + gate
+    assert len(set(together)) == len(together)
+    tune = {int(row) for site in data.sites.values() for row in site.tune}
+    assert set(ranges) | set(choice) <= tune
+    assert len(ranges) == min(RANGES, (own + other) // 2) and len(choice) <= CHOICE and len(gate) <= GATE
+    mine = {int(row) for row in data.sites["b"].tune}
+    firsts = [row in mine for row in ranges + choice]
+    assert firsts == sorted(firsts, reverse=True)
+    reported = {int(row) for row in data.sites["b"].val}
+    assert len(reported & set(gate)) == min(val, GATE)
+    again = split_pictures(data, "b", seed)
+    assert rows_of(again.ranges) == ranges and rows_of(again.gate) == gate
+
+
+def test_rows_are_those_that_the_run_had(tmp_path):
+    """docs/design.md, rows: a run with a partition gave other rows to `val` than the data alone would, so its pictures
+    are dealt by it again; where they come out otherwise, the data has changed, and no row is what it was."""
+    specs = ("lesions:sites=2,images=60",)
+    made = make_partition(specs, PartitionPlan(scheme="iid", sites=3), 5)
+    (tmp_path / PARTITION_FILE).write_bytes(made.to_bytes())
+    settings = RunSettings(method="head", data=specs, backbone="tiny", image_px=12, preset="tiny")
+    spec = SimpleNamespace(image_px=12)
+    run = SimpleNamespace(
+        folder=tmp_path,
+        settings=settings,
+        backbone=SimpleNamespace(spec=spec),
+        summary={"partition_sha256": made.sha256},
+    )
+    found = federation_of(run)
+    assert len(found.sites) == 3 and found.partition_sha256 == made.sha256
+    (tmp_path / PARTITION_FILE).unlink()
+    with pytest.raises(ExportError, match="the data has changed since"):
+        federation_of(run)
+
+
+@pytest.fixture(scope="module")
+def int8_run(run_folder, tmp_path_factory):
+    """A copy of the run with a small drawn federation behind it, and a key."""
+    place = tmp_path_factory.mktemp("int8")
+    folder, keys = shutil.copytree(run_folder, place / "run"), place / "keys"
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace('"lesions:"', '"lesions:sites=2,images=200"'))
+    assert CliRunner().invoke(cli.main, ["keygen", str(keys)]).exit_code == 0
+    return folder, keys
+
+
+def bundle(int8_run, output, *more):
+    folder, keys = int8_run
+    arguments = [
+        "bundle",
+        str(folder),
+        "--site",
+        "north",
+        "--precision",
+        "int8",
+        "--sign",
+        str(keys),
+        "-o",
+        str(output),
+    ]
+    return CliRunner().invoke(cli.main, [*arguments, *more])
+
+
+@pytest.mark.slow
+def test_an_int8_bundle_says_what_was_measured(int8_run, tmp_path):
+    """The command line: card and answer hold the figures, min_runtime is that of the 8-bit graph."""
+    done = bundle(int8_run, tmp_path / "small.edgefl", "--json")
+    assert done.exit_code == 0, done.stderr
+    facts = json.loads(done.stdout)
+    assert facts["int8"]["same_class"] >= 0.99 and facts["int8"]["change"] <= 0.01
+    words = "to the trainer, of the graph before its layers had 8 bits, on 64"  # whose figures are no others
+    assert words in cli._bundle_text(facts) and words not in cli._bundle_text({**facts, "int8": None})
+    shown = json.loads(CliRunner().invoke(cli.main, ["inspect", str(tmp_path / "small.edgefl"), "--json"]).stdout)
+    assert shown["min_runtime"] == "1.24"
+    told = shown["card"]["metrics"]["int8"]
+    assert told["images"]["gate"] == facts["int8"]["images"] >= 64
+    assert told["layers"] > 0 and set(told["kept_in_float"]) <= set(told["most_sensitive"])
+
+
+@pytest.mark.slow
+def test_a_refused_int8_bundle_leaves_no_file(int8_run, tmp_path, monkeypatch):
+    """Export gates, int8: exit 1, one sentence, no bundle."""
+    monkeypatch.setattr(precision, "MAX_MEAN_CHANGE", 0.0)
+    refused = bundle(int8_run, tmp_path / "no.edgefl")
+    assert refused.exit_code == 1 and not (tmp_path / "no.edgefl").exists()
+    last = refused.stderr.strip().splitlines()[-1]
+    assert last.startswith("edgefl-export: with 8 bits") and last.endswith("use --precision fp32")
+
+
+def test_int8_without_the_runs_images_is_one_sentence(int8_run, tmp_path, monkeypatch):
+    """A run whose data is gone is refused before anything is traced."""
+    folder, _ = int8_run
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(
+        config.replace("lesions:sites=2,images=200", f"manifest:{tmp_path / 'gone.zip'}")
+    )
+    try:
+        gone = bundle(int8_run, tmp_path / "no.edgefl")
+    finally:
+        (folder / "config.toml").write_text(config)
+    assert gone.exit_code == 1
+    assert gone.stderr.strip().splitlines()[-1].startswith("edgefl-export: int8 needs the images of the run")
