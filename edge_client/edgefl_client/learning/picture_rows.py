@@ -36,7 +36,7 @@ class LabelsError(EdgeflError):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImage:
-    """Name one picture of the owner."""
+    """A picture of the owner with the class that the table gives it."""
 
     path: Path
     label: int  # index of its class, or `UNLABELLED`

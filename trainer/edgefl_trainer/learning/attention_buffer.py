@@ -68,7 +68,7 @@ class Distillation:
 
 
 def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Distillation]:
-    """The term that the peers' maps make; none while there are no maps or lambda is 0."""
+    """Make the term of the peers' maps; none while there are no maps or lambda is 0."""
     if sharing.kd_weight == 0 or not any(map(is_maps, broadcast)):
         return []
     spec = require_vit(site.task.backbone, "a rollout map")

@@ -57,7 +57,7 @@ class AveragesAll(AveragesTensors, Protocol):
         """Prompt tokens of a block; 0 without any."""
 
     def insert_for(self, backbone: BackboneSpec) -> Tokens | None:
-        """Where they enter that network; None without any."""
+        """Say where the prompts enter that network; None without any."""
 
 
 def travels(*kinds: str) -> property:

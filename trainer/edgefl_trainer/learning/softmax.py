@@ -66,7 +66,7 @@ class SoftmaxRecipe:
         return self.readout == "auto" or self.head_norm != "none"
 
     def standardises(self, spec: BackboneSpec) -> bool:
-        """Whether features are standardised before the head."""
+        """Tell whether features are standardised before the head."""
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
 
     def module(self, site: Site, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreModule:
@@ -89,7 +89,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def rising(blocks: Sequence[int]) -> bool:
-    """Whether these are block numbers from 0, each above the one before; so is none at all."""
+    """Tell whether these are block numbers from 0, each above the one before, or none at all."""
     return list(blocks) == sorted({block for block in blocks if block >= 0})
 
 

@@ -98,7 +98,7 @@ class Classifier(nn.Module):
         self.readout = readout
 
     def features(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
-        """What the head reads, (B, D) in float32; the same as the frozen network's readout in evaluation mode."""
+        """Compute what the head reads, (B, D) in float32; as the frozen network's readout in evaluation mode."""
         if self.readout == "pooled":
             return self.network(pixels).float()  # type: ignore[no-any-return]
         tokens = self.network.forward_features(pixels)  # (B, 1+N, D)
@@ -260,7 +260,7 @@ _CNN_FEDERATED: Presets = {
 
 
 def presets_of(backbone: str, hyper: Mapping[str, Any]) -> Presets:
-    """The presets for the kind of network that a backbone's name stands for, and for `mode`, federated unless given."""
+    """Return the presets of a backbone's kind of network and of `mode`, federated unless given."""
     local = hyper.get("mode") == "local"
     if network_kind(backbone) == "vit":
         return _VIT_LOCAL if local else _VIT_FEDERATED

@@ -66,7 +66,7 @@ class SgdRecipe:
         check_ranges(self, FEDCLF)
 
     def side(self, spec: BackboneSpec) -> int:
-        """Side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
+        """Return the side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
         if isinstance(spec, CNNSpec):
             return self.view_px or usual_view_side(spec.image_px)
         if self.view_px not in (0, spec.image_px):
@@ -91,12 +91,12 @@ class LearningNetwork(nn.Module):
         self.autocast: torch.dtype | None = None  # of the matrix products in here; losses stay in float32
 
     def at(self, site: Site) -> "LearningNetwork":
-        """The same, on the site's device and in its arithmetic."""
+        """Move the network to the site's device and arithmetic."""
         self.autocast = site.autocast
         return self.to(site.device)
 
     def forward(self, pixels: Float[Tensor, "B 3 px px"]) -> Float[Tensor, "B out"]:
-        """What the head says of normalised pixels, in float32."""
+        """Compute what the head says of normalised pixels, in float32."""
         with torch.autocast(pixels.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             if not self.tokens:
                 return self.head(self.backbone(pixels)).float()  # type: ignore[no-any-return]
@@ -105,7 +105,7 @@ class LearningNetwork(nn.Module):
 
 
 def build(task: Task, head: Callable[[int], nn.Module]) -> LearningNetwork:
-    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
+    """Make a network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
     spec = task.backbone
     network = build_network(spec, task.seed)
     if task.initial:
@@ -115,7 +115,7 @@ def build(task: Task, head: Callable[[int], nn.Module]) -> LearningNetwork:
 
 
 def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> State:
-    """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh head.
+    """Make the server's first state: a fresh network, or the backbone to learn on, and a fresh head.
 
     A `SettingError` where the network cannot take views of this size.
     """
@@ -134,7 +134,7 @@ def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> St
 
 
 def tensors_of(model: LearningNetwork) -> Arrays:
-    """All that a network learned: parameters and the statistics of batch norm, without a fixed position table."""
+    """Return all that a network learned: parameters and batch norm's statistics, without a fixed position table."""
     fixed = {name for name, value in model.named_parameters() if not value.requires_grad}
     return as_arrays({name: value for name, value in model.state_dict().items() if name not in fixed})
 
@@ -152,7 +152,7 @@ def fill(model: LearningNetwork, arrays: Arrays) -> None:
 
 
 def encoder_of(state: State) -> Arrays:
-    """The network without its head, by timm's names."""
+    """Return the network without its head, by timm's names."""
     return {name.removeprefix(BACKBONE): value for name, value in state.arrays.items() if name.startswith(BACKBONE)}
 
 
@@ -167,28 +167,28 @@ class Split:
 
     @classmethod
     def of(cls, model: LearningNetwork, bn: BatchNorm) -> "Split":
-        """By module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
+        """Split by module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
         layers = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
         names = (f"{layer}.{part}" for layer in layers for part in model.get_submodule(layer).state_dict())
         return cls(frozenset(names if bn == "local" else ()))
 
     def sent(self, arrays: Arrays) -> Arrays:
-        """What travels."""
+        """Pick what travels."""
         return {name: value for name, value in arrays.items() if name not in self.kept}
 
     def own(self, arrays: Arrays) -> Arrays:
-        """What stays."""
+        """Pick what stays."""
         return {name: value for name, value in arrays.items() if name in self.kept}
 
 
 def phases(recipe: SgdRecipe, rounds: int) -> list[Phase]:
-    """R rounds, and with `bn=local` one exchange that averages batch norm once, so that there is one encoder."""
+    """Plan R rounds, and with `bn=local` one exchange that averages batch norm once, so that there is one encoder."""
     last = [Phase("final", rounds + 1)] if recipe.bn == "local" else []
     return [*(Phase("train", r) for r in range(1, rounds + 1)), *last]
 
 
 def average(state: State, replies: Mapping[str, Payload], names: Callable[[str], bool] = lambda name: True) -> State:
-    """The server's tensors with those that sites sent replaced by their mean, weighted by numbers of images.
+    """Replace the tensors that sites sent by their mean, weighted by numbers of images.
 
     Replies without arrays (a site that has not learned yet) do not count.
     """
@@ -203,7 +203,7 @@ def average(state: State, replies: Mapping[str, Payload], names: Callable[[str],
 
 
 def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
-    """What makes `count` normalised random views of each image of a batch."""
+    """Make a function that draws `count` normalised random views of each image of a batch."""
     spec, side = site.task.backbone, recipe.side(site.task.backbone)
     mean, std = (torch.tensor(values, device=site.device).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
 
