@@ -20,7 +20,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from edgefl_client.cli import cli
-from edgefl_client.home import CoordinatorHome as DeviceHome
+from edgefl_client.home import Home
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
@@ -166,7 +166,7 @@ def local_digest(folder: Path, bundle: Bundle, plan: LearningPlan, federation: F
 
     bundle, sites = replace(bundle, training=plan), {}
     for name, pictures in federation.pictures.items():
-        home = DeviceHome(folder / name)
+        home = Home(folder / name)
         dealt = read_dealt(home, bundle, Table(file=pictures), LearningLimits(), lambda facts: None)
         around = Circumstances(
             points=PointFile(home.prepare(home.learning) / "point"), site=name,

@@ -18,7 +18,7 @@ from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.limits import Battery, LearningLimits
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
-from edgefl_client.sharing.policy import LearningLimits as PolicyLimits
+from edgefl_client.sharing.policy import Limits
 from edgefl_client.sharing.policy import Policy, save_policy
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
@@ -41,7 +41,7 @@ def test_a_reply_that_would_be_too_large_is_refused_before_the_work(
 ) -> None:
     """What a round's reply takes at most is held against the owner's limits and the federation's before any step."""
     monkeypatch.setattr(FedEvPromptLearner, "most_reply_bytes", lambda self, broadcast: size)
-    save_policy(device.home, Policy(allowed={"maps": None}, limits=PolicyLimits(bytes_per_day=2**27 - 1)))
+    save_policy(device.home, Policy(allowed={"maps": None}, limits=Limits(bytes_per_day=2**27 - 1)))
     found = device.report()["learning"]
     assert (found["state"], found["code"]) == ("failed", code) and str(size) in found["message"]
     assert not (device.home.learning / "live-round.payload").exists()
