@@ -63,14 +63,14 @@ def work(folder: Path, megabytes: int) -> None:
 
 def serve(home: Path, megabytes: int) -> None:
     """The coordinator's HTTP process; its worker is another process, as always."""
-    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.store.coordinator import open_coordinator
     from edgefl_coordinator.web import service
 
     def worker(folder: Path, _: float) -> None:
         subprocess.run([sys.executable, __file__, "--role", "work", str(folder), str(megabytes)], check=True)
 
-    coordinator = open_coordinator(Home(home))
+    coordinator = open_coordinator(CoordinatorHome(home))
     service.serve(coordinator, lambda port: tell(port=port, idle_mib=peak_mib()), worker)
     tell(peak_mib=peak_mib())
 
@@ -181,14 +181,14 @@ def begin(*arguments: object) -> Any:
 def make(root: Path, megabytes: int, members: int) -> tuple[Path, list[Path], Any, int]:
     """A coordinator that serves, with approved members in the first round."""
     from edgefl_coordinator.commands.setup import make_home
-    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.web.admin import run_operation
     from edgefl_exchange.enrolment import enrol, trust_certificate
     from edgefl_exchange.https import HttpsTransport
     from edgefl_exchange.membership import read_ca
     from edgefl_protocol.records.invite import decode_invite
 
-    home = Home(root / "home")
+    home = CoordinatorHome(root / "home")
     port = free_port()
     make_home(home, {
         "federation": "bench", "public_url": f"https://127.0.0.1:{port}", "port": port,

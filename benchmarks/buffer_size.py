@@ -105,7 +105,7 @@ def drawn_maps(size: int, tokens: int) -> "Arrays":
 def one_turn(site: "Site", terms: "list[Term]", batch: int) -> tuple[float, float]:
     """Elapsed and processor seconds of one epoch from the same start."""
     from edgefl_trainer.learning import evidential
-    from edgefl_trainer.learning.steps import as_arrays
+    from edgefl_trainer.learning.named_arrays import as_arrays
 
     recipe = evidential.EvidentialRecipe(batch=batch, readout="cls")
     fresh = evidential.initial_tensors(recipe, site.task.backbone, len(CLASSES), 0)

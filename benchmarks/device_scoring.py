@@ -135,7 +135,7 @@ def our_graphs() -> dict[str, bytes]:
     """Plain, fused and 8-bit form of one model."""
     from edgefl_export.graphs.score import export_score_graph
     from edgefl_export.int8.quantise import Quantiser
-    from edgefl_export.parity.scores import gate_images
+    from edgefl_export.parity.score_parity import gate_images
 
     predictor = model().predictor
     module = predictor.module.eval()

@@ -81,16 +81,16 @@ def fedevprompt(given: argparse.Namespace) -> Ways:
     graph = kept(given.graph, lambda: traced(prompts.prepared(plan, predictor, weights))[GRAPH])
     rng, side = np.random.default_rng(0), given.image_px
     drawn = {
-        **prompts.TrainerSteps(step, plan, weights).batch(0),
+        **prompts.FedEvPromptTrainerSteps(step, plan, weights).batch(0),
         "image": rng.integers(0, 256, (given.batch, side, side, 3), np.uint8),
         "target": rng.integers(0, CLASSES, given.batch),
     }
     session, state = load_graph(graph, given.threads), fresh_state(plan, weights)
     ways: dict[str, Step] = {"graph, onnxruntime": stepping(session, plan.outputs, drawn, state)}
     for name, need_maps in (("PyTorch, with maps", True), ("PyTorch, without maps", False)):
-        trainer = prompts.TrainerSteps(step, plan, weights)
+        trainer = prompts.FedEvPromptTrainerSteps(step, plan, weights)
 
-        def run(trainer: prompts.TrainerSteps = trainer, need_maps: bool = need_maps) -> None:
+        def run(trainer: prompts.FedEvPromptTrainerSteps = trainer, need_maps: bool = need_maps) -> None:
             trainer.step(drawn, need_maps=need_maps)
 
         ways[name] = run
@@ -109,7 +109,7 @@ def fedclf(given: argparse.Namespace) -> Ways:
     graph = kept(given.graph, lambda: traced(clf.prepared(plan, model, spec))[GRAPH])
     rng = np.random.default_rng(0)
     first, second = (rng.random((given.batch, 3, plan.view_px, plan.view_px), np.float32) for _ in range(2))
-    trainer = clf.TrainerSteps(model, plan, spec, held=HELD)
+    trainer = clf.FedCLFTrainerSteps(model, plan, spec, held=HELD)
     drawn = trainer.inputs(first, second, plan.lr)
     trainer.step(drawn)
     ways: dict[str, Step] = {

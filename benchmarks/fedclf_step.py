@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from edgefl_trainer.contract import Site
     from edgefl_trainer.learning.unlabelled.contrast import MomentumContrast, Remote
-    from edgefl_trainer.learning.unlabelled.self_supervised import Learner
+    from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 
 COUNT = click.IntRange(min=1)
 TOLERANCE = 1e-4  # relative, of the losses
@@ -54,7 +54,7 @@ class Case:
         drawn = torch.randn(REMOTE, 128, generator=torch.Generator().manual_seed(1))
         return torch.nn.functional.normalize(drawn, dim=1).to(self.site.device)
 
-    def network(self) -> "Learner":
+    def network(self) -> "LearningNetwork":
         """Encoder and projection with the same weights each time."""
         from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 
@@ -65,7 +65,7 @@ class Case:
 class PlainContrast:
     """Momentum contrast as a script has it; a call is the loss of one batch, before the optimiser's step."""
 
-    model: "Learner"
+    model: "LearningNetwork"
     remote: "Tensor"
     autocast: "torch.dtype | None"
 
@@ -91,7 +91,7 @@ class PlainContrast:
         return loss
 
 
-def optimizer_of(model: "Learner") -> "torch.optim.SGD":
+def optimizer_of(model: "LearningNetwork") -> "torch.optim.SGD":
     """The paper's: SGD with momentum 0.9."""
     import torch
 
@@ -198,7 +198,7 @@ def objective(case: Case) -> "MomentumContrast":
     from edgefl_trainer.learning.unlabelled import contrast
 
     model, remote = case.network(), case.remote
-    bank, negatives = (contrast.FeatureQueue(size, case.site.device) for size in (1024, REMOTE))
+    bank, negatives = (contrast.FeatureRing(size, case.site.device) for size in (1024, REMOTE))
     negatives.push(remote)
     return contrast.MomentumContrast(
         model, contrast.slow_copy(model, {}), MOMENTUM, TEMPERATURE, bank, negatives, draws_of(case), keeps_local=False

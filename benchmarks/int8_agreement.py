@@ -20,7 +20,7 @@ import numpy as np
 from device_scoring import Target, replace_section
 
 if TYPE_CHECKING:
-    from edgefl_export.parity.scores import Pictures
+    from edgefl_export.parity.score_parity import Pictures
     from edgefl_trainer.engine.models import FinishedRun
 
 MARKS = ("<!-- int8 agreement -->", "<!-- end of int8 agreement -->")
@@ -82,7 +82,7 @@ def one_site(finished: "FinishedRun", site: str, pictures: "Pictures") -> tuple[
     from edgefl_export.bundles.assemble import build_members, site_model
     from edgefl_export.int8.calibration import calibration_of
     from edgefl_export.int8.precision import agreement
-    from edgefl_export.parity.scores import graph_scores
+    from edgefl_export.parity.score_parity import graph_scores
     from edgefl_protocol.tensors import read_tensors
     from edgefl_trainer.engine.models import predict
 

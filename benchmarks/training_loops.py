@@ -61,7 +61,8 @@ def make_case(folder: Path, backbone: str, sizes: Mapping[str, int], device: str
     from edgefl_trainer.data.cache import cached_pictures
     from edgefl_trainer.data.sources.folder import read_folder
     from edgefl_trainer.engine.sites import autocast_dtype, choose_device
-    from edgefl_trainer.learning import evidential, features, steps
+    from edgefl_trainer.learning import evidential, features
+    from edgefl_trainer.learning.named_arrays import as_arrays
     from edgefl_trainer.models.backbones import load_backbone
     from edgefl_trainer.models.spec import require_vit
 
@@ -84,7 +85,7 @@ def make_case(folder: Path, backbone: str, sizes: Mapping[str, int], device: str
         device=chosen, autocast=autocast_dtype("auto", chosen),
     )  # fmt: skip
     own = features.own_features(site, "cls", standardise=True)
-    start = {**steps.as_arrays(evidential.initial_tensors(recipe, vit.spec, len(classes), 0)), **own.arrays}
+    start = {**as_arrays(evidential.initial_tensors(recipe, vit.spec, len(classes), 0)), **own.arrays}
     maps = drawn_maps(sizes["maps"], len(classes), require_vit(vit.spec, "fedevprompt").tokens)
     photos = tuple(folder / table.rows[row].source for row in rows)
     return Case(site, recipe, start, maps, photos, copy.deepcopy(vit.vit), decoding)

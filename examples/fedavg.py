@@ -15,7 +15,8 @@ from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Tas
 from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.models import predict
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
+from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.models.backbones import load_backbone
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 
@@ -36,7 +37,7 @@ class FedAvg:
         return dict.fromkeys(sites, Payload(state.arrays))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        head = {name: value.requires_grad_() for name, value in steps.as_tensors(broadcast.arrays, site.device).items()}
+        head = {name: value.requires_grad_() for name, value in as_tensors(broadcast.arrays, site.device).items()}
         module, optimizer = self.module(site), optim.SGD(head.values(), lr=0.1)
         for epoch in range(site.task.epochs):
             for images, target in site.batches(site.train, 32, int(broadcast.scalars["round"]), epoch):
@@ -45,10 +46,10 @@ class FedAvg:
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(module.logits(features, head), target).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-        return State(), Payload(steps.as_arrays(head), {"n_train": len(site.train)})
+        return State(), Payload(as_arrays(head), {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        return State(steps.weighted_mean(replies, steps.sample_weights(replies)))
+        return State(weighted_mean(replies, sample_weights(replies)))
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor:
         return Predictor(self.module(site), {**broadcast.arrays, "temperature": np.ones((), np.float32)}, site.seen)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from demo import shown
 from demo_federation import free_port
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_trainer.data.lesions import draw_lesion
 from live_processes import Background, check, in_background, line_of, run, wait_for
@@ -99,7 +99,9 @@ class Coordinator:
         found: dict[str, Any] = {}
 
         def moved() -> bool:
-            found.update(run_operation(Home(self.home), "status", {}))  # as `status` does, without a process each time
+            found.update(
+                run_operation(CoordinatorHome(self.home), "status", {})
+            )  # as `status` does, without a process each time
             return bool(found["state"] == "done" or (found["state"] == "open" and found["round"] > number))
 
         wait_for(moved, f"exchange {number + 1} to open")

@@ -1,15 +1,17 @@
 """Errors of the coordinator.
 
 EdgeflError (edgefl_protocol)
-├── RefusedError        a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
-└── OperatorError       an operator's command or setting is wrong; the sentence says what to do
-    └── PolicyError     the command is refused by policy or trust (exit 3)
+├── RefusedError      a request after its signature was checked: answered sealed and typed; code of `REFUSAL_STATUS`
+└── OperatorError       an operator's command or setting is wrong (`usage`: exit 2); the sentence says what to do
+    └── NotAllowedError the command is refused by policy or trust (exit 3)
 """
 
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.messages.requests import Refusal
 
 IN_USE = "in_use"  # code of the OperatorError where another process has the store open
+USAGE = "usage"  # code of the OperatorError where what was asked for cannot be had: nothing was begun
+USAGE_CODES = frozenset({USAGE, "setting", "run", "backbone"})  # exit status 2; the others are the trainer's
 
 
 class RefusedError(EdgeflError):
@@ -26,7 +28,7 @@ class OperatorError(EdgeflError):
     code = "operator"
 
 
-class PolicyError(OperatorError):
+class NotAllowedError(OperatorError):
     """An operator's command is refused by policy or trust."""
 
     code = "policy"

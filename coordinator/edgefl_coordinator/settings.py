@@ -131,7 +131,7 @@ class LimitSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("limits.body_bytes is at most 33554432, or 65536 above a smaller limits.reply_bytes")
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that is configured."""
 
     federation: str  # name on the wire
@@ -154,7 +154,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"public_url {self.public_url!r} must begin with https://")
 
 
-class Home:
+class CoordinatorHome:
     """The coordinator's folder: where each file lies."""
 
     def __init__(self, root: Path) -> None:
@@ -174,7 +174,7 @@ class Home:
         self.lock = root / "coordinator.lock"  # held by whoever has the store open
 
 
-def load_settings(home: Home) -> Settings:
+def load_settings(home: CoordinatorHome) -> CoordinatorSettings:
     """Read and check `config.toml`.
 
     An `OperatorError` where it is missing, no TOML, or a setting is unknown or out of bounds; a `StorageError` where it
@@ -188,18 +188,18 @@ def load_settings(home: Home) -> Settings:
         raise OperatorError(f"{home.config}: {error}") from error
 
 
-def settings_from_table(table: Mapping[str, Any]) -> Settings:
+def settings_from_table(table: Mapping[str, Any]) -> CoordinatorSettings:
     """Build settings from parsed TOML.
 
     A `ValueError` for an unknown or missing key, a wrong type, or a value out of bounds.
     """
     try:
-        return msgspec.convert(table, Settings)
+        return msgspec.convert(table, CoordinatorSettings)
     except msgspec.ValidationError as error:
         raise ValueError(_sentence(str(error), table)) from error
 
 
-def settings_to_table(settings: Settings) -> dict[str, Any]:
+def settings_to_table(settings: CoordinatorSettings) -> dict[str, Any]:
     """Return the plain nested dict that TOML can hold; `settings_from_table` reads it back."""
     table: dict[str, Any] = msgspec.to_builtins(settings, enc_hook=dict)
     return table
@@ -209,7 +209,7 @@ def _sentence(message: str, table: Mapping[str, Any]) -> str:
     """Say what msgspec found with the setting's full name, its value and what is allowed."""
     what, _, place = message.partition(" - at `$.")
     names = [name.partition("[")[0] for name in place.removesuffix("`").split(".") if name]
-    kind: Any = Settings
+    kind: Any = CoordinatorSettings
     found: Any = table
     for name in names:
         kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[name]

@@ -65,7 +65,7 @@ class Home:
 
 
 def find_home(given: str | None) -> Home:
-    """The home folder of this process: the given one, else EDGEFL_HOME, else `~/.edgefl`.
+    """Return the home folder of this process: the given one, else EDGEFL_HOME, else `~/.edgefl`.
 
     Raises:
         StorageError: something that is no folder lies there; an empty answer would hide the mistake.
@@ -77,7 +77,7 @@ def find_home(given: str | None) -> Home:
 
 
 def read_json(path: Path, what: str) -> dict[str, Any] | None:
-    """The JSON object in a file, or None where there is no file."""
+    """Read the JSON object in a file, or None where there is no file."""
     if not path.exists():
         return None
     try:

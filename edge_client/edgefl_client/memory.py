@@ -22,7 +22,7 @@ _MIB: Final = 1 << 20
 
 
 def peak_memory_mib(status: Path = STATUS) -> float:
-    """Largest resident memory of this process so far, as Linux tells it in `status`, else the system's accounting."""
+    """Read this process's largest resident memory so far, from Linux's `status`, else from the system's accounting."""
     with contextlib.suppress(OSError):
         for line in status.read_text(errors="replace").splitlines():
             if line.startswith("VmHWM:"):

@@ -22,7 +22,7 @@ from edgefl_trainer.errors import USAGE_CODES
 
 if TYPE_CHECKING:
     from edgefl_export.int8.calibration import Calibration
-    from edgefl_export.parity.steps import StepParity
+    from edgefl_export.parity.step_parity import StepParity
     from edgefl_trainer.engine.models import FinishedRun
 
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")

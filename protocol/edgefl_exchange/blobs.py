@@ -39,7 +39,7 @@ class Pace:
         self._since = 0.0
 
     def begin(self, most: int) -> int:
-        """Bytes of the piece that is sent now, at most `most`."""
+        """Return the bytes of the piece that is sent now, at most `most`."""
         self._since = self._clock_s()
         return max(1, min(self._bytes, most, MAX_PIECE_BYTES))
 
@@ -58,7 +58,7 @@ def send_blob(caller: Caller, reference: BlobReference, source: Path, pace: Pace
 
     Raises:
         Unavailable: no signed answer came; a later call goes on.
-        Refused: the coordinator does not take it.
+        SignedRefusal: the coordinator does not take it.
         StorageError: the file is gone or shorter.
     """
     with read_anywhere(source, reference.size) as read_at:
@@ -85,7 +85,7 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
 
     Raises:
         Unavailable: no signed answer came; a later call goes on.
-        Refused: the coordinator does not give it, any more or to this member.
+        SignedRefusal: the coordinator does not give it, any more or to this member.
         BlobError: it is too large, or what came does not verify, twice.
     """
     if reference.plain_bytes > max_bytes:
@@ -108,12 +108,9 @@ def fetch_blob(caller: Caller, reference: BlobReference, folder: Path, pace: Pac
 
 
 def sweep_parts(folder: Path, keep: Path | None = None, rested_s: float = 0.0) -> None:
-    """Delete partial files of blobs that nobody asks for any more.
+    """Delete partial files of blobs that nobody asks for any more, all but `keep`, in a folder that may be missing.
 
-    Args:
-        folder: where they lie; it may be missing.
-        keep: the one that is asked for.
-        rested_s: leave those that grew within so many seconds.
+    Those that grew within `rested_s` seconds are left.
     """
     if not folder.is_dir():
         return

@@ -23,7 +23,7 @@ _FEATURES_BYTES: Final = MOST_ROWS * FEATURES * 2  # of the others, float16
 
 
 def memory_bytes() -> int:
-    """Physical memory of this machine; the largest payload there is twice over where the system does not tell."""
+    """Return this machine's physical memory; where the system does not tell, twice the largest payload there is."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -31,7 +31,7 @@ def memory_bytes() -> int:
 
 
 def largest_broadcast(task: TaskReply) -> int:
-    """Bytes of the largest payload that a round of this task, as the coordinator signed it, can need."""
+    """Compute the bytes of the largest payload that a round of this task, as the coordinator signed it, can need."""
     if task.takes_maps:
         needed = MAX_TENSORS * task.maps_per_class * task.tokens * 2
     else:

@@ -23,8 +23,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edgefl_exchange.errors import Refused, Unavailable
-from edgefl_exchange.transport import MAX_ENVELOPE_BYTES, Request, Transport, retry_waits
+from edgefl_exchange.errors import SignedRefusal, Unavailable
+from edgefl_exchange.transport import MAX_ANSWER_BYTES, Request, Transport, retry_waits
 from edgefl_protocol.envelopes.envelope import MAX_LIFETIME_MS, Opened, open_envelope, seal
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, SealingKey, SigningKey
 from edgefl_protocol.envelopes.replies import expected_reply
@@ -38,7 +38,7 @@ TRY_AGAIN = frozenset({"busy", "storage_full", "internal", "replayed"})
 _LOG = logging.getLogger("edgefl.exchange")
 
 
-class Coordinator(Protocol):
+class KnownCoordinator(Protocol):
     """What a caller knows of the coordinator; `renew` refreshes it from signed records."""
 
     @property
@@ -52,7 +52,7 @@ class Coordinator(Protocol):
         ...
 
     def now_ms(self) -> int:
-        """Unix milliseconds by the corrected clock."""
+        """Return Unix milliseconds by the corrected clock."""
         ...
 
     def renew(self) -> bool:
@@ -71,7 +71,7 @@ class Speaker(Protocol):
         ...
 
     def next_sequence(self) -> int:
-        """A sequence number that was never used."""
+        """Return a sequence number that was never used."""
         ...
 
     def jump_above(self, highest: int) -> None:
@@ -93,7 +93,7 @@ class Caller:
         transport: Transport,
         identity: Speaker,
         federation: str,
-        coordinator: Coordinator,
+        coordinator: KnownCoordinator,
         attempts: int = 4,
         sleep: Callable[[float], None] = time.sleep,
         rng: random.Random | None = None,
@@ -116,7 +116,7 @@ class Caller:
 
         Raises:
             Unavailable: no signed answer came in all attempts.
-            Refused: the coordinator refused, signed.
+            SignedRefusal: the coordinator refused, signed.
             TlsRefused: the server is not the trusted one.
             EnvelopeError: the payload is too large for an envelope.
         """
@@ -129,7 +129,7 @@ class Caller:
         while True:
             try:
                 return self._ask(cty, content, rnd)
-            except Refused as refusal:
+            except SignedRefusal as refusal:
                 if refusal.code != "seq_behind" or refusal.highest is None or jumped:
                     raise
                 _LOG.warning("sequence numbers continue above %d, as the coordinator asks", refusal.highest)
@@ -153,7 +153,7 @@ class Caller:
             "iat": now_ms, "exp": now_ms + MAX_LIFETIME_MS, "seq": self._identity.next_sequence(),
         }  # fmt: skip
         envelope = seal(content, header, self._identity.signing, self._coordinator.sealing)
-        request = Request(method="POST", path=route.path, body=envelope, max_answer_bytes=MAX_ENVELOPE_BYTES)
+        request = Request(method="POST", path=route.path, body=envelope, max_answer_bytes=MAX_ANSWER_BYTES)
         answer = self._transport.send(request)
         try:
             opened = self._open(envelope, answer.body)
@@ -170,7 +170,7 @@ class Caller:
             return reply
         if refusal.code in TRY_AGAIN:
             raise Unavailable(refusal.message, refusal.code, answer.retry_after_s)
-        raise Refused(refusal.message, refusal.code, refusal.highest)
+        raise SignedRefusal(refusal.message, refusal.code, refusal.highest)
 
     def _open(self, envelope: bytes, data: bytes) -> Opened:
         signer = self._coordinator.signing

@@ -32,7 +32,7 @@ _LOG = logging.getLogger("edgefl.exchange")
 
 
 def wall_clock_ms() -> int:
-    """Unix milliseconds by this machine's clock."""
+    """Return Unix milliseconds by this machine's clock."""
     return time.time_ns() // 1_000_000
 
 
@@ -122,7 +122,7 @@ class CoordinatorView:
         return self._offset_ms
 
     def now_ms(self) -> int:
-        """Unix milliseconds by the corrected clock."""
+        """Return Unix milliseconds by the corrected clock."""
         return self._clock_ms() + self._offset_ms
 
     def renew(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from edgefl_exchange.errors import OutboxError, Refused, Unavailable
+from edgefl_exchange.errors import OutboxError, SignedRefusal, Unavailable
 from edgefl_exchange.outbox import LEARNED, Outbox, WorkItem
 from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES, BlobReference
 from edgefl_protocol.errors import EdgeflError
@@ -29,7 +29,7 @@ OVER = "round_over"  # of what was learned in a round that was over before it wa
 _LOG = logging.getLogger("edgefl.exchange")
 
 
-class Replies(Protocol):
+class ReplySender(Protocol):
     """What delivery asks of a member."""
 
     def reply(self, idem: str, payload: Payload | BlobReference, round_number: int) -> ReplyReply:
@@ -77,7 +77,7 @@ def settle(delivery: Delivery, count: Callable[[int], None], drop: Callable[[int
 class Courier:
     """Delivers one outbox to one coordinator."""
 
-    replies: Replies  # the member
+    replies: ReplySender  # the member
     outbox: Outbox  # its outbox
     task: TaskReply  # as just fetched
     # asked before each item and round whether it may leave; gives what holds it, or None. None: all may
@@ -138,7 +138,7 @@ class Courier:
         delivery = Delivery(idem=item.idem, round=round_number, outcome="accepted", bytes=item.size)
         try:
             self._send(item, round_number)
-        except Refused as refusal:
+        except SignedRefusal as refusal:
             if refusal.code in BLOB_LOST:
                 raise _lost_blob(item, refusal) from refusal
             outcome = _outcome(refusal, item)
@@ -157,7 +157,7 @@ class Courier:
         try:
             # First: it may be answered, or too late, or be there.
             self.replies.reply(item.idem, item.blob, round_number)
-        except Refused as refusal:
+        except SignedRefusal as refusal:
             if refusal.code != "no_blob":
                 raise
             self.replies.send_blob(self.outbox, item)
@@ -178,7 +178,7 @@ class Courier:
         self.outbox.delete(item.idem)
 
 
-def _outcome(refusal: Refused, item: WorkItem) -> str:
+def _outcome(refusal: SignedRefusal, item: WorkItem) -> str:
     """What a refusal makes of an item."""
     if refusal.code in HOPELESS:
         return "refused"
@@ -187,7 +187,7 @@ def _outcome(refusal: Refused, item: WorkItem) -> str:
     raise refusal
 
 
-def _lost_blob(item: WorkItem, refusal: Refused) -> EdgeflError:
+def _lost_blob(item: WorkItem, refusal: SignedRefusal) -> EdgeflError:
     """Why a blob that was sent does not count: our own file is damaged, or it will be sent anew."""
     try:
         item.content()

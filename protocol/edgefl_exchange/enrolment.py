@@ -80,7 +80,7 @@ def enrol(
 
     Raises:
         EnrolmentError: this folder holds another membership, or the fingerprints differ.
-        Refused: the coordinator refused the token or a proof.
+        SignedRefusal: the coordinator refused the token or a proof.
         Unavailable: no signed answer came; run it again.
     """
     begun = _begun(folder, invite)

@@ -4,7 +4,7 @@
     └── ExchangeError
         ├── Unavailable      nothing was decided: try again later (network, deadline, or an answer anybody could forge)
         ├── TlsRefused       the server's certificate, or the pin of the invite, does not fit: nothing was sent
-        ├── Refused          the coordinator's signed answer is a typed refusal; `code` is the refusal's
+        ├── SignedRefusal  the signed answer is a typed refusal; `code` is the refusal's
         ├── NotEnrolled      the home folder holds no membership, or one that is not approved yet
         └── OutboxError      the outbox is full, damaged or held by another process
 
@@ -37,7 +37,7 @@ class TlsRefused(ExchangeError):
     code = "tls_refused"
 
 
-class Refused(ExchangeError):
+class SignedRefusal(ExchangeError):
     """The coordinator refused, in a signed and sealed answer."""
 
     code = "refused"

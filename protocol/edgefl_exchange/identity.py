@@ -51,7 +51,7 @@ class SequenceNumbers:
         self._next = self._end = 0  # of the block reserved by this process
 
     def following(self) -> int:
-        """A number that was never used with this key."""
+        """Return a number that was never used with this key."""
         if self._next == self._end:
             self._reserve(self._read())
         number = self._next
@@ -149,7 +149,7 @@ class Identity:
         return self._following is not None
 
     def next_sequence(self) -> int:
-        """A sequence number that was never used with this key."""
+        """Return a sequence number that was never used with this key."""
         return self._numbers.following()
 
     def jump_above(self, highest: int) -> None:

@@ -36,7 +36,7 @@ class ItemFiles:
         self._folder = folder
 
     def path(self, blob: str) -> Path:
-        """Where a blob lies."""
+        """Return where a blob lies."""
         return self._folder / blob
 
     def keep(self, payload: bytes) -> BlobReference:

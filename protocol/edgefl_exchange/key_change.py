@@ -84,7 +84,7 @@ def load_outbox_key(folder: Path, passphrase: bytes | None) -> bytes | None:
 
 
 def commit_change(folder: Path, outbox_key: bytes, passphrase: bytes | None) -> None:
-    """Steps (3) to (6), after the coordinator's signed answer.
+    """Do steps (3) to (6), after the coordinator's signed answer.
 
     Raises:
         StorageError: the disk is full; the keys that count are untouched, or the change is finished at the next start.
@@ -97,7 +97,7 @@ def commit_change(folder: Path, outbox_key: bytes, passphrase: bytes | None) -> 
 
 
 def finish_change(folder: Path) -> None:
-    """Steps (5) and (6), where (4) was done."""
+    """Do steps (5) and (6), where (4) was done."""
     if not (folder / _CHANGED).exists():
         return
     try:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from edgefl_exchange import upkeep
+from edgefl_exchange import keys_and_index
 from edgefl_exchange.blobs import PART_AGE_S, Pace, fetch_blob, send_blob, sweep_parts
 from edgefl_exchange.broadcast_limits import check_broadcast, memory_bytes
 from edgefl_exchange.caller import Caller, Speaker
 from edgefl_exchange.coordinator_keys import CoordinatorView, wall_clock_ms
 from edgefl_exchange.delivery import Courier, Delivery, Permit, Settled
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, Refused
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import Membership, load_membership, load_task, save_membership, save_task
 from edgefl_exchange.outbox import Outbox, WorkItem
@@ -105,7 +105,7 @@ class Member:
             self._transport.close()
 
     def now_ms(self) -> int:
-        """Unix milliseconds by the corrected clock."""
+        """Return Unix milliseconds by the corrected clock."""
         return self._coordinator.now_ms()
 
     @property
@@ -121,7 +121,7 @@ class Member:
         """
         try:
             task = TaskReply.from_payload(self._caller.call("task", EmptyRequest().to_payload()))
-        except Refused as refusal:
+        except SignedRefusal as refusal:
             if refusal.code not in ("pending", "not_approved"):
                 raise
             raise NotEnrolled(
@@ -205,7 +205,7 @@ class Member:
         """
         self._coordinator.refresh_root()
         reply = IndexReply.from_payload(self._caller.call("index", EmptyRequest().to_payload()))
-        index, membership = upkeep.take_index(reply, self._folder, self.membership, self.signing, self.now_ms())
+        index, membership = keys_and_index.take_index(reply, self._folder, self.membership, self.signing, self.now_ms())
         self._save(membership)
         return index
 
@@ -216,19 +216,19 @@ class Member:
             self.index()
 
     def rotate(self) -> None:
-        """Change this member's keys: new ones, signed by the old and by themselves (`upkeep.change_keys`).
+        """Change this member's keys: new ones, signed by the old and by themselves (`keys_and_index.change_keys`).
 
         Raises:
             ExchangeError: no answer, or a refusal; the old keys go on counting.
         """
-        changed = upkeep.change_keys(
+        changed = keys_and_index.change_keys(
             self.membership, self.identity, self._caller_of(self.identity), self._caller_of, self.now_ms
         )
         self._save(changed)
 
     def rotate_if_due(self) -> bool:
         """Change this member's keys where they are 30 days old; True where that was done."""
-        if self.membership.state != "approved" or not upkeep.is_due(self.membership, self.now_ms()):
+        if self.membership.state != "approved" or not keys_and_index.is_due(self.membership, self.now_ms()):
             return False
         self.rotate()
         return True

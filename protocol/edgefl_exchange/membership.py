@@ -21,7 +21,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.strict_json import parse_integers, write_json
 
-MAX_RECORD_BYTES = 128 * 2**10
+MAX_MEMBERSHIP_BYTES = 128 * 2**10
 STATES = ("joining", "pending", "approved")
 _FILE, _CA, _TASK = "membership.json", "ca.pem", "task.payload"
 
@@ -68,7 +68,7 @@ def load_membership(folder: Path) -> Membership:
             "this device belongs to no federation yet; ask its operator for an invite: edgefl enrol INVITE"
         )
     try:
-        record = parse_integers(read_private(path, MAX_RECORD_BYTES).decode("ascii"))
+        record = parse_integers(read_private(path, MAX_MEMBERSHIP_BYTES).decode("ascii"))
         if not isinstance(record, dict) or record.pop("format", None) != 1:
             raise ValueError("unknown format")
         record["key_record"] = record["key_record"].encode("ascii")
@@ -85,7 +85,7 @@ def load_membership(folder: Path) -> Membership:
 
 
 def ca_file(folder: Path, membership: Membership) -> Path | None:
-    """File of the certificates to trust, or None for the public authorities."""
+    """Return the file of the certificates to trust, or None for the public authorities."""
     return folder / _CA if membership.own_ca else None
 
 
@@ -95,7 +95,7 @@ def save_ca(folder: Path, pem: bytes) -> None:
 
 
 def read_ca(path: Path) -> bytes:
-    """Content of a file given with `--ca`."""
+    """Read the file given with `--ca`."""
     return read_bounded(path, MAX_CA_BYTES)
 
 
@@ -105,7 +105,7 @@ def save_task(folder: Path, task: TaskReply) -> None:
 
 
 def load_task(folder: Path) -> TaskReply | None:
-    """The task as last described, or None where it was never fetched."""
+    """Read the task as last described, or None where it was never fetched."""
     path = folder / _TASK
     if not path.exists():
         return None

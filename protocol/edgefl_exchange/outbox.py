@@ -185,11 +185,11 @@ class Outbox:
         )
 
     def file_of(self, blob: BlobReference) -> Path:
-        """File that holds a large item, encrypted as it travels."""
+        """Return the file that holds a large item, encrypted as it travels."""
         return self._files.path(blob.blob)
 
     def count(self) -> int:
-        """How many items wait."""
+        """Count the items that wait."""
         with self._mapped():
             return int(self._db.execute("SELECT COUNT(*) FROM item").fetchone()[0])
 
@@ -308,7 +308,7 @@ class Outbox:
 
 
 def learned_key(federation: str, round_number: int) -> str:
-    """Key of the reply that was learned in a round."""
+    """Make the key of the reply that was learned in a round."""
     return hashlib.sha256(f"{LEARNED}\0{federation}\0{round_number}".encode()).hexdigest()[:32]
 
 
@@ -322,7 +322,7 @@ def _bind(parts: tuple[str, ...]) -> bytes:
 
 
 def storage_error(path: Path, error: sqlite3.Error) -> OutboxError | StorageError:
-    """What an error of the database means to the owner."""
+    """Turn an error of the database into one that tells the owner what to do."""
     name = getattr(error, "sqlite_errorname", "")
     if name == "SQLITE_FULL":
         return StorageError(f"cannot write {path}: the disk is full; free space and try again", "disk_full")

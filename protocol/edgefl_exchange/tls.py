@@ -18,7 +18,7 @@ MAX_CA_BYTES = 256 * 2**10
 
 
 def pinned_certificate(pem: bytes, pin: bytes) -> bytes:
-    """The one certificate of a PEM file that an invite pins.
+    """Find the one certificate of a PEM file that an invite pins.
 
     Args:
         pin: SHA-256 of the certificate's DER form, 32 bytes.
@@ -40,7 +40,7 @@ def pinned_certificate(pem: bytes, pin: bytes) -> bytes:
 
 
 def certificates(pem: bytes) -> list[bytes]:
-    """DER form of every certificate in a PEM file.
+    """Read every certificate of a PEM file in DER form.
 
     Raises:
         TlsRefused: the file holds none, or is damaged.
@@ -53,7 +53,7 @@ def certificates(pem: bytes) -> list[bytes]:
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """A verifying client context, TLS 1.2 or newer, host name checked.
+    """Make a verifying client context: TLS 1.2 or newer, host name checked.
 
     Args:
         ca_file: trust only the certificates of this file; None for the public authorities, which the caller adds.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-MAX_ENVELOPE_BYTES = 32 * 2**20 + 2**16  # a full payload and its envelope
+MAX_ANSWER_BYTES = 32 * 2**20 + 2**16  # a full payload and its envelope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class Request:
     path: str  # path below the coordinator's public base, starting with "/"
     body: bytes = b""  # an envelope; empty for GET
     query: str = ""  # query string without "?"; only `/v1/time` has one
-    max_answer_bytes: int = MAX_ENVELOPE_BYTES  # longest answer that is read
+    max_answer_bytes: int = MAX_ANSWER_BYTES  # longest answer that is read
 
     def __repr__(self) -> str:
         return f"Request({self.method} {self.path}, {len(self.body)} bytes)"
@@ -62,12 +62,9 @@ class Closing(Protocol):
 
 
 def retry_waits(attempts: int, first_s: float, cap_s: float, rng: random.Random) -> Iterator[float]:
-    """Waits between attempts in seconds: doubling, with full jitter, so that sites do not come back together.
+    """Draw the waits between attempts, in seconds: doubling, with full jitter, so that sites do not come back together.
 
-    Args:
-        attempts: attempts in all; one wait fewer is given.
-        first_s: upper end of the first wait.
-        cap_s: upper end of any wait.
+    `attempts` are all, so one wait fewer is given; the first is at most `first_s`, any at most `cap_s`.
     """
     for step in range(attempts - 1):
         yield rng.uniform(0.0, min(cap_s, first_s * 2**step))

@@ -25,7 +25,7 @@ def save_root(folder: Path, record: bytes) -> None:
 
 
 def load_root(folder: Path) -> Root | None:
-    """The root set that counts here, or None where none ever came."""
+    """Read the root set that counts here, or None where none ever came."""
     if not (folder / _ROOT).exists():
         return None
     record = read_private(folder / _ROOT, MAX_RECORD_BYTES)
@@ -43,7 +43,7 @@ def save_revoked(folder: Path, record: bytes) -> None:
 
 
 def load_revoked(folder: Path) -> RevokedKeys | None:
-    """The newest list of revoked keys, however old, or None where none ever came."""
+    """Read the newest list of revoked keys, however old, or None where none ever came."""
     if not (folder / _REVOKED).exists():
         return None
     try:

@@ -24,14 +24,10 @@ PASSPHRASE_VARIABLE: Final = "EDGEFL_KEY_PASSPHRASE"  # noqa: S105 - the name of
 
 
 def write_atomic(path: FilePath, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file's content durably, or leave it as it was.
+    """Replace a file's content durably, or leave it as it was; its folder must exist.
 
-    Args:
-        path: the file; its folder must exist.
-        mode: permission bits of the file, set before any byte is written.
-
-    Raises:
-        StorageError: the disk is full or the folder cannot be written; the old content is still there.
+    The permission bits `mode` are set before any byte is written. A `StorageError` where the disk is full or the folder
+    cannot be written: the old content is still there.
     """
     write_pieces(path, (data,), mode)
 
@@ -178,7 +174,7 @@ def _opened(path: Path, *, private: bool) -> Iterator[BinaryIO]:
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise StorageError(f"{path} is not a regular file", "not_a_file")
+                raise StorageError(f"{path} is not a regular file; name a file", "not_a_file")
             if private and status.st_mode & 0o077:
                 mode = stat.S_IMODE(status.st_mode)
                 raise StorageError(f"{path} is open to others (mode {mode:04o}); run: chmod 600 {path}", "permissions")
@@ -206,10 +202,10 @@ def _storage_error(verb: str, path: Path, error: OSError) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(f"cannot {verb} {path}: the disk is full; free space and try again", "disk_full")
     if isinstance(error, FileNotFoundError):
-        return StorageError(f"cannot {verb} {path}: it or its folder does not exist", "missing")
+        return StorageError(f"cannot {verb} {path}: it or its folder does not exist; check the path", "missing")
     if isinstance(error, PermissionError):
-        return StorageError(f"cannot {verb} {path}: no permission", "permissions")
-    return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}", "storage")
+        return StorageError(f"cannot {verb} {path}: no permission; let this user {verb} it", "permissions")
+    return StorageError(f"cannot {verb} {path}: {error.strerror or 'input/output error'}; check the disk", "storage")
 
 
 def read_passphrase(file: Path | None, environment: Mapping[str, str] = os.environ) -> bytes | None:

@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.errors import PayloadError
-from edgefl_protocol.payload import Payload
+from edgefl_protocol.payload import Payload, Scalar
 from edgefl_protocol.strict_json import parse_json, write_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Scalar = int | float | str
 Plain = Scalar | bool | tuple[int | float, ...]  # a value of a method's settings or of a backbone's description
 
 MAX_FIELD_BYTES = 64 * 2**10  # of one field's JSON text: a message carries many

@@ -33,7 +33,7 @@ from edgefl_protocol.tensors import (
 Scalar = int | float | str
 
 MAX_PAYLOAD_BYTES: Final = 32 << 20  # above this a payload travels as a blob (docs/security.md 2.2)
-MAX_INT: Final = 1 << 63
+MAX_SCALAR_INT: Final = 1 << 63
 MAX_TEXT: Final = 1 << 16  # characters
 _INT: Final = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
@@ -128,7 +128,7 @@ def _plain(name: str, value: object) -> Scalar:
     if isinstance(value, (bool, np.bool_)):
         raise PayloadError(f"scalar {name} is a truth value; send 0 or 1", "bad_scalar")
     if isinstance(value, (int, np.integer)):
-        if not -MAX_INT <= value < MAX_INT:
+        if not -MAX_SCALAR_INT <= value < MAX_SCALAR_INT:
             raise PayloadError(f"scalar {name} does not fit 64 bits", "bad_scalar")
         return int(value)
     if isinstance(value, (float, np.floating)):

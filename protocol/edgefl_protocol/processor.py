@@ -16,7 +16,7 @@ _MAX_CPUINFO_BYTES = 16 * 2**20
 
 @cache
 def has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Whether an x86 processor says that it multiplies and adds bytes in 32 bits (VNNI); no where nothing is listed."""
+    """Tell whether an x86 processor lists that it multiplies and adds bytes in 32 bits (VNNI)."""
     try:
         lines = read_bounded(cpuinfo, _MAX_CPUINFO_BYTES).decode(errors="replace").splitlines()
     except StorageError:
@@ -26,7 +26,7 @@ def has_vnni(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def multiplies_bytes() -> bool:
-    """Whether 8-bit products are exact here: with VNNI, and on every processor but x86."""
+    """Tell whether 8-bit products are exact here: with VNNI, and on every processor but x86."""
     return platform.machine().lower() not in _X86 or has_vnni()
 
 

@@ -114,10 +114,7 @@ def read_tensors(
     max_tensors: int = MAX_TENSORS,
     max_header: int = MAX_HEADER_BYTES,
 ) -> tuple[dict[str, Array], dict[str, str]]:
-    """Decode what `write_tensors` or the safetensors library wrote.
-
-    Args:
-        max_header: refuse a longer JSON header, bytes.
+    """Decode what `write_tensors` or the safetensors library wrote; refuse a JSON header above `max_header` bytes.
 
     Returns:
         Arrays by name in name order (read-only: copy before changing) and the metadata.

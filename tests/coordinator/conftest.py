@@ -17,11 +17,11 @@ from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobFiles, JobResult, read_job, write_result
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.web.app import make_app
-from edgefl_coordinator.web.handling import handle
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.sealed_requests import handle
 from edgefl_protocol import (
     Payload,
     expected_reply,
@@ -257,7 +257,7 @@ def make_coordinator(folder: Path, clock: Clock) -> Iterator[Callable[..., Coord
     opened: list[Coordinator] = []
 
     def make(name: str = "home", **changes: Any) -> Coordinator:
-        home = Home(folder / name)
+        home = CoordinatorHome(folder / name)
         if not home.config.exists():
             make_home(home, settings_table(**changes))
         coordinator = open_coordinator(home, clock=clock)

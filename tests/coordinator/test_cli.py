@@ -12,21 +12,21 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_coordinator.cli import main
-from edgefl_coordinator.errors import OperatorError, PolicyError
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.errors import NotAllowedError, OperatorError
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation, serve_admin
 from edgefl_protocol.records.invite import decode_invite
 
 
 @pytest.fixture
-def closed_home(make_coordinator) -> Home:
+def closed_home(make_coordinator) -> CoordinatorHome:
     """A home that nobody has open."""
     coordinator = make_coordinator()
     coordinator.store.close()
     return coordinator.store.home
 
 
-def run(home: Home, *arguments: str) -> Any:
+def run(home: CoordinatorHome, *arguments: str) -> Any:
     return CliRunner().invoke(main, [*arguments, "--home", str(home.root)])
 
 
@@ -93,7 +93,7 @@ def test_exit_codes(closed_home, tmp_path) -> None:
     assert failed.exit_code == 1 and failed.stderr.count("\n") == 1 and "nobody" in failed.stderr
     assert run(closed_home, "approve", "nobody").exit_code == 2
     assert run(closed_home, "start").exit_code == 1
-    assert run(Home(tmp_path / "nowhere"), "status").exit_code == 1
+    assert run(CoordinatorHome(tmp_path / "nowhere"), "status").exit_code == 1
     broken = tmp_path / "broken.edgefl"
     broken.write_bytes(b"this is no bundle")
     refused = run(closed_home, "publish", str(broken))
@@ -136,7 +136,7 @@ def test_operations_through_the_running_server(make_coordinator, tools) -> None:
         assert home.socket.stat().st_mode & 0o777 == 0o600
         assert run_operation(home, "status", {})["members"] == []
         proof = member.enrol(tools.token_of(coordinator, "clinic-a"))
-        with pytest.raises(PolicyError, match="fingerprint"):
+        with pytest.raises(NotAllowedError, match="fingerprint"):
             run_operation(home, "approve", {"name": "clinic-a", "fingerprint": "0" * 20})
         assert run_operation(home, "approve", {"name": "clinic-a", "fingerprint": proof.fingerprint})
         with pytest.raises(OperatorError, match="no member"):
@@ -198,7 +198,7 @@ def test_a_home_with_a_long_path(make_coordinator) -> None:
 
 def test_init_asks_for_classes(tmp_path) -> None:
     result = CliRunner().invoke(main, ["init", str(tmp_path / "new"), "--federation", "skin"])
-    assert result.exit_code == 1 and "--classes" in result.stderr
+    assert result.exit_code == 2 and "--classes" in result.stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -225,7 +225,7 @@ def test_a_passphrase_file(folder, tools, tmp_path, monkeypatch) -> None:
     """docs/security.md 2.6, keys at rest: a file open to others is refused; one line end is no part of it."""
     from edgefl_coordinator.commands.setup import make_home
 
-    home, file = Home(folder / "locked"), tmp_path / "pass"
+    home, file = CoordinatorHome(folder / "locked"), tmp_path / "pass"
     make_home(home, tools.settings_table(), b"correct horse\n")
     file.write_bytes(b"correct horse\n\n")
     file.chmod(0o644)

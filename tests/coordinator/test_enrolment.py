@@ -9,7 +9,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.store.tables import invites
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -108,7 +108,7 @@ def test_no_proof_of_the_sealing_key(coordinator, tools) -> None:
     token = tools.token_of(coordinator, "clinic-a")
     thief, victim = tools.Member(coordinator, "clinic-a"), tools.Member(coordinator, "clinic-b")
     request = thief.envelope("enrol", thief.enrolment(token, sealing_public=victim.sealing.public).to_payload())
-    from edgefl_coordinator.web.handling import handle
+    from edgefl_coordinator.web.sealed_requests import handle
 
     answer = handle(coordinator, ROUTES["enrol"], request)
     with pytest.raises(Exception, match="another key"):
@@ -139,7 +139,7 @@ def test_a_wrong_fingerprint_lets_nobody_in(coordinator, tools) -> None:
     member = tools.Member(coordinator, "clinic-a")
     proof = member.enrol(tools.token_of(coordinator, "clinic-a"))
     wrong = ("1" if proof.fingerprint[0] != "1" else "2") + proof.fingerprint[1:]
-    with pytest.raises(PolicyError, match="fingerprint"):
+    with pytest.raises(NotAllowedError, match="fingerprint"):
         OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": wrong})
     assert member.call("task", EmptyRequest().to_payload()).code == "pending"
 
@@ -255,7 +255,7 @@ def test_approving_again_compares_again(coordinator, tools) -> None:
     right = member.enrol(tools.token_of(coordinator, "clinic-a")).fingerprint
     OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})
     wrong = ("1" if right[0] != "1" else "2") + right[1:]
-    with pytest.raises(PolicyError, match="fingerprint"):
+    with pytest.raises(NotAllowedError, match="fingerprint"):
         OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": wrong})
     assert OPERATIONS["approve"](coordinator, {"name": "clinic-a", "fingerprint": right})["state"] == "approved"
 

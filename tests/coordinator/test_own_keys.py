@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgefl_coordinator import cli
-from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.coordinator import load_keys, open_coordinator
@@ -163,7 +163,7 @@ def test_root_sets_are_published_in_order(coordinator, publish, asgi) -> None:
     assert client.request("GET", "/v1/root").status == 404
     with pytest.raises(RecordError):
         publish(root_record(coordinator, key=generate_signing_key()))
-    with pytest.raises(PolicyError, match="nobody could reach it"):
+    with pytest.raises(NotAllowedError, match="nobody could reach it"):
         publish(root_record(coordinator, coordinators=(generate_signing_key().public_key,)))
     with pytest.raises(RecordError, match="expired"):
         publish(root_record(coordinator, expires_ms=coordinator.clock() - 1))
@@ -241,9 +241,9 @@ def test_a_change_of_the_signing_key_killed_at_any_step(coordinator, publish, mo
 def test_a_passphrase_guards_the_new_keys_too(folder, tools, clock) -> None:
     """docs/security.md, keys at rest: a renewed key is encrypted as the first was."""
     from edgefl_coordinator.commands.setup import make_home
-    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.settings import CoordinatorHome
 
-    home = Home(folder / "secret")
+    home = CoordinatorHome(folder / "secret")
     make_home(home, tools.settings_table(), b"correct horse", clock.now_ms)
     coordinator = open_coordinator(home, b"correct horse", clock)
     coordinator_keys.renew_sealing(coordinator)

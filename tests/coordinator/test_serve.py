@@ -23,12 +23,12 @@ from sqlalchemy import select
 from tests.coordinator.conftest import settings_table
 
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web import service, tls
 from edgefl_coordinator.web.admin import run_operation
-from edgefl_coordinator.web.handling import UNAUTHENTICATED
+from edgefl_coordinator.web.sealed_requests import UNAUTHENTICATED
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import Refusal, ReplyReply, ReplyRequest, TaskReply
 
@@ -38,7 +38,7 @@ COMMAND = [sys.executable, "-m", "edgefl_coordinator.cli"]
 class Served:
     """A running `edgefl-coordinator serve`."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: CoordinatorHome) -> None:
         self.home = home
         self.lines: list[str] = []
         self.started = time.monotonic()
@@ -97,7 +97,7 @@ def serve(make_coordinator: Callable[..., Any], clock: Any) -> Iterator[Callable
     """Start a server on an existing home; `clock` then runs with the wall clock."""
     running: list[Served] = []
 
-    def start(home: Home) -> Served:
+    def start(home: CoordinatorHome) -> Served:
         running.append(Served(home))
         return running[-1]
 
@@ -110,7 +110,7 @@ def serve(make_coordinator: Callable[..., Any], clock: Any) -> Iterator[Callable
 @pytest.fixture(scope="module")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server without members, for tests that never get as far as the store."""
-    home = Home(tmp_path_factory.mktemp("standing") / "home")
+    home = CoordinatorHome(tmp_path_factory.mktemp("standing") / "home")
     make_home(home, settings_table(port=0))
     served = Served(home)
     yield served

@@ -7,7 +7,7 @@ import tomli_w
 
 from edgefl_coordinator.commands.setup import reply_cap
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.settings import Home, load_settings, settings_from_table, settings_to_table
+from edgefl_coordinator.settings import CoordinatorHome, load_settings, settings_from_table, settings_to_table
 from edgefl_trainer.methods import METHODS
 
 
@@ -95,10 +95,10 @@ def test_missing_parts(tools) -> None:
 
 def test_no_home_says_what_to_do(tmp_path) -> None:
     with pytest.raises(OperatorError, match="edgefl-coordinator init"):
-        load_settings(Home(tmp_path))
+        load_settings(CoordinatorHome(tmp_path))
 
 
 def test_broken_toml_is_one_sentence(tmp_path) -> None:
     (tmp_path / "config.toml").write_text("federation = ")
     with pytest.raises(OperatorError, match=r"config\.toml"):
-        load_settings(Home(tmp_path))
+        load_settings(CoordinatorHome(tmp_path))

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, inspect, select, text
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import store, tables
 from edgefl_coordinator.store.coordinator import open_coordinator
 from edgefl_coordinator.store.store import has_wal_reset_defect
@@ -152,7 +152,7 @@ def version(connection) -> int:
     return connection.scalar(text("PRAGMA user_version"))
 
 
-def made_before(home: Home, *changes: str) -> None:
+def made_before(home: CoordinatorHome, *changes: str) -> None:
     """Make the store of a home as edgefl made it before stores had a version, by the SQL of that time."""
     home.database.unlink()
     with contextlib.closing(sqlite3.connect(home.database)) as connection:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_exchange.enrolment import enrol, trust_certificate
 from edgefl_exchange.https import HttpsTransport
@@ -27,7 +27,7 @@ BACKBONE = {
 }  # fmt: skip
 
 
-def join(home: Home, name: str, folder: Path) -> Member:
+def join(home: CoordinatorHome, name: str, folder: Path) -> Member:
     """Invite, enrol, compare the fingerprint, approve."""
     text = run_operation(home, "invite", {"name": name, "role": "device", "hours": 1})["invite"]
     invite = decode_invite(text, time.time_ns() // 1_000_000)
@@ -61,7 +61,7 @@ def test_four_devices_and_a_round(folder: Path, tools: Any) -> None:
     table = tools.settings_table(
         suite=2, port=port, public_url=f"https://localhost:{port}", rounds=rounds, task={"backbone": BACKBONE}
     )
-    home = Home(folder / "home")
+    home = CoordinatorHome(folder / "home")
     make_home(home, table)
     command = [sys.executable, "-m", "edgefl_coordinator.cli", "serve", "--home", str(home.root)]
     log = folder / "log"

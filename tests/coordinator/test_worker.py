@@ -120,11 +120,19 @@ def test_init_tries_the_first_job(tmp_path) -> None:
 
     plain = ["--federation", "skin", "--classes", "nevus,other", "--backbone", "tiny"]
     for number, (extra, sentence) in enumerate(
-        [(["--set", "lamda=1"], "lamda"), (["--set", "b_blocks=9"], "b_blocks"), (["--method", "magic"], "no method")]
+        [
+            (["--set", "lamda=1"], "lamda"),
+            (["--set", "b_blocks=9"], "b_blocks"),
+            (["--method", "fedevpromt"], "there is no method 'fedevpromt'; did you mean fedevprompt"),
+            (["--method", "random-init"], "random-init sends nothing"),
+            (["--method", "local"], "local sends nothing"),
+            (["--method", "local-cl", "--backbone", "cnn:mobilenetv3_small_050"], "local-cl sends nothing"),
+            (["--backbone", "no-such-network"], "no-such-network"),
+        ]
     ):
         folder = tmp_path / str(number)
         result = CliRunner().invoke(command, ["init", str(folder), *plain, *extra])
-        assert result.exit_code == 1 and sentence in result.stderr and result.stderr.count("\n") == 1
+        assert result.exit_code == 2 and sentence in result.stderr and result.stderr.count("\n") == 1
         assert not folder.exists()
     result = CliRunner().invoke(command, ["init", str(tmp_path / "good"), *plain])
     assert result.exit_code == 0, result.stderr
@@ -141,7 +149,7 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     from edgefl_coordinator.cli import main as command
     from edgefl_protocol.rules import defaults
 
-    declared = {"fedclf": defaults.FedCLF, "fedevprompt": defaults.FedEvPrompt}[method]
+    declared = {"fedclf": defaults.FedCLFDefaults, "fedevprompt": defaults.FedEvPromptDefaults}[method]
     network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "tiny"}[method]
     told = ["--method", method, "--federation", "skin", "--classes", "nevus,other", "--backbone", network]
     result = CliRunner().invoke(command, ["init", str(tmp_path / "home"), *told, "--set", "weight_decay=0.125"])

@@ -7,7 +7,7 @@ import pytest
 
 from edgefl_client.commands.failures import exit_code
 from edgefl_exchange.enrolment import EnrolmentError, enrol
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, Refused, Unavailable
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.identity import BLOCK
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import load_membership, load_task
@@ -85,7 +85,7 @@ def test_an_expired_invite_by_the_corrected_clock(coordinator, folder, net):
 def test_refused_token_and_second_membership(coordinator, folder, net):
     invite = coordinator.invite()
     coordinator.tokens_open.clear()
-    with pytest.raises(Refused, match="used") as refused:
+    with pytest.raises(SignedRefusal, match="used") as refused:
         enrol(folder, invite, coordinator, clock_ms=lambda: net.NOW_MS)
     assert refused.value.code == "used_invite"
     first = (folder / "signing.key").read_bytes()
@@ -250,7 +250,7 @@ def test_restored_device_jumps_above_once(member, coordinator, wire, folder, net
     assert error.value.code == "seq_jump"
     coordinator.window._windows.clear()
     coordinator.refuse["task"] = Refusal(code="seq_behind", message="again", highest=9_000)
-    with pytest.raises(Refused):  # a second request for a jump in one call is not followed
+    with pytest.raises(SignedRefusal):  # a second request for a jump in one call is not followed
         member.task()
 
 

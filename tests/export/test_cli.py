@@ -16,7 +16,7 @@ from edgefl_export.bundles import assemble
 from edgefl_export.cli import main
 from edgefl_export.graphs.score import ScoreGraph
 from edgefl_export.key_store import open_key
-from edgefl_export.parity import scores
+from edgefl_export.parity import score_parity
 from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
 from edgefl_protocol.pictures.imaging import prepare
 from edgefl_trainer.engine.models import open_run, predict
@@ -204,7 +204,7 @@ def test_unknown_site_and_unfinished_run_are_told(built, run_folder, tmp_path):
 def test_failed_gate_leaves_no_bundle(built, run_folder, graph, tmp_path, monkeypatch):
     """Export gates: else no bundle; exit 1."""
     monkeypatch.setattr(assemble, "export_score_graph", lambda module, tensors, form: ScoreGraph(graph, "1.23"))
-    monkeypatch.setattr(scores, "TOLERANCES", dict.fromkeys(scores.TOLERANCES, -1.0))
+    monkeypatch.setattr(score_parity, "TOLERANCES", dict.fromkeys(score_parity.TOLERANCES, -1.0))
     result = call("bundle", run_folder, "--site", "north", "--sign", built["keys"], "-o", tmp_path / "m.edgefl")
     assert_refused(result, 1, "no bundle is made")
     assert not (tmp_path / "m.edgefl").exists()

@@ -16,23 +16,23 @@ from torch.func import functional_call
 
 from edgefl_export.errors import GateError
 from edgefl_export.methods import fedclf
-from edgefl_export.methods.fedclf import FedCLFStep, TrainerSteps, check_contrast, contrast_plan, network
-from edgefl_export.parity import steps
+from edgefl_export.methods.fedclf import FedCLFStep, FedCLFTrainerSteps, check_contrast, contrast_plan, network
+from edgefl_export.parity import step_parity
 from edgefl_protocol.bundle.fedclf_plan import SECOND, FedCLFPlan
 from edgefl_protocol.bundle.learning_plan import NEXT
 from edgefl_protocol.rules.slow_encoder import SLOW
 from edgefl_trainer.engine.settings import RunSettings
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import load_backbone
 
 PIXELS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 Outputs = dict[str, Tensor]
-Change = Callable[[FedCLFStep, Learner, Outputs], Outputs]
+Change = Callable[[FedCLFStep, LearningNetwork, Outputs], Outputs]
 
 
 @pytest.fixture(scope="module")
-def learner() -> tuple[Learner, FedCLFPlan]:
+def learner() -> tuple[LearningNetwork, FedCLFPlan]:
     backbone, method = load_backbone("cnn:test_resnet", image_px=36, seed=1), FedCLF()
     settings = RunSettings(method="fedclf", data=("lesions:",), backbone="cnn:test_resnet", image_px=36, preset="tiny")
     model = network(method.contrast, backbone.spec, 4, backbone)
@@ -47,22 +47,22 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
         given = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
         return {name: value.detach().numpy() for name, value in graph(given).items()}
 
-    for module in (steps, fedclf):
+    for module in (step_parity, fedclf):
         monkeypatch.setattr(module, "onnxruntime", SimpleNamespace(InferenceSession=lambda graph, providers: graph))
         monkeypatch.setattr(module, "run_step", run)
 
 
-def judge(learner: tuple[Learner, FedCLFPlan], change: Change):
+def judge(learner: tuple[LearningNetwork, FedCLFPlan], change: Change):
     model, plan = learner
     step = FedCLFStep.of(model, plan, *PIXELS)
-    trainer = TrainerSteps(deepcopy(model), plan, load_backbone("cnn:test_resnet", image_px=36, seed=1).spec)
+    trainer = FedCLFTrainerSteps(deepcopy(model), plan, load_backbone("cnn:test_resnet", image_px=36, seed=1).spec)
     return check_contrast(lambda given: change(step, model, given), step.encoded, trainer)
 
 
 class InferenceNorm(FedCLFStep):
     """Batch norm with running statistics, which still move as they should."""
 
-    whole: Learner
+    whole: LearningNetwork
 
     def features(self, views, tensors):
         _, moved = super().features(views, tensors)
@@ -71,7 +71,7 @@ class InferenceNorm(FedCLFStep):
         return functional_call(deepcopy(self.whole).eval(), given, ((views - mean) / std,)), moved
 
 
-def inference_norm(step: FedCLFStep, model: Learner, given: Outputs) -> Outputs:
+def inference_norm(step: FedCLFStep, model: LearningNetwork, given: Outputs) -> Outputs:
     wrong = InferenceNorm(step.model, step.plan, step.mean, step.std)
     object.__setattr__(wrong, "whole", model)
     return wrong(given)
@@ -81,21 +81,21 @@ def with_setting(name: str, value: float) -> Change:
     return lambda step, model, given: step({**given, name: torch.tensor(value)})
 
 
-def late_keys(step: FedCLFStep, model: Learner, given: Outputs) -> Outputs:
+def late_keys(step: FedCLFStep, model: LearningNetwork, given: Outputs) -> Outputs:
     """The slow encoder answers before it follows: loss and gradients are of the older one."""
     right, before = step(given), step({**given, "key_momentum": torch.tensor(1.0)})
     kept = {name: value for name, value in right.items() if name.startswith(NEXT + SLOW)}
     return {**before, **kept}
 
 
-def follows_learned(step: FedCLFStep, model: Learner, given: Outputs) -> Outputs:
+def follows_learned(step: FedCLFStep, model: LearningNetwork, given: Outputs) -> Outputs:
     """The slow encoder follows what the step learned, not what it began with."""
     found, m = step(given), given["key_momentum"]
     moved = {NEXT + SLOW + name: given[SLOW + name] * m + found[NEXT + name] * (1 - m) for name in step.plan.parameters}
     return {**found, **moved}
 
 
-def biased_variance(step: FedCLFStep, model: Learner, given: Outputs) -> Outputs:
+def biased_variance(step: FedCLFStep, model: LearningNetwork, given: Outputs) -> Outputs:
     """A running variance that divides by n where PyTorch divides by n − 1, in a layer of 16 positions an image."""
     found = step(given)
     name = next(name for name in reversed(step.plan.statistics) if name.endswith("running_var"))
@@ -103,7 +103,7 @@ def biased_variance(step: FedCLFStep, model: Learner, given: Outputs) -> Outputs
     return {**found, NEXT + name: 0.9 * given[name] + now * (1 - 1 / (16 * len(given[SECOND])))}
 
 
-def slow_statistics_stay(step: FedCLFStep, model: Learner, given: Outputs) -> Outputs:
+def slow_statistics_stay(step: FedCLFStep, model: LearningNetwork, given: Outputs) -> Outputs:
     return {**step(given), **{NEXT + SLOW + name: given[SLOW + name] for name in step.plan.statistics}}
 
 

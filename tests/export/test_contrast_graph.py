@@ -16,11 +16,11 @@ from tests.shared import Shared
 from edgefl_client.learning.learner_table import learner_for
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Dealt
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_client.learning.views import draw, views
 from edgefl_export.errors import ExportError, GateError
-from edgefl_export.methods.fedclf import TrainerSteps, check_contrast, contrast_method, network
+from edgefl_export.methods.fedclf import FedCLFTrainerSteps, check_contrast, contrast_method, network
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
@@ -81,7 +81,7 @@ def trainer_site(name: str, task: Task, seed: int) -> Site:
 
 def device(bundle: Bundle, name: str, seed: int, folder: Path) -> RoundLearner:
     images = pictures(seed)
-    rows = Rows(images, np.zeros(ROWS, np.int64), tuple(f"{index:064x}" for index in range(ROWS)))
+    rows = PreparedRows(images, np.zeros(ROWS, np.int64), tuple(f"{index:064x}" for index in range(ROWS)))
     none = rows.take(np.zeros(ROWS, np.bool_))
     around = Circumstances(
         points=PointFile(folder / f"{name}.payload"), site=name, options=TrainOptions(threads=1), maps_per_class=0
@@ -189,7 +189,7 @@ def test_the_gate_refuses_another_step(bundle, run):
     model = network(method.contrast, spec, settings.seed, finished.backbone)
     other = replace(plan, temperature=0.3)
     with pytest.raises(GateError, match=r"differs from the trainer by .* no bundle is made"):
-        check_contrast(bundle.extras[GRAPH], bundle.extras[ENCODER], TrainerSteps(model, other, spec))
+        check_contrast(bundle.extras[GRAPH], bundle.extras[ENCODER], FedCLFTrainerSteps(model, other, spec))
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.graphs.fused import FusedScore, _rollout, can_fuse
 from edgefl_export.graphs.score import export_score_graph
-from edgefl_export.parity.scores import check_parity, compare, gate_images, graph_scores
+from edgefl_export.parity.score_parity import check_parity, compare, gate_images, graph_scores
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.errors import BundleError
 from edgefl_trainer.engine.models import predict

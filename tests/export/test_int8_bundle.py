@@ -18,7 +18,7 @@ from edgefl_export.int8 import precision
 from edgefl_export.int8.calibration import CHOICE, GATE, RANGES, federation_of, split_pictures
 from edgefl_trainer.data.federation import Federation, SiteRows
 from edgefl_trainer.data.partition import PARTITION_FILE, make_partition
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.settings import RunSettings
 
 
@@ -74,7 +74,7 @@ def test_rows_are_those_that_the_run_had(tmp_path):
     """docs/design.md, rows: a run with a partition gave other rows to `val` than the data alone would, so its pictures
     are dealt by it again; where they come out otherwise, the data has changed, and no row is what it was."""
     specs = ("lesions:sites=2,images=60",)
-    made = make_partition(specs, Plan(scheme="iid", sites=3), 5)
+    made = make_partition(specs, PartitionPlan(scheme="iid", sites=3), 5)
     (tmp_path / PARTITION_FILE).write_bytes(made.to_bytes())
     settings = RunSettings(method="head", data=specs, backbone="tiny", image_px=12, preset="tiny")
     spec = SimpleNamespace(image_px=12)

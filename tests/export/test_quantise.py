@@ -17,7 +17,7 @@ from edgefl_export.graphs.score import export_score_graph
 from edgefl_export.int8 import precision
 from edgefl_export.int8.precision import agreement, check_agreement, choose_layers
 from edgefl_export.int8.quantise import Quantiser, linear_layers
-from edgefl_export.parity.scores import gate_images, graph_scores, open_session
+from edgefl_export.parity.score_parity import gate_images, graph_scores, open_session
 from edgefl_protocol.bundle.onnx_rules import check_score_graph
 from edgefl_protocol.processor import multiplies_bytes
 

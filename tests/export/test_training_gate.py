@@ -13,9 +13,9 @@ from torch import Tensor
 
 from edgefl_export.errors import GateError
 from edgefl_export.methods import fedevprompt
-from edgefl_export.methods.fedevprompt import TrainerSteps, prompt_form, step_of
-from edgefl_export.parity import steps
-from edgefl_export.parity.steps import StepParity, check_steps
+from edgefl_export.methods.fedevprompt import FedEvPromptTrainerSteps, prompt_form, step_of
+from edgefl_export.parity import step_parity
+from edgefl_export.parity.step_parity import StepParity, check_steps
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
 from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
@@ -39,8 +39,8 @@ def judge(predictor, monkeypatch) -> Callable[..., list[StepParity]]:
         given = {name: torch.from_numpy(np.array(value)) for name, value in inputs.items()}
         return {name: value.detach().numpy() for name, value in graph(given).items()}
 
-    monkeypatch.setattr(steps, "onnxruntime", SimpleNamespace(InferenceSession=lambda graph, providers: graph))
-    monkeypatch.setattr(steps, "run_step", run)
+    monkeypatch.setattr(step_parity, "onnxruntime", SimpleNamespace(InferenceSession=lambda graph, providers: graph))
+    monkeypatch.setattr(step_parity, "run_step", run)
 
     def found(wrong: Mapping[str, object] | None = None, **changed: Callable[[Tensor], Tensor]) -> list[StepParity]:
         def graph(given: Tensors) -> dict[str, Tensor]:
@@ -50,7 +50,7 @@ def judge(predictor, monkeypatch) -> Callable[..., list[StepParity]]:
                     patch.setattr(fedevprompt, name, value)
                 return step(given)
 
-        return check_steps(graph, TrainerSteps(step, plan, predictor.tensors))
+        return check_steps(graph, FedEvPromptTrainerSteps(step, plan, predictor.tensors))
 
     return found
 

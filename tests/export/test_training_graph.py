@@ -23,14 +23,14 @@ from edgefl_client.scoring.personal import load_personal
 from edgefl_export.bundles.training import learned_method, traced
 from edgefl_export.errors import ExportError, GateError
 from edgefl_export.methods.fedevprompt import (
-    TrainerSteps,
+    FedEvPromptTrainerSteps,
     prepared,
     prompt_form,
     rate_inputs,
     step_of,
     training_plan,
 )
-from edgefl_export.parity.steps import check_steps, run_step
+from edgefl_export.parity.step_parity import check_steps, run_step
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedevprompt_plan import COUNTS, MEANS, FedEvPromptPlan, PromptForm, constants, fresh_state
@@ -169,7 +169,7 @@ def test_ten_steps_of_the_other_choices_are_the_trainers(make):
     figures = ready.check(graphs)
     assert max(figure.worst for figure in figures) < 1e-4
     with pytest.raises(GateError, match="within 10 steps"):  # the gate is able to fail
-        check_steps(graph, TrainerSteps(replace(step, gram=step.gram * 50), wrong, predictor.tensors))
+        check_steps(graph, FedEvPromptTrainerSteps(replace(step, gram=step.gram * 50), wrong, predictor.tensors))
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ FLOORS = {
     ),
     "edgefl_trainer": (
         "cli", "commands", "live", "experiments", "engine", "methods", "learning", "evaluate", "data", "contract",
-        "models", "losses", "rollout", "augment", "seeded", "bounds", "typed_values", "errors",
+        "models", "losses", "rollout", "augment", "torch_seed", "bounds", "typed_values", "errors",
     ),
     "edgefl_export": (
         "cli", "bundles", "methods", "int8", "parity", "graphs", "key_store", "errors",
@@ -256,7 +256,7 @@ def test_the_http_process_imports_the_protocol_only(modules) -> None:
     """docs/design.md 2: the process that serves loads no trainer and no learning framework, not even on demand."""
     serving = reachable(modules, ("edgefl_coordinator.web.app", "edgefl_coordinator.web.service"))
     assert {
-        "edgefl_coordinator.web.handling",
+        "edgefl_coordinator.web.sealed_requests",
         "edgefl_coordinator.store.store",
         "edgefl_protocol.envelopes.envelope",
     } <= serving

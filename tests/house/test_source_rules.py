@@ -305,3 +305,29 @@ def test_no_big_or_private_file_is_tracked(tracked, root: Path) -> None:
         assert path.suffix not in {".key", ".pt", ".pth", ".ckpt", ".pkl", ".sqlite", ".db", ".zip", ".jpg", ".jpeg"}, (
             path
         )
+
+
+NO_VERBS = frozenset(
+    "a all an as both each every from how in its most no none nothing of on one only some that the their these they this"
+    " those to two what when where whether which who whose why with your".split()
+)
+
+
+def begins_without_verb(docstring: str) -> bool:
+    """Whether a docstring begins with an article, a pronoun, a question, or a verb in the third person."""
+    first = re.split(r"[\s,;:.]", docstring.strip().lower())[0]
+    return first in NO_VERBS or first in {"returns", "gives", "makes", "reads", "writes", "raises", "yields", "checks"}
+
+
+def test_docstrings_of_public_functions_are_imperative(modules) -> None:
+    """CONTRIBUTING, house style: what the function does, not what it is; properties and classes may be nouns."""
+    nouns = [
+        f"{m.path}:{node.lineno} {node.name}: {docstring.splitlines()[0]}"
+        for m in modules.values()
+        for node in ast.walk(m.tree)
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
+        if not any("property" in ast.unparse(one) for one in node.decorator_list)
+        if (docstring := ast.get_docstring(node)) and begins_without_verb(docstring)
+    ]
+    assert nouns == []
+    assert begins_without_verb("Whether it is due.") and not begins_without_verb("Tell whether it is due.")

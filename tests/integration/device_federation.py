@@ -20,18 +20,18 @@ from typing import Any
 from click.testing import CliRunner
 
 from edgefl_client.cli import cli
-from edgefl_client.home import Home as DeviceHome
+from edgefl_client.home import Home
 from edgefl_client.learning.learner_table import learner_for
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
 from edgefl_client.learning.round_learner import Circumstances, PointFile, RoundLearner
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.web.admin import run_operation
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.learning_plan import Plan
+from edgefl_protocol.bundle.learning_plan import LearningPlan
 from edgefl_protocol.rules.maps import numbered_as_model, numbered_as_task
 
 DEVICES = ("dermatoscope-1", "dermatoscope-2", "phone.3")
@@ -86,11 +86,11 @@ def edgefl(home: Path, *words: object) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(folder: Path, task: Mapping[str, Any]) -> Iterator[Home]:
+def serving(folder: Path, task: Mapping[str, Any]) -> Iterator[CoordinatorHome]:
     """A coordinator in a process of its own, with its aggregation worker in another."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    home = Home(folder)
+    home = CoordinatorHome(folder)
     rounds = {
         "count": ROUNDS, "quorum_min": 3, "quorum_target": 3, "deadline_s": 3600, "start": "automatic",
         "min_cohort": 2, "allow_small_cohort": True,
@@ -116,7 +116,7 @@ def serving(folder: Path, task: Mapping[str, Any]) -> Iterator[Home]:
     assert run.returncode == 0 and "ERROR" not in log.read_text(), log.read_text()
 
 
-def wait_for(home: Home, number: int, state: str) -> dict[str, Any]:
+def wait_for(home: CoordinatorHome, number: int, state: str) -> dict[str, Any]:
     """The coordinator's status, once its exchange is there."""
     until = time.monotonic() + 600  # the worker imports torch, on a busy machine
     while time.monotonic() < until:
@@ -127,7 +127,7 @@ def wait_for(home: Home, number: int, state: str) -> dict[str, Any]:
     raise AssertionError(f"exchange {number} did not become {state}: {found}")
 
 
-def join(home: Home, device: Path, name: str, federation: Federation) -> None:
+def join(home: CoordinatorHome, device: Path, name: str, federation: Federation) -> None:
     """Invite, enrol, compare the fingerprint, approve, allow, trust, pull."""
     text = run_operation(home, "invite", {"name": name, "role": "device", "hours": 1})["invite"]
     fingerprint = edgefl(device, "enrol", text, "--ca", home.tls / "ca.pem", "--suite", 1)["fingerprint"]
@@ -156,7 +156,7 @@ class DeviceSite:
         return SiteResult(State(new), Payload(sent, reply.scalars), {})
 
 
-def local_digest(folder: Path, bundle: Bundle, plan: Plan, federation: Federation) -> str:
+def local_digest(folder: Path, bundle: Bundle, plan: LearningPlan, federation: Federation) -> str:
     """`state_sha256` of the local engine over the devices' learners, which learn as `plan` says."""
     from edgefl_trainer.contract import Task
     from edgefl_trainer.engine.federation import LocalEngine
@@ -166,8 +166,8 @@ def local_digest(folder: Path, bundle: Bundle, plan: Plan, federation: Federatio
 
     bundle, sites = replace(bundle, training=plan), {}
     for name, pictures in federation.pictures.items():
-        home = DeviceHome(folder / name)
-        dealt = read_dealt(home, bundle, Table(file=pictures), Limits(), lambda facts: None)
+        home = Home(folder / name)
+        dealt = read_dealt(home, bundle, Table(file=pictures), LearningLimits(), lambda facts: None)
         around = Circumstances(
             points=PointFile(home.prepare(home.learning) / "point"), site=name,
             options=TrainOptions(threads=1, epochs=EPOCHS, seed=SEED),

@@ -18,7 +18,7 @@ from tests.integration.headavg import device, graph, method
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.learner_table import LEARNERS
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.live_round import LiveRound, learn_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, read_dealt
@@ -32,7 +32,7 @@ from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.methods import METHODS
 
 NAME = "headavg"
-OPTIONS = TrainOptions(threads=1, limits=Limits(battery=lambda: None))
+OPTIONS = TrainOptions(threads=1, limits=LearningLimits(battery=lambda: None))
 
 
 @pytest.fixture(scope="module")

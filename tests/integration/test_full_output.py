@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 
 FULL = Path("/dev/full")
 PROGRAMS = {
@@ -48,7 +48,7 @@ SETTINGS = {
 )
 def test_a_full_disk_behind_standard_output_is_one_sentence(program, what, tmp_path):
     """docs/design.md, section 5: a known failure is one sentence, exit 1, never a traceback."""
-    make_home(Home(tmp_path / "coordinator"), SETTINGS)
+    make_home(CoordinatorHome(tmp_path / "coordinator"), SETTINGS)
     results = {
         "edgefl": ["trust", "list", "--home", str(tmp_path / "device")],
         "edgefl-train": ["methods"],

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 from edgefl_coordinator import cli as coordinator_cli
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.worker import main as work
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.web import service
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -58,7 +58,7 @@ def serving(folder: Path) -> Iterator[Coordinator]:
         "--port", listening.getsockname()[1], "--quorum-min", 1, "--quorum-target", 1,
         "--min-cohort", 1, "--allow-small-cohort",
     )  # fmt: skip
-    coordinator = open_coordinator(Home(folder))
+    coordinator = open_coordinator(CoordinatorHome(folder))
     config = service._config(coordinator)
     config.timeout_graceful_shutdown = 1
     server = uvicorn.Server(config)

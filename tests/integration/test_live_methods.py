@@ -12,18 +12,18 @@ import torch
 from edgefl_coordinator.commands.setup import task_of_run
 from edgefl_coordinator.rounds.jobs import make_job
 from edgefl_coordinator.rounds.worker import run_job
-from edgefl_coordinator.settings import Settings, settings_from_table
+from edgefl_coordinator.settings import CoordinatorSettings, settings_from_table
 from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.engine import run as engine
-from edgefl_trainer.engine.display import Pace
+from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import FederationRefused
-from edgefl_trainer.live.ending import write_results
 from edgefl_trainer.live.exchanges import Exchanges
-from edgefl_trainer.live.work import SiteOptions, prepare
+from edgefl_trainer.live.final_results import write_results
+from edgefl_trainer.live.site_work import SiteOptions, prepare
 from edgefl_trainer.methods import METHODS
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ NOTHING_TO_JOIN = {"random-init"}
 EXTRA: dict[str, list[str]] = {"fedclf": ["batch=8"], "fedmae": ["batch=8"]}
 
 
-def settings_of(run: Path) -> Settings:
+def settings_of(run: Path) -> CoordinatorSettings:
     """The coordinator's, made from a finished run."""
     task, rounds = task_of_run(run, [])
     return settings_from_table(
@@ -45,7 +45,7 @@ def settings_of(run: Path) -> Settings:
     )  # fmt: skip
 
 
-def told_by(settings: Settings, exchanges: int, state_sha256: str = "") -> TaskReply:
+def told_by(settings: CoordinatorSettings, exchanges: int, state_sha256: str = "") -> TaskReply:
     """The signed task, as it comes out of its message."""
     task = settings.task
     reply = TaskReply(
@@ -60,7 +60,7 @@ def told_by(settings: Settings, exchanges: int, state_sha256: str = "") -> TaskR
 class Federation:
     """A coordinator's worker and two sites, whose messages are files."""
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: CoordinatorSettings) -> None:
         self.folder, self.settings = folder, settings
         begun = run_job(make_job(settings, "start", 0, sites=SITES, order_key="ab" * 32))
         self.phases, self.state, self.broadcasts = begun.phases, begun.state, begun.broadcasts
@@ -69,7 +69,7 @@ class Federation:
         for name in SITES:
             work = prepare(self.told, SiteOptions(data=(DATA,), site=name, device="cpu"))
             (folder / name).mkdir()
-            self.sites[name] = Exchanges(work, folder / name, Pace(work.method.phases(work.task.rounds), {name: 1}))
+            self.sites[name] = Exchanges(work, folder / name, RunPace(work.method.phases(work.task.rounds), {name: 1}))
 
     def exchange(self, number: int) -> None:
         """One exchange of both, and its aggregation."""

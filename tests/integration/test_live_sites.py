@@ -26,14 +26,14 @@ from sqlalchemy import select
 from edgefl_coordinator.commands.setup import make_home, task_of_method, task_of_run
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.worker import main as work
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.store.tables import rounds as rounds_table
 from edgefl_coordinator.web import service
 from edgefl_coordinator.web.operations import OPERATIONS
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_exchange.errors import Refused, Unavailable
+from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import load_membership, save_membership
 from edgefl_exchange.outbox import Outbox
@@ -47,7 +47,7 @@ from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import FederationRefused, RunError
 from edgefl_trainer.live import Join, SiteOptions, join
 from edgefl_trainer.live.exchanges import Exchanges
-from edgefl_trainer.live.seat import Seat
+from edgefl_trainer.live.site_membership import SiteMembership
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),  # of the server in a thread, when it is stopped
@@ -72,7 +72,7 @@ class Live:
                 **changes,
             },
         }  # fmt: skip
-        self.home = Home(folder)
+        self.home = CoordinatorHome(folder)
         make_home(self.home, table)
         self.coordinator: Coordinator = open_coordinator(self.home)
 
@@ -268,11 +268,11 @@ def test_old_keys_are_changed_by_a_timer_too(live, tmp_path: Path, monkeypatch) 
     there = live(fedevprompt(), 1)
     enrol(there, tmp_path, "site-1")
     before = join(call(tmp_path / "site-1", "site-1"))
-    home = Seat(tmp_path / "site-1").home
+    home = SiteMembership(tmp_path / "site-1").home
     save_membership(home, replace(load_membership(home), keys_made_ms=0))
 
     def refused(self: Member) -> bool:
-        raise Refused("this key is in use already", "known_key")
+        raise SignedRefusal("this key is in use already", "known_key")
 
     with monkeypatch.context() as patch:
         patch.setattr(Member, "rotate_if_due", refused)
@@ -338,14 +338,14 @@ def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None
     there, _ = enrolled(live, tmp_path)
     there.operate("approve", name="site-1", fingerprint=there.operate("status")["members"][0]["fingerprint"])
     there.move_on()
-    meant = Seat.meet
+    meant = SiteMembership.meet
 
     def changed(self: Any, *arguments: Any) -> Any:
         told, sent = meant(self, *arguments)
         return replace(told, epochs=9), sent
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Seat, "meet", changed)
+        patch.setattr(SiteMembership, "meet", changed)
         with pytest.raises(FederationRefused, match="changed epochs of its task"):
             join(call(tmp_path / "site-1", "site-1"))
 
@@ -358,7 +358,7 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
         enrol(there, tmp_path, name)
     there.move_on()
     assert [one["outcome"] for one in join(call(tmp_path / "site-1", "site-1"))["sent"]] == ["accepted"]
-    meant = Seat.meet
+    meant = SiteMembership.meet
 
     def closes(self: Any, reply: Any, settled: Any) -> Any:
         if reply is not None and reply.round == 1:
@@ -366,7 +366,7 @@ def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: P
         return meant(self, reply, settled)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Seat, "meet", closes)
+        patch.setattr(SiteMembership, "meet", closes)
         late = join(call(tmp_path / "site-2", "site-2"))
     assert [one["outcome"] for one in late["sent"]] == ["late", "accepted"]  # and on with the next round
     said: list[str] = []

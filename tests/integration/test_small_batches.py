@@ -6,7 +6,7 @@ import numpy as np
 
 from edgefl_client.learning.views import draw, views
 from edgefl_coordinator.rounds.judging import FARTHEST
-from edgefl_export.methods.fedclf import TrainerSteps, contrast_plan, network
+from edgefl_export.methods.fedclf import FedCLFTrainerSteps, contrast_plan, network
 from edgefl_protocol.rules.batches import LEAST_BATCH
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.methods.fedclf import FedCLF
@@ -28,7 +28,7 @@ def test_two_pictures_run_away_and_four_do_not() -> None:
         colours = np.array((90, 60, 50)) + rng.normal(0, 5, (count, 1, 1, 3))
         pictures = np.clip(colours + rng.normal(0, 10, (count, SIDE, SIDE, 3)), 0, 255).astype(np.uint8)
         first, second = (views(pictures, draw(rng, count, SIDE), plan.view_px) for _ in range(2))
-        steps = TrainerSteps(deepcopy(model), plan, backbone.spec, seed=3)
+        steps = FedCLFTrainerSteps(deepcopy(model), plan, backbone.spec, seed=3)
         steps.step(steps.inputs(first, second, plan.lr))
         moved = zip(steps.model.parameters(), model.parameters(), strict=True)
         return sum(float((new - old).detach().square().sum()) for new, old in moved) ** 0.5

@@ -28,7 +28,7 @@ from edgefl_protocol.rules.view_recipes import (
     Recipe,
     blur_kernel,
 )
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 
 def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt8[Tensor, "B H W 3"]:
@@ -44,7 +44,7 @@ def dihedral(images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator) -> UInt
 def random_crops(
     images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator, smallest: float
 ) -> UInt8[Tensor, "B H W 3"]:
-    """MAE's only augmentation: a random part of the image, resized back (bicubic), then a dihedral turn.
+    """Draw MAE's only augmentation: a random part of the image, resized back (bicubic), then a dihedral turn.
 
     `smallest` is the smallest share of the area that is kept, in (0, 1].
     """
@@ -67,7 +67,7 @@ def resized_one_by_one(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64
 
 
 def resized_together(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64]) -> UInt8[Tensor, "B H W 3"]:
-    """The same for a whole batch in two matrix products, where a kernel for each image would keep a GPU idle."""
+    """Resize a whole batch in two matrix products: a kernel for each image would keep a GPU idle."""
     place = torch.from_numpy(boxes).to(images.device)
     count, side, _, channels = images.shape
     across = bicubic_weights(place[:, 1], place[:, 3], side)
@@ -79,7 +79,7 @@ def resized_together(images: UInt8[Tensor, "B H W 3"], boxes: NDArray[np.int64])
 
 
 def bicubic_weights(start: Int[Tensor, " B"], length: Int[Tensor, " B"], side: int) -> Float[Tensor, "B side side"]:
-    """Matrices (to, from) that enlarge the pixels `start` … `start + length − 1` of a row to `side` pixels.
+    """Return matrices (to, from) that enlarge the pixels `start` … `start + length − 1` of a row to `side` pixels.
 
     Keys' cubic with a = −1/2, cut at the crop's edge and renormalised, so rows sum to 1: Pillow's bicubic.
     """
@@ -97,7 +97,7 @@ def bicubic_weights(start: Int[Tensor, " B"], length: Int[Tensor, " B"], side: i
 def contrastive_views(
     images: UInt8[Tensor, "B H W 3"], rng: np.random.Generator, recipe: Recipe, view_px: int
 ) -> Float[Tensor, "B 3 px px"]:
-    """One random view of each image, of `view_px` pixels a side; in [0, 1], not yet normalised."""
+    """Draw one random view of each image, of `view_px` pixels a side; in [0, 1], not yet normalised."""
     pictures = images.permute(0, 3, 1, 2).float().div(255)
     with seeded(int(rng.integers(2**63))):  # kornia draws on the CPU, whatever the device of the images
         views: Tensor = _pipeline(recipe, view_px)(pictures)
@@ -105,7 +105,7 @@ def contrastive_views(
 
 
 def quarter_turns(images: Float[Tensor, "B 3 px px"]) -> tuple[Float[Tensor, "four_B 3 px px"], Int[Tensor, " four_B"]]:
-    """All four rotations of each image, and which: label r is r quarter turns counter-clockwise (RotNet).
+    """Turn each image by all four quarter turns, and give which: label r is r turns counter-clockwise (RotNet).
 
     First come all images as they are, then all turned once, and so on.
     """

@@ -25,7 +25,7 @@ FAILED, USAGE, REFUSED = 1, 2, 3
 
 
 def main() -> None:
-    """Console entry point."""
+    """Run the command line and leave with its exit status."""
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def exit_code(error: EdgeflError) -> int:
-    """The exit status of a command that ends with this error."""
+    """Return the exit status of a command that ends with this error."""
     if isinstance(error, BundleError | EnvelopeError | RecordError | FederationRefused):
         return REFUSED
     return USAGE if error.code in USAGE_CODES else FAILED

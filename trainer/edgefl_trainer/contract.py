@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol import Payload, digest
+from edgefl_protocol.payload import Scalar as Scalar
 from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.draws import Balance, epoch_order, generator
 from edgefl_trainer.models.cnn import Backbone
@@ -22,7 +23,6 @@ from edgefl_trainer.models.scoring import ScoreModule
 from edgefl_trainer.models.spec import BackboneSpec
 
 PhaseKind = Literal["warm", "train", "final"]
-Scalar = int | float | str
 Arrays = Mapping[str, NDArray[np.generic]]
 Progress = Callable[[Mapping[str, Scalar]], None]
 
@@ -47,7 +47,7 @@ class State:
     values: Mapping[str, Scalar] = field(default_factory=dict)
 
     def digest(self) -> str:
-        """SHA-256 over the arrays in name order; the values do not enter (docs/design.md 5)."""
+        """Compute SHA-256 over the arrays in name order; the values do not enter (docs/design.md 5)."""
         return digest(self.arrays)
 
 
@@ -81,16 +81,16 @@ class Examples:
         return self.labels[self.rows]
 
     def counts(self, classes: int) -> NDArray[np.int64]:
-        """(K,) number of rows of each class."""
+        """Count the rows of each class, (K,)."""
         return np.bincount(self.targets[self.targets >= 0], minlength=classes)
 
     def read(self, positions: NDArray[np.int64]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images uint8 (B, px, px, 3) and targets int64 (B,) at `positions` (0 … len − 1)."""
+        """Read images uint8 (B, px, px, 3) and targets int64 (B,) at `positions` (0 … len − 1)."""
         rows = self.rows[positions]
         return torch.from_numpy(self.images[rows]), torch.from_numpy(self.labels[rows])
 
     def in_order(self, batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every row once, in row order: for evaluation, features and map selection."""
+        """Return every row once, in row order: for evaluation, features and map selection."""
         for start in range(0, len(self), batch):
             yield self.read(np.arange(start, min(start + batch, len(self))))
 
@@ -118,22 +118,22 @@ class Site:
         return tuple(bool(count) or not counts.any() for count in counts)
 
     def rng(self, *purpose: str | int) -> np.random.Generator:
-        """A generator that depends on seed, site and purpose only, so a resumed run draws the same numbers."""
+        """Return a generator that depends on seed, site and purpose only, so a resumed run draws the same numbers."""
         return generator(self.task.seed, self.name, *purpose)
 
     def noise_rng(self, *purpose: str | int) -> np.random.Generator:
-        """Randomness for privacy noise: the operating system's, or in a simulation the seed's, so that runs repeat.
+        """Return randomness for privacy noise: the operating system's; in a simulation the seed's, so that runs repeat.
 
         The server knows the seed and can take seeded noise off again; docs/methods.md, noise.
         """
         return np.random.default_rng() if self.noise == "secret" else self.rng("noise", *purpose)
 
     def epoch_order(self, examples: Examples, round_: int, epoch: int) -> NDArray[np.int64]:
-        """The positions one epoch visits: a permutation, or as many draws with every class equally likely."""
+        """Draw the positions one epoch visits: a permutation, or as many draws with every class equally likely."""
         return epoch_order(self.rng("order", round_, epoch), examples.targets, self.balance)
 
     def batches(self, examples: Examples, batch: int, round_: int, epoch: int) -> Iterator[tuple[torch.Tensor, ...]]:
-        """Shuffled (images uint8 (B, px, px, 3), targets (B,)) of one epoch, on the site's device."""
+        """Yield one epoch's shuffled (images uint8 (B, px, px, 3), targets (B,)), on the site's device."""
         for part in batches_of(self.epoch_order(examples, round_, epoch), batch):
             images, targets = examples.read(part)
             yield images.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
@@ -203,25 +203,25 @@ class Method(Protocol):
         """What sites send with these hyper-parameters, of: maps features prompts prototypes logits weights."""
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """Every exchange of a run, in order."""
+        """List every exchange of a run, in order."""
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """The server before the first exchange."""
+        """Make the server's state before the first exchange."""
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """What each of `sites` receives at the start of `phase`; may differ from site to site."""
+        """Make what each of `sites` receives at the start of `phase`; it may differ from site to site."""
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """One site's work in one phase. `broadcast` carries the scalars `phase`, `round` and `rounds`."""
+        """Do one site's work in one phase. `broadcast` carries the scalars `phase`, `round` and `rounds`."""
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The server after `phase`: numpy only, in site-name order, sums in float64."""
+        """Make the server's state after `phase`: numpy only, in site-name order, sums in float64."""
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The model this site would score with now; None where the method makes none."""
+        """Return the model this site would score with now; None where the method makes none."""
 
 
 def declared(method: Method | type[Method]) -> Declaration:
-    """What a method declares; the defaults where it says nothing."""
+    """Return what a method declares; the defaults where it says nothing."""
     found: Declaration = getattr(method, "declares", Declaration())
     return found

@@ -23,7 +23,7 @@ MapStack = Float[Tensor, "M N"] | NDArray[np.floating]
 
 
 def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
-    """Skewed Dirichlet prior W of a site, in float64: frequent classes get little prior mass.
+    """Compute a site's skewed Dirichlet prior W, in float64: frequent classes get little prior mass.
 
     W_k = K/(K−1)·(1 − N_k/N), raised to `floor`, then rescaled to sum K, so that vacuity is 1 at zero evidence. After
     the rescaling the smallest entry may lie a little below the floor. Source: FedEvPrompt section 3.1.
@@ -39,7 +39,7 @@ def class_prior(counts: Counts, floor: float = 1e-2) -> Float[Tensor, " K"]:
 
 
 def dirichlet_kl(alpha: Float[Tensor, "B K"], prior: Float[Tensor, " K"]) -> Float[Tensor, " B"]:
-    """KL(Dir(alpha) ‖ Dir(prior)) of each row in nats; all concentrations are above zero."""
+    """Compute KL(Dir(alpha) ‖ Dir(prior)) of each row in nats; all concentrations are above zero."""
     strength = alpha.sum(dim=-1)
     log_norm = torch.lgamma(strength) - torch.lgamma(prior.sum())
     log_norm = log_norm + (torch.lgamma(prior) - torch.lgamma(alpha)).sum(dim=-1)
@@ -53,7 +53,7 @@ def evidential_loss(
     prior: Float[Tensor, " K"],
     kl_weight: float | Float[Tensor, ""],
 ) -> Float[Tensor, ""]:
-    """Expected squared error under the Dirichlet plus a penalty on evidence for wrong classes, mean over the batch.
+    """Compute the batch's mean of the expected squared error plus a penalty on evidence for wrong classes.
 
     L_mse = Σ_k (y_k − p_k)² + α_k(S − α_k)/(S²(S+1)) with α = e + W, p = α/S; the penalty is KL(Dir(α̃)‖Dir(W)) with α̃
     = y·W + (1−y)·α. Source: FedEvPrompt section 3.1; the annealing min(1, t/10) is the caller's `kl_weight`.
@@ -107,7 +107,7 @@ def rollout_distillation(
     peer_counts: Shaped[Tensor, " K"],
     gram: Float[Tensor, "N N"],
 ) -> Float[Tensor, ""]:
-    """Squared distance of each image's rollout map to the peers' maps of its class, at the upsampled size.
+    """Compute the squared distance of each image's rollout map to the peers' maps of its class, at the upsampled size.
 
     The value is mean_b n·(a−ā)ᵀG(a−ā), n = `peer_counts[y_b]`, ā = `peer_means[y_b]`: FedEvPrompt eq. 7 without the
     spread of the buffer around ā, which has no gradient. A class that no peer holds contributes 0. The weight λ is the
@@ -144,7 +144,7 @@ def contrastive_loss(
 
 
 def paired_loss(first: Float[Tensor, "B D"], second: Float[Tensor, "B D"], temperature: float) -> Float[Tensor, ""]:
-    """SimCLR's loss in nats: each of the 2B views has to find the other view of its image among the 2B − 1 others.
+    """Compute SimCLR's loss in nats: each of the 2B views has to find the other of its image among the 2B − 1 others.
 
     The mean over the 2B views, as the paper's Algorithm 1 has it; its public code adds the two directions, which is
     twice this. The vectors are used as given: the caller normalises them.

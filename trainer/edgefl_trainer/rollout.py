@@ -20,7 +20,7 @@ logits); `sink` only drops them, so that mass given to prefixes is lost."""
 
 
 def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Tensor, "B N"]:
-    """Attention of the class token over the N patches, not normalised, rolled through per-block factors.
+    """Roll out the class token's attention over the N patches through per-block factors; not normalised.
 
     The factors, first block first and at least one, are head-averaged attention over the T = 1+N class and patch
     tokens; a `ValueError` where there is none.
@@ -38,7 +38,7 @@ def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Ten
 def attention_rollout(
     attentions: Sequence[Float[Tensor, "B H T C"]], prefix_length: int, mode: PrefixMode = "renormalise"
 ) -> Float[Tensor, "B N"]:
-    """Class-token rollout of recorded attention probabilities: maps before max-normalisation.
+    """Roll out the class token's recorded attention: maps before max-normalisation.
 
     Args:
         attentions: probabilities of each block, first block first, (B, heads, 1+N, P+1+N), prefix columns first.
@@ -78,7 +78,7 @@ def _interpolation(grid: int, out_px: int) -> Float[Tensor, "out grid"]:
 
 
 def bilinear_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
-    """UᵀU of bilinear upsampling from grid × grid patches, row by row, to out_px × out_px pixels; float64.
+    """Compute UᵀU of bilinear upsampling from grid × grid patches, row by row, to out_px × out_px pixels; float64.
 
     (a−b)ᵀ UᵀU (a−b) is the squared distance of the two upsampled maps, computed on the token grid. The reference size
     stays 224 whatever the image size, so that the weight λ keeps its meaning.
@@ -89,6 +89,6 @@ def bilinear_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
 
 
 def nearest_gram(grid: int, out_px: int = 224) -> Float[Tensor, "N N"]:
-    """UᵀU of nearest-neighbour upsampling: how many pixels show each patch (256 each for 14 → 224), float64."""
+    """Compute UᵀU of nearest-neighbour upsampling: how many pixels show each patch (256 each for 14 → 224), float64."""
     shown = torch.bincount(torch.arange(out_px) * grid // out_px, minlength=grid).to(torch.float64)
     return torch.diag(torch.kron(shown, shown))

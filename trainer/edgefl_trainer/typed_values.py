@@ -16,6 +16,7 @@ import msgspec
 
 from edgefl_trainer.errors import SettingError
 
+MOST_NAMED = 12  # names that one sentence can list
 PlainValue = bool | int | float | str | tuple[int | float | str, ...]  # of a setting in a table of settings
 PlainTable = Mapping[str, PlainValue]
 
@@ -34,18 +35,19 @@ _MISSING = re.compile(r"Object missing required field `(.*?)`")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known names that look most like `name`; all where none does."""
+    """Name the known names that look most like `name`; where none does, all of a short list, else the nearest."""
     names = sorted(known)
-    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names)
+    far = names if len(names) <= MOST_NAMED else difflib.get_close_matches(name, names, n=1, cutoff=0)
+    return ", ".join(difflib.get_close_matches(name, names, n=3, cutoff=0.4) or far)
 
 
 def hints(kind: Any) -> Mapping[str, Any]:
-    """The declared type of each field of a class, with its bounds."""
+    """Return the declared type of each field of a class, with its bounds."""
     return typing.get_type_hints(kind, include_extras=True)
 
 
 def fits(value: object, wanted: Any) -> bool:
-    """Whether a value is of a type and within its bounds."""
+    """Tell whether a value is of a type and within its bounds."""
     try:
         msgspec.convert(value, wanted)
     except msgspec.ValidationError:
@@ -54,7 +56,7 @@ def fits(value: object, wanted: Any) -> bool:
 
 
 def allowed(wanted: Any, value: object) -> str:
-    """What a person may write instead of a value that does not fit."""
+    """Return what a person may write instead of a value that does not fit."""
     origin, parts = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
         plain, *bounds = parts
@@ -67,7 +69,7 @@ def allowed(wanted: Any, value: object) -> str:
 
 
 def read_value(value: object, wanted: Any, name: str) -> Any:
-    """The value as its declared type, or a `SettingError` whose sentence says what is allowed."""
+    """Read a value as its declared type; a `SettingError` whose sentence says what is allowed."""
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError as error:
@@ -75,7 +77,7 @@ def read_value(value: object, wanted: Any, name: str) -> Any:
 
 
 def read_table(found: object, kind: type[Any], name: str) -> Any:
-    """A `msgspec.Struct` that forbids unknown fields, from a table of TOML.
+    """Read a `msgspec.Struct` that forbids unknown fields, from a table of TOML.
 
     Raises:
         SettingError: a key is unknown or missing or a value does not fit; the sentence names the place.

@@ -60,9 +60,9 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
     It holds keys, a development certificate and the settings.
     """
     from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
-    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.settings import CoordinatorHome
 
-    home = Home(folder.resolve())
+    home = CoordinatorHome(folder.resolve())
     secret = read_passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)
@@ -99,16 +99,17 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
 def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     """Return the [task] table and the training rounds."""
     from edgefl_coordinator.commands.setup import task_of_method, task_of_run
-    from edgefl_coordinator.errors import OperatorError
+    from edgefl_coordinator.errors import USAGE, OperatorError
     from edgefl_protocol.rules.maps import MAX_MAPS
 
     if options["run_"] is not None:
         if options["classes"]:
-            raise OperatorError("--run brings its own classes; leave --classes out")
+            raise OperatorError("--run brings its own classes; leave --classes out", USAGE)
         table, rounds = task_of_run(options["run_"], options["settings"])
     else:
         if not options["classes"]:
-            raise OperatorError("give the class names in index order with --classes A,B,… or a finished run with --run")
+            told = "give the class names in index order with --classes A,B,… or a finished run with --run"
+            raise OperatorError(told, USAGE)
         table, rounds = task_of_method(
             options["method"],
             options["backbone"],
@@ -119,6 +120,9 @@ def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         )
         head = {"name": options["task"], "classes": options["classes"].split(","), "seed": options["seed"]}
         table = {**head, **table}
+    if not table["travels"]:
+        name = table["method"]
+        raise OperatorError(f"{name} sends nothing, so it needs no coordinator: edgefl-train run {name} runs it", USAGE)
     most = options["maps_per_class"] or table["settings"].get("maps_per_class", MAX_MAPS)
     settings = {**table["settings"], "maps_per_class": most} if table["shares_maps"] else table["settings"]
     chosen = {"line": options["line"], "maps_per_class": most, "settings": settings}

@@ -29,13 +29,13 @@ _OTHERS_S = 10.0  # for a command of the operator that has the store as `serve` 
 @guarded
 def serve(home: Path, passphrase_file: Path | None, verbose: bool) -> None:
     """Serve until interrupted."""
-    from edgefl_coordinator.settings import Home
+    from edgefl_coordinator.settings import CoordinatorHome
     from edgefl_coordinator.store.coordinator import open_coordinator
     from edgefl_coordinator.web import service
 
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
     logging.getLogger("edgefl_coordinator").setLevel(logging.INFO if verbose else logging.WARNING)
-    coordinator = open_coordinator(Home(home.resolve()), read_passphrase(passphrase_file), wait_s=_OTHERS_S)
+    coordinator = open_coordinator(CoordinatorHome(home.resolve()), read_passphrase(passphrase_file), wait_s=_OTHERS_S)
     settings, store = coordinator.settings, coordinator.store
     click.echo(
         f"federation {settings.federation}, store in {store.journal_mode} journal mode, synchronous FULL", err=True

@@ -56,10 +56,11 @@ def guarded(
         try:
             command(*args, **kwargs)
         except EdgeflError as error:
-            from edgefl_coordinator.errors import PolicyError
+            from edgefl_coordinator.errors import USAGE_CODES, NotAllowedError
 
             click.echo(f"edgefl-coordinator: {error}", err=True)
-            sys.exit(3 if isinstance(error, PolicyError | BundleError | RecordError) else 1)
+            refused = isinstance(error, NotAllowedError | BundleError | RecordError)
+            sys.exit(3 if refused else 2 if error.code in USAGE_CODES else 1)
 
     return run
 
@@ -79,10 +80,12 @@ class Operator:
 
     def run(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Run an operation, by the running server if there is one."""
-        from edgefl_coordinator.settings import Home
+        from edgefl_coordinator.settings import CoordinatorHome
         from edgefl_coordinator.web.admin import run_operation
 
-        return run_operation(Home(self.home.resolve()), operation, arguments, read_passphrase(self.passphrase_file))
+        return run_operation(
+            CoordinatorHome(self.home.resolve()), operation, arguments, read_passphrase(self.passphrase_file)
+        )
 
     def show(self, facts: dict[str, Any], *lines: str) -> None:
         """Print the facts as JSON, or the lines."""

@@ -15,10 +15,16 @@ from urllib.parse import urlsplit
 
 import tomli_w
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds.jobs import make_job
-from edgefl_coordinator.settings import Home, LimitSettings, Settings, settings_from_table, settings_to_table
-from edgefl_coordinator.store.coordinator import SECRET_BYTES, wall_clock_ms
+from edgefl_coordinator.settings import (
+    CoordinatorHome,
+    CoordinatorSettings,
+    LimitSettings,
+    settings_from_table,
+    settings_to_table,
+)
+from edgefl_coordinator.store.coordinator import SECRET_FILE_BYTES, wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
 from edgefl_protocol.durable import write_atomic
@@ -31,8 +37,8 @@ DEFAULT_ROUNDS = 5  # training rounds, where neither a run nor a preset says
 
 
 def make_home(
-    home: Home, table: Mapping[str, Any], passphrase: bytes | None = None, now_ms: int | None = None
-) -> Settings:
+    home: CoordinatorHome, table: Mapping[str, Any], passphrase: bytes | None = None, now_ms: int | None = None
+) -> CoordinatorSettings:
     """Make a coordinator's folder.
 
     Args:
@@ -57,7 +63,7 @@ def make_home(
         home.signing: signing_key_to_pem(signing, passphrase),
         home.sealing_ring: ring_to_bytes(ring, passphrase),
         home.keys / "root.key": signing_key_to_pem(root, passphrase),
-        home.keys / "secret.bin": secrets.token_bytes(SECRET_BYTES),
+        home.keys / "secret.bin": secrets.token_bytes(SECRET_FILE_BYTES),
         home.tls / "server.key": certificate.key,
     }
     public = {
@@ -74,15 +80,15 @@ def make_home(
     return settings
 
 
-def check_table(table: Mapping[str, Any]) -> Settings:
+def check_table(table: Mapping[str, Any]) -> CoordinatorSettings:
     """Return the settings of a parsed TOML table; an `OperatorError` where one is unknown, missing or out of bounds."""
     try:
         return settings_from_table(table)
     except (ValueError, TypeError) as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
 
 
-def try_first_job(settings: Settings) -> int:
+def try_first_job(settings: CoordinatorSettings) -> int:
     """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
 
     Returns the bytes of the server's first state.
@@ -109,10 +115,7 @@ def task_of_method(
 ) -> tuple[dict[str, Any], int]:
     """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
 
-    Args:
-        backbone: as `edgefl-train --backbone` takes it.
-        preset: whose settings, rounds and epochs are taken; None for the method's own defaults.
-        seed: of an untrained backbone.
+    Without a preset settings, rounds and epochs are the method's own defaults.
 
     Raises:
         OperatorError: there is no such method, setting or value, or it goes on from weights that do not travel.
@@ -124,7 +127,7 @@ def task_of_method(
     try:
         method_class(method)
     except SettingError as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]
     table = _method_table(method, usual.get("hyper", {}), assignments)
     table |= {"epochs": usual.get("epochs", 1), "backbone": _backbone_table(method, backbone, image_px, seed)}
@@ -132,10 +135,7 @@ def task_of_method(
 
 
 def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], int]:
-    """Return the [task] table of a finished training run, and its training rounds. Imports the trainer.
-
-    Args:
-        assignments: texts KEY=VALUE, instead of the run's.
+    """Return a finished run's [task] table, with KEY=VALUE instead of its own, and the rounds. Imports the trainer.
 
     Raises:
         OperatorError: a setting or value that the run's method does not have, or weights that do not travel.
@@ -168,7 +168,7 @@ def _method_table(method: str, hyper: Mapping[str, Any], assignments: Sequence[s
         kind = method_class(method)
         made = build(kind, {**hyper, **dict(assignment(kind, text) for text in assignments)})
     except SettingError as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
     told = {"travels": list(made.travels), "shares_maps": travel_alone(made.travels)}
     return {"method": method, "settings": hyper_values(made), **told}
 
@@ -179,7 +179,8 @@ def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> 
     if _learns_network(method) and is_trained(name):
         raise OperatorError(
             f"{method} learns a network, which a live federation begins fresh: name an architecture, such as "
-            "--backbone cnn:resnet18 or vit:192x12/12"
+            "--backbone cnn:resnet18 or vit:192x12/12",
+            USAGE,
         )
     return _plain_spec(load_backbone(name, image_px=image_px, seed=seed).spec)
 

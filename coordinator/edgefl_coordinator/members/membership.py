@@ -2,8 +2,8 @@
 
 Guarantees: one invite makes at most one enrolment; a key enters once; a member takes part only after an operator
 compared the fingerprint of both its keys. The store keeps the SHA-256 of an invite's token, never the token.
-A member that changes its keys stays the same member: its first key id names it for good (`Member.skid`), so it replies
-once a round whichever key it uses. The key before goes on counting for 7 days (`member_keys`).
+A member that changes its keys stays the same member: its first key id names it for good (`MemberRow.skid`), so it
+replies once a round whichever key it uses. The key before goes on counting for 7 days (`member_keys`).
 States: unproved → pending (nonce returned) → approved (by the operator); any → revoked, which is final.
 Source: docs/security.md, enrolment and rotation (checks 21, 22, 23, 24).
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, or_, select, update
 
-from edgefl_coordinator.errors import OperatorError, PolicyError, RefusedError
+from edgefl_coordinator.errors import NotAllowedError, OperatorError, RefusedError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.tables import invites, member_keys, members
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey, fingerprint, same_fingerprint
@@ -24,7 +24,7 @@ from edgefl_protocol.records.rotation import OVERLAP_MS, Rotation
 
 
 @dataclass(frozen=True)
-class Member:
+class MemberRow:
     """A member as stored; `skid` is its first key id, `signing` its current key."""
 
     skid: str
@@ -37,7 +37,7 @@ class Member:
     approved_ms: int | None
 
     def fingerprint(self, federation: str) -> str:
-        """What the operator compares: 20 Crockford base32 characters."""
+        """Return what the operator compares: 20 Crockford base32 characters."""
         return fingerprint(federation, self.signing.public, self.sealing.public)
 
 
@@ -60,7 +60,7 @@ def add_invite(connection: Connection, now_ms: int, invite: Invite) -> None:
     audit.append(connection, now_ms, "invite", name, {"role": invite.role, "expires_ms": expires_ms})
 
 
-def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> Member:
+def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: PublicSealingKey) -> MemberRow:
     """Use up an invite and store the newcomer's keys; the same newcomer may ask again.
 
     Raises:
@@ -88,10 +88,10 @@ def enrol(connection: Connection, now_ms: int, request: EnrolRequest, sealing: P
     connection.execute(insert(members).values(**row, **keys, enrolled_ms=now_ms))
     connection.execute(update(invites).where(invites.c.token_sha256 == token_sha256).values(used_by=signing.key_id))
     audit.append(connection, now_ms, "enrolled", request.name, {"role": request.role, "skid": signing.key_id})
-    return Member(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
+    return MemberRow(signing.key_id, request.name, request.role, "unproved", signing, sealing, now_ms, None)
 
 
-def prove(connection: Connection, now_ms: int, member: Member) -> str:
+def prove(connection: Connection, now_ms: int, member: MemberRow) -> str:
     """Record that the member opened what was sealed to its key; return its state, "pending" or "approved"."""
     if member.state != "unproved":
         return member.state
@@ -100,17 +100,17 @@ def prove(connection: Connection, now_ms: int, member: Member) -> str:
     return "pending"
 
 
-def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> Member:
+def approve(connection: Connection, now_ms: int, name: str, typed: str, federation: str) -> MemberRow:
     """Let a pending member in, if the typed fingerprint is the one of its keys.
 
-    An `OperatorError` where nobody of that name waits; a `PolicyError` where the fingerprint differs.
+    An `OperatorError` where nobody of that name waits; a `NotAllowedError` where the fingerprint differs.
     """
     member = _by_name(connection, name)
     if member.state not in ("pending", "approved"):
         raise OperatorError(f"{name} has not proved its keys yet; let it run `edgefl enrol` to the end")
     if not same_fingerprint(typed, member.fingerprint(federation)):
         audit.append(connection, now_ms, "fingerprint_mismatch", name)
-        raise PolicyError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
+        raise NotAllowedError(f"the fingerprint is not the one of {name}'s keys; compare again, and do not let it in")
     if member.state == "approved":
         return member
     _set_state(connection, member.skid, "approved", approved_ms=now_ms)
@@ -118,7 +118,7 @@ def approve(connection: Connection, now_ms: int, name: str, typed: str, federati
     return member
 
 
-def revoke(connection: Connection, now_ms: int, name: str) -> Member:
+def revoke(connection: Connection, now_ms: int, name: str) -> MemberRow:
     """Shut a member out for good, from the next request on; an `OperatorError` where there is none."""
     member = _by_name(connection, name)
     _set_state(connection, member.skid, "revoked", revoked_ms=now_ms)
@@ -128,14 +128,14 @@ def revoke(connection: Connection, now_ms: int, name: str) -> Member:
     return member
 
 
-def by_skid(connection: Connection, skid: str) -> Member | None:
+def by_skid(connection: Connection, skid: str) -> MemberRow | None:
     """Return the member that has or had this signing key, or None."""
     later = select(member_keys.c.member).where(member_keys.c.skid == skid)
     row = connection.execute(select(members).where(or_(members.c.skid == skid, members.c.skid.in_(later)))).first()
     return _member(row) if row else None
 
 
-def sender(connection: Connection, skid: str, at_ms: int) -> tuple[Member, PublicSigningKey] | None:
+def sender(connection: Connection, skid: str, at_ms: int) -> tuple[MemberRow, PublicSigningKey] | None:
     """Return the member whose key this was at a time, with that key; None where it counted for nobody."""
     member = by_skid(connection, skid)
     if member is None:
@@ -148,7 +148,7 @@ def sender(connection: Connection, skid: str, at_ms: int) -> tuple[Member, Publi
     return member, PublicSigningKey(row.signing_public)
 
 
-def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotation, record: bytes) -> int:
+def rotate(connection: Connection, now_ms: int, member: MemberRow, rotation: Rotation, record: bytes) -> int:
     """Take a member's new keys; asking again with the same ones changes nothing.
 
     The `record` is kept as received, as proof. Returns Unix milliseconds until which the old signing key goes on
@@ -181,18 +181,18 @@ def rotate(connection: Connection, now_ms: int, member: Member, rotation: Rotati
     return until_ms
 
 
-def listed(connection: Connection) -> list[Member]:
+def listed(connection: Connection) -> list[MemberRow]:
     """Return all members but the revoked, in name order."""
     rows = connection.execute(select(members).where(members.c.state != "revoked").order_by(members.c.name))
     return [_member(row) for row in rows]
 
 
-def approved(connection: Connection) -> list[Member]:
+def approved(connection: Connection) -> list[MemberRow]:
     """Return the approved members in name order."""
     return [member for member in listed(connection) if member.state == "approved"]
 
 
-def _by_name(connection: Connection, name: str) -> Member:
+def _by_name(connection: Connection, name: str) -> MemberRow:
     row = connection.execute(select(members).where(members.c.name == name, members.c.state != "revoked")).first()
     if row is None:
         raise OperatorError(f"no member is named {name}; `edgefl-coordinator status` lists them")
@@ -207,6 +207,6 @@ def _columns(sealing: PublicSealingKey) -> dict[str, Any]:
     return {"sealing_suite": sealing.suite, "sealing_public": sealing.public}
 
 
-def _member(row: Row[Any]) -> Member:
+def _member(row: Row[Any]) -> MemberRow:
     keys = PublicSigningKey(row.signing_public), PublicSealingKey(row.sealing_suite, row.sealing_public)
-    return Member(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)
+    return MemberRow(row.skid, row.name, row.role, row.state, *keys, row.enrolled_ms, row.approved_ms)

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from edgefl_coordinator.errors import RefusedError
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.tables import uploads
 from edgefl_protocol.messages.blob_messages import BlobPut
@@ -44,7 +44,7 @@ def same(upload: Upload, put: BlobPut) -> Upload:
 
 
 def begin(
-    connection: Connection, now_ms: int, member: Member, put: BlobPut, file: str, most: int
+    connection: Connection, now_ms: int, member: MemberRow, put: BlobPut, file: str, most: int
 ) -> tuple[Upload, list[str]]:
     """Begin an upload, one of at most `most` of a member, whose empty file exists.
 

@@ -185,7 +185,7 @@ def _due(
     coordinator: Coordinator,
     kind: JobKind,
     number: int,
-    receivers: list[membership.Member],
+    receivers: list[membership.MemberRow],
     state: str | None = None,
     replies: dict[str, str] | None = None,
 ) -> Due:

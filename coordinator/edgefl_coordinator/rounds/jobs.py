@@ -18,7 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.settings import Settings
+from edgefl_coordinator.settings import CoordinatorSettings
 from edgefl_protocol import Payload, digest
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.fields import Plain
@@ -49,7 +49,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     order_key: str = ""  # 64 hex digits from which the order of peers is drawn; known to the server only
 
 
-class Encoded(Mapping[str, bytes]):
+class EncodedPayloads(Mapping[str, bytes]):
     """Payloads by name that become bytes one at a time, each when it is asked for: a network may go to many sites."""
 
     def __init__(self, payloads: Mapping[str, Payload]) -> None:
@@ -87,7 +87,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     problem: str
 
 
-def make_job(settings: Settings, kind: JobKind, number: int, **more: Any) -> Job:
+def make_job(settings: CoordinatorSettings, kind: JobKind, number: int, **more: Any) -> Job:
     """Return a job of the federation that `settings` describe; `more` are further fields of `Job`."""
     task = settings.task
     return Job(

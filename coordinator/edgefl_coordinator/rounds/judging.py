@@ -1,18 +1,18 @@
-"""Which replies of a round are aggregated: one that has another form than it should is refused by name, not averaged.
+"""Which replies of a round are aggregated: one of another form than it should have is refused by name, not averaged.
 
 Guarantees: whatever the method, a result comes only of replies that agree with the broadcast and with each other, and
 that the method takes. The rules, in order:
-    (1) an array that the broadcast of the round holds too has the broadcast's type and shape
-    (2) replies have one form: names, types and shapes of their arrays, names and kinds of their scalars; that of more
-        than half is right. Names that end in a class index (`prototypes.<k>`) may be there or not, and have as many
-        rows as the site has, as `features` do; a reply without arrays is for the method to judge
-    (3) of three replies or more that change what the broadcast holds (weights, prompts, heads), one whose change is
-        more than eight times the median one is refused; a site with more images than the median may go farther, in
-        proportion. A reply times a million, times −10, or far from everything does not enter the mean
-    (4) a reply that the method cannot take alone is refused, once it could not take them all together
-A contribution of features (`beside_the_average`) is compared with others of its kind alone, and counts for no quorum.
-A problem that no rule pins on a reply is told as such, and nothing is aggregated. Pure: the method comes as a function.
-Source: docs/security.md, poisoning, and check 46.
+    (1) An array that also stands in the round's broadcast has the type and shape it has there.
+    (2) All replies have one form: names, types and shapes of the arrays, names and kinds of the scalars. The form that
+        more than half of them have is the right one. Arrays whose names end in a class index (`prototypes.<k>`) may be
+        missing. They and `features` may have any number of rows. A reply without arrays is left to the method.
+    (3) Of three replies or more that change what was broadcast (weights, prompts, heads), one that lies more than eight
+        times as far from it as the median reply is refused. A site with more images than the median may lie farther, in
+        proportion. So a reply times a million, or times −10, does not enter the mean.
+    (4) Where the method cannot take these replies together, each that it cannot take alone is refused.
+A contribution of features (`beside_the_average`) is compared only with others like it, and counts for no quorum. Where
+the method fails and no single reply is at fault, the problem is told and nothing is aggregated. Pure: the method comes
+as a function. Source: docs/security.md, poisoning, and check 46.
 """
 
 import re
@@ -28,7 +28,7 @@ from edgefl_protocol import EdgeflError, Payload
 
 Result = TypeVar("Result")
 Replies = Mapping[str, Payload]
-Form = tuple[tuple[str, str], ...]
+ReplyForm = tuple[tuple[str, str], ...]
 
 _ROWS_OF_A_SITE = frozenset({"features"})  # a site with few images has few
 _BESIDE = frozenset({"features"})  # what says something without anything that is averaged
@@ -42,7 +42,7 @@ _LEAST_TO_COMPARE = 3  # replies of which a median tells the usual one
 
 
 @dataclass(frozen=True)
-class Verdict(Generic[Result]):
+class RoundVerdict(Generic[Result]):
     """What became of a round's replies."""
 
     result: Result | None = None  # what the method made of the sound ones; None where nothing was aggregated
@@ -70,13 +70,10 @@ def judge(
     *,
     quorum: int,
     beside: Collection[str] = frozenset(),
-) -> Verdict[Result]:
-    """Aggregate the sound replies.
+) -> RoundVerdict[Result]:
+    """Aggregate the sound replies, at least `quorum` of them, contributions not counted.
 
-    Args:
-        broadcasts: what these sites were sent at the start of the round.
-        quorum: sound replies below which nothing is aggregated, contributions not counted.
-        beside: see `beside_the_average`.
+    `broadcasts` are what these sites were sent at the start of the round; `beside`: see `beside_the_average`.
     """
 
     def counted(sound: Replies) -> int:
@@ -87,23 +84,23 @@ def judge(
     odd, problem = _minority(sound, beside)
     refused, sound = {**refused, **odd}, _without(sound, odd)
     if problem:
-        return Verdict(None, refused, problem)
+        return RoundVerdict(None, refused, problem)
     far = _too_far(sound, broadcasts)
     refused, sound = {**refused, **far}, _without(sound, far)
     if counted(sound) < quorum:
-        return Verdict(None, refused, _too_few(counted(sound), quorum))
+        return RoundVerdict(None, refused, _too_few(counted(sound), quorum))
     result, why = _try(take, sound)
     if result is not None:
-        return Verdict(result, refused)
+        return RoundVerdict(result, refused)
     alone = {name: fault for name in sorted(sound) if (fault := _try(take, {name: sound[name]})[1])}
     if not alone:
-        return Verdict(None, refused, f"the replies cannot be aggregated together: {why}")
+        return RoundVerdict(None, refused, f"the replies cannot be aggregated together: {why}")
     refused, sound = {**refused, **alone}, _without(sound, alone)
     if counted(sound) < quorum:
-        return Verdict(None, refused, _too_few(counted(sound), quorum))
+        return RoundVerdict(None, refused, _too_few(counted(sound), quorum))
     result, why = _try(take, sound)
     problem = "" if result is not None else f"the replies cannot be aggregated together: {why}"
-    return Verdict(result, refused, problem)
+    return RoundVerdict(result, refused, problem)
 
 
 def _against_broadcast(reply: Payload, broadcast: Payload) -> str:
@@ -130,7 +127,7 @@ def _minority(replies: Replies, beside: Collection[str]) -> tuple[dict[str, str]
     return refused, ""
 
 
-def _parts(reply: Payload, beside: Collection[str]) -> dict[str, Form]:
+def _parts(reply: Payload, beside: Collection[str]) -> dict[str, ReplyForm]:
     """Return the form of a reply: one part for what every reply holds, one for each name that is there by class."""
     whole = "beside" if is_beside(reply.arrays, beside) else ""
     parts: dict[str, set[tuple[str, str]]] = {whole: set()}
@@ -150,7 +147,7 @@ def _parts(reply: Payload, beside: Collection[str]) -> dict[str, Form]:
     return {part: tuple(sorted(form)) for part, form in parts.items()}
 
 
-def _difference(form: Form, usual: Form, votes: int, total: int) -> str:
+def _difference(form: ReplyForm, usual: ReplyForm, votes: int, total: int) -> str:
     """Say the first thing in which a form differs from the usual one."""
     name = min(name for name, _ in set(form) ^ set(usual))
     found, wanted = (" or ".join(what for key, what in one if key == name) for one in (form, usual))

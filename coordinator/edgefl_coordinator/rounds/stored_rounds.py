@@ -15,10 +15,10 @@ from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, 
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds.judging import beside_the_average, is_beside
 from edgefl_coordinator.rounds.states import Close, Extend, Round, accepts, cohort_allows, decide
-from edgefl_coordinator.settings import RoundSettings, Settings
+from edgefl_coordinator.settings import CoordinatorSettings, RoundSettings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
@@ -79,13 +79,13 @@ def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round 
 
 
 def accept_reply(
-    connection: Connection, settings: Settings, now_ms: int, member: Member, number: int, reply: Accepted
+    connection: Connection, settings: CoordinatorSettings, now_ms: int, member: MemberRow, number: int, reply: Accepted
 ) -> None:
     """Store a reply in the open round; the round closes at once when that completes its target.
 
     Raises:
-        RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused an
-            earlier reply of this member in this round.
+        RefusedError: `no_round`, `round_closed`, `already_replied`, or `bad_contribution` where aggregation refused
+            an earlier reply of this member in this round.
     """
     check_reply_due(connection, settings.rounds, now_ms, member, number)
     beside = is_beside(reply.names, beside_the_average(settings.task.travels, phase_of(connection, number)))
@@ -97,7 +97,7 @@ def accept_reply(
     advance(connection, settings.rounds, now_ms)
 
 
-def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: Member, number: int) -> None:
+def check_reply_due(connection: Connection, rules: RoundSettings, now_ms: int, member: MemberRow, number: int) -> None:
     """Refuse a reply that the round does not take of this member, as `accept_reply` does."""
     verdict = accepts(advance(connection, rules, now_ms), number, now_ms)
     if verdict == "no_round":
@@ -221,12 +221,12 @@ def held_arrays(connection: Connection) -> int:
     return sum({row.name: row.arrays for row in connection.execute(found)}.values())
 
 
-def release_broadcast(connection: Connection, settings: RoundSettings, member: Member, number: int) -> str:
+def release_broadcast(connection: Connection, settings: RoundSettings, member: MemberRow, number: int) -> str:
     """Return the blob of a member's broadcast.
 
     Raises:
-        RefusedError: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it is
-            being prepared.
+        RefusedError: `no_round`, `round_closed` where a later round is open, `small_cohort`, or `not_found` while it
+            is being prepared.
     """
     found = current_round(connection)
     last = 0 if found is None else found.number + (found.state == "done")  # after the last round: the final broadcast
@@ -292,7 +292,7 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
         connection.execute(insert(broadcasts).values(**row, others=others))
 
 
-def without_broadcast(connection: Connection, number: int) -> list[Member]:
+def without_broadcast(connection: Connection, number: int) -> list[MemberRow]:
     """Return the approved members for whom round `number` has no broadcast yet."""
     served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
     return [member for member in membership.approved(connection) if member.skid not in served]

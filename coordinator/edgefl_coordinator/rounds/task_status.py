@@ -5,7 +5,7 @@ from pathlib import PurePath
 from sqlalchemy import Connection
 
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -15,7 +15,7 @@ from edgefl_protocol.messages.requests import TaskReply
 SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
 
 
-def task_reply(coordinator: Coordinator, connection: Connection, member: Member, now_ms: int) -> Payload:
+def task_reply(coordinator: Coordinator, connection: Connection, member: MemberRow, now_ms: int) -> Payload:
     """Return the task as this member sees it now."""
     settings = coordinator.settings
     task, rounds = settings.task, settings.rounds

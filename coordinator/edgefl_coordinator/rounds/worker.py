@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl_coordinator.errors import OperatorError
-from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, Encoded, Job, JobResult, read_job, write_result
+from edgefl_coordinator.rounds.jobs import MAX_RESULT_BYTES, EncodedPayloads, Job, JobResult, read_job, write_result
 from edgefl_coordinator.rounds.judging import beside_the_average, judge
 from edgefl_coordinator.rounds.worker_process import do_jobs
 from edgefl_protocol import EdgeflError, Payload
@@ -85,7 +85,7 @@ def _broadcasts(method: Method, task: Task, state: State, number: int, job: Job)
     over = number > len(phases)
     phase = final_phase(task) if over else phases[number - 1]
     made = handed_out(method, task, state, sites) if over else method.broadcast(state, phase, sites)
-    return Encoded({name: _stamped(made[name], phase, task, number, name, job) for name in sites})
+    return EncodedPayloads({name: _stamped(made[name], phase, task, number, name, job) for name in sites})
 
 
 def _stamped(payload: Payload, phase: Phase, task: Task, number: int, receiver: str, job: Job) -> Payload:

@@ -20,12 +20,9 @@ _FIRST = "0" * 64
 
 
 def append(connection: Connection, now_ms: int, event: str, subject: str, detail: Detail | None = None) -> None:
-    """Add one row within the caller's transaction.
+    """Add one row within the caller's transaction; `detail` never holds a secret or a payload.
 
-    Args:
-        event: what happened, snake_case.
-        subject: whom or what it concerns: a member's name, a round, a bundle.
-        detail: more facts; never a secret, never a payload.
+    `event` says what happened, in snake_case, and `subject` whom it concerns: a member's name, a round, a bundle.
     """
     last = connection.execute(select(audit.c.number, audit.c.sha256).order_by(audit.c.number.desc()).limit(1)).first()
     number, previous = (last.number + 1, last.sha256) if last else (1, _FIRST)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgefl_coordinator.settings import Home, Settings, load_settings
+from edgefl_coordinator.settings import CoordinatorHome, CoordinatorSettings, load_settings
 from edgefl_coordinator.store import revocations
 from edgefl_coordinator.store.key_ring import SealingRing, load_ring
 from edgefl_coordinator.store.store import Store, open_store
@@ -23,7 +23,7 @@ from edgefl_protocol.records.coordinator_records import make_key_record
 from edgefl_protocol.records.root import join_chain
 
 INDEX_VALID_MS = 24 * 3600 * 1000
-SECRET_BYTES = 32
+SECRET_FILE_BYTES = 32
 
 
 def wall_clock_ms() -> int:
@@ -51,7 +51,7 @@ class Keys:
 class Coordinator:
     """Everything a request or a command needs."""
 
-    settings: Settings
+    settings: CoordinatorSettings
     store: Store
     keys: Keys
     clock: Callable[[], int] = wall_clock_ms
@@ -73,15 +73,16 @@ class Coordinator:
             return join_chain(revocations.chain(connection))
 
 
-def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
+def load_keys(home: CoordinatorHome, passphrase: bytes | None = None) -> Keys:
     """Read the keys of a home.
 
     A `StorageError` where a file is missing, or others can read it; a `KeyMaterialError` where it holds no such key, or
     the passphrase does not fit.
     """
-    secret = read_private(home.keys / "secret.bin", SECRET_BYTES)
-    if len(secret) != SECRET_BYTES:
-        raise KeyMaterialError(f"{home.keys / 'secret.bin'} has {len(secret)} bytes, {SECRET_BYTES} are needed")
+    path = home.keys / "secret.bin"
+    secret = read_private(path, SECRET_FILE_BYTES)
+    if len(secret) != SECRET_FILE_BYTES:
+        raise KeyMaterialError(f"{path} has {len(secret)} bytes, {SECRET_FILE_BYTES} are needed")
     return Keys(
         signing=signing_key_from_pem(read_private(home.signing, MAX_KEY_FILE_BYTES), passphrase),
         ring=load_ring(home, passphrase),
@@ -91,12 +92,12 @@ def load_keys(home: Home, passphrase: bytes | None = None) -> Keys:
 
 
 def open_coordinator(
-    home: Home, passphrase: bytes | None = None, clock: Callable[[], int] = wall_clock_ms, wait_s: float = 0.0
+    home: CoordinatorHome,
+    passphrase: bytes | None = None,
+    clock: Callable[[], int] = wall_clock_ms,
+    wait_s: float = 0.0,
 ) -> Coordinator:
-    """Open settings, keys and store of a home; close it with `coordinator.store.close()`.
-
-    Args:
-        wait_s: how long to wait for another process that has the store open.
+    """Open settings, keys and store of a home, waiting `wait_s` for another process; close it with `store.close()`.
 
     Raises:
         OperatorError: settings are wrong, or another process has the store open.

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_protocol.durable import read_private, write_atomic
 from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES, sealing_key_from_pem, sealing_key_to_pem
 from edgefl_protocol.envelopes.keys import SealingKey, generate_sealing_key
@@ -92,12 +92,12 @@ def ring_to_bytes(ring: SealingRing, passphrase: bytes | None = None) -> bytes:
     return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
 
 
-def save_ring(home: Home, ring: SealingRing, passphrase: bytes | None = None) -> None:
+def save_ring(home: CoordinatorHome, ring: SealingRing, passphrase: bytes | None = None) -> None:
     """Replace the file; a `StorageError` where the disk is full, with the ring before still there."""
     write_atomic(home.sealing_ring, ring_to_bytes(ring, passphrase), mode=0o600)
 
 
-def load_ring(home: Home, passphrase: bytes | None = None) -> SealingRing:
+def load_ring(home: CoordinatorHome, passphrase: bytes | None = None) -> SealingRing:
     """Read the file; a home from before there was one has its single key in `sealing.key`.
 
     A `StorageError` where it is missing, or others can read it; a `KeyMaterialError` where it is damaged, or the

@@ -31,7 +31,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
 from edgefl_coordinator.errors import IN_USE, OperatorError
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store import tables
 from edgefl_protocol import durable
 from edgefl_protocol.errors import StorageError
@@ -69,7 +69,7 @@ class Store:
     Every method that touches a file raises StorageError where the disk is full or fails, or the blob is missing.
     """
 
-    def __init__(self, home: Home, engine: Engine, lock: int, journal_mode: str) -> None:
+    def __init__(self, home: CoordinatorHome, engine: Engine, lock: int, journal_mode: str) -> None:
         """Take over an open engine and lock; use `open_store`."""
         self.home = home
         self.journal_mode = journal_mode  # of SQLite
@@ -177,7 +177,7 @@ class Store:
         return removed
 
 
-def open_store(home: Home, wait_s: float = 0.0) -> Store:
+def open_store(home: CoordinatorHome, wait_s: float = 0.0) -> Store:
     """Open the store, make its tables where there are none, and sweep what a crash left.
 
     Args:
@@ -217,7 +217,7 @@ def _fresh_name(prefix: str) -> str:
     return f"{prefix[:32]}-{secrets.token_hex(8)}"
 
 
-def _take_lock(home: Home, wait_s: float) -> int:
+def _take_lock(home: CoordinatorHome, wait_s: float) -> int:
     until = time.monotonic() + wait_s
     descriptor = os.open(home.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
@@ -233,7 +233,7 @@ def _take_lock(home: Home, wait_s: float) -> int:
         return descriptor
 
 
-def _engine(home: Home, mode: str) -> Engine:
+def _engine(home: CoordinatorHome, mode: str) -> Engine:
     engine = create_engine(
         f"sqlite:///{home.database}", poolclass=StaticPool, connect_args={"check_same_thread": False, "timeout": 5.0}
     )

@@ -14,8 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from edgefl_coordinator.errors import IN_USE, OperatorError, PolicyError
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.errors import IN_USE, NotAllowedError, OperatorError
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_protocol.errors import EdgeflError
 
 if TYPE_CHECKING:  # the store takes half a second to import, which a command that asks the server can do without
@@ -28,15 +28,11 @@ _TIMEOUT_S = 60.0
 _PATIENCE_S = 20.0  # for a server that has the store and does not listen yet
 
 
-def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: bytes | None = None) -> "Facts":
-    """Run one operation, by the running server if there is one.
-
-    Args:
-        name: a key of `OPERATIONS`.
-        passphrase: of the keys; needed only where no server runs.
+def run_operation(home: CoordinatorHome, name: str, arguments: "Arguments", passphrase: bytes | None = None) -> "Facts":
+    """Run one operation of `OPERATIONS`, by the running server if there is one, else with the keys' passphrase.
 
     Raises:
-        PolicyError: refused by policy or trust.
+        NotAllowedError: refused by policy or trust.
         EdgeflError: it failed; one sentence.
     """
     until = time.monotonic() + _PATIENCE_S
@@ -48,12 +44,12 @@ def run_operation(home: Home, name: str, arguments: "Arguments", passphrase: byt
                 raise
         time.sleep(0.1)
     if "error" in answer:
-        kind = PolicyError if answer.get("refused") else OperatorError
+        kind = NotAllowedError if answer.get("refused") else OperatorError
         raise kind(str(answer["error"]), str(answer.get("code", "operator")))
     return dict(answer["result"])
 
 
-def _run_alone(home: Home, name: str, arguments: "Arguments", passphrase: bytes | None) -> "Facts":
+def _run_alone(home: CoordinatorHome, name: str, arguments: "Arguments", passphrase: bytes | None) -> "Facts":
     """Run one operation over the store itself.
 
     An `OperatorError` where another process has it (`IN_USE`), or the operation failed.
@@ -105,7 +101,7 @@ def _answer(coordinator: "Coordinator", line: bytes) -> "Facts":
         return {"error": f"the request is not one this version understands ({type(error).__name__})", "code": "usage"}
 
 
-def _ask(home: Home, request: dict[str, Any]) -> dict[str, Any] | None:
+def _ask(home: CoordinatorHome, request: dict[str, Any]) -> dict[str, Any] | None:
     """Send one request to the running server; None where none runs."""
     if not home.socket.exists():
         return None
@@ -132,7 +128,7 @@ def _ask(home: Home, request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 @contextlib.contextmanager
-def _short_path(home: Home) -> Iterator[str]:
+def _short_path(home: CoordinatorHome) -> Iterator[str]:
     """Give a path to the socket that fits the 108 bytes of a Unix address, whatever the home's length."""
     plain = str(home.socket)
     if len(plain.encode()) < 104:

@@ -16,14 +16,14 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store import audit, inbox
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Opened, Payload, PayloadError, PublicSealingKey
 from edgefl_protocol.messages.requests import Route
 
 Value = TypeVar("Value")
-Effect = Callable[[Connection, Member], Value]
+Effect = Callable[[Connection, MemberRow], Value]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def check_round(call: Call) -> None:
         raise RefusedError("bad_message", f"the header's rnd is 0 on the route {call.route.cty}")
 
 
-def _entitled(member: Member | None, route: Route) -> Member:
+def _entitled(member: MemberRow | None, route: Route) -> MemberRow:
     """Return the member if its state lets it use the route, or refuse it as `pending` or `not_approved`."""
     if member is None or member.state == "revoked":
         raise RefusedError("not_approved", "this key was revoked")
@@ -100,7 +100,7 @@ def _entitled(member: Member | None, route: Route) -> Member:
 
 
 @contextmanager
-def _refusals_written(call: Call) -> Iterator[tuple[Connection, Member | None]]:
+def _refusals_written(call: Call) -> Iterator[tuple[Connection, MemberRow | None]]:
     """Give a transaction and the sender; a refusal in it leaves an audit row beside what was kept, and goes on."""
     header, refused = call.opened.header, None
     with call.coordinator.store.transaction() as connection:

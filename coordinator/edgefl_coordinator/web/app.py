@@ -15,7 +15,7 @@ from starlette.routing import Route as HttpRoute
 
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.guard import Application, Guard
-from edgefl_coordinator.web.handling import handle
+from edgefl_coordinator.web.sealed_requests import handle
 from edgefl_protocol.errors import RecordError
 from edgefl_protocol.messages.requests import ROUTES, Route
 from edgefl_protocol.records.coordinator_records import make_time

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.members.uploads import Upload
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -58,7 +58,7 @@ def take_blob(call: Call, reference: BlobReference) -> bytes:
     settings, store, number = call.coordinator.settings, call.coordinator.store, call.opened.header.rnd
     limit = settings.limits.reply_bytes
 
-    def effect(connection: Connection, member: Member) -> Upload:
+    def effect(connection: Connection, member: MemberRow) -> Upload:
         stored_rounds.check_reply_due(connection, settings.rounds, call.now_ms, member, number)
         if reference.plain_bytes > limit:
             raise RefusedError("too_large", f"the reply has {reference.plain_bytes} bytes, at most {limit} are taken")
@@ -88,7 +88,7 @@ def offer(call: Call, blob: str) -> BlobReference:
     """
     coordinator, store = call.coordinator, call.coordinator.store
 
-    def known(connection: Connection, member: Member) -> Row[Any] | None:
+    def known(connection: Connection, member: MemberRow) -> Row[Any] | None:
         return connection.execute(select(offers).where(offers.c.skid == member.skid, offers.c.blob == blob)).first()
 
     row = transact(call, known)
@@ -97,7 +97,7 @@ def offer(call: Call, blob: str) -> BlobReference:
         for chunk in seal_chunks(store.pieces(blob), _file_key(coordinator, made)):
             hasher.update(chunk)
 
-        def keep(connection: Connection, member: Member) -> Row[Any] | None:
+        def keep(connection: Connection, member: MemberRow) -> Row[Any] | None:
             values = {"id": made, "blob": blob, "bytes": plain_bytes, "sha256": hasher.hexdigest()}
             ask = insert(offers).prefix_with("OR IGNORE")  # it may have been asked for twice at once
             connection.execute(ask.values(skid=member.skid, **values))
@@ -115,7 +115,7 @@ def _file_key(coordinator: Coordinator, blob: str) -> bytes:
 
 
 def _give(call: Call, request: BlobGet) -> Payload:
-    def effect(connection: Connection, member: Member) -> tuple[str, int]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[str, int]:
         found = select(offers).where(offers.c.id == request.blob, offers.c.skid == member.skid)
         row = connection.execute(found).first()
         if row is None:
@@ -137,7 +137,7 @@ def _give(call: Call, request: BlobGet) -> Payload:
 def _take_piece(call: Call, put: BlobPut) -> Payload:
     store = call.coordinator.store
 
-    def known(connection: Connection, member: Member) -> Upload | None:
+    def known(connection: Connection, member: MemberRow) -> Upload | None:
         upload = uploads.find(connection, member.skid, put.blob)
         return None if upload is None else uploads.same(upload, put)
 
@@ -167,7 +167,7 @@ def _begin(call: Call, put: BlobPut) -> Upload:
     file = store.new_file()
     spare = [file]  # files that no row names
 
-    def effect(connection: Connection, member: Member) -> tuple[Upload, list[str]]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[Upload, list[str]]:
         twin = uploads.find(connection, member.skid, put.blob)  # begun twice at once
         if twin is not None:
             return uploads.same(twin, put), spare

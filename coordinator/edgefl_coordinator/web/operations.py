@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from edgefl_coordinator.errors import OperatorError, PolicyError
+from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, membership, uploads
 from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
@@ -67,11 +67,11 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Let a pending member in: {name, fingerprint} → the member; raises as `membership.approve`."""
     federation, now_ms, name = coordinator.settings.federation, coordinator.clock(), str(arguments["name"])
-    mismatch: PolicyError | None = None
+    mismatch: NotAllowedError | None = None
     with coordinator.store.transaction() as connection:
         try:
             member = membership.approve(connection, now_ms, name, str(arguments["fingerprint"]), federation)
-        except PolicyError as error:  # its audit row is kept
+        except NotAllowedError as error:  # its audit row is kept
             mismatch = error
     if mismatch is not None:
         raise mismatch
@@ -114,7 +114,7 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
 
     Raises:
         RecordError: it is not the next one, or too few root keys signed it.
-        PolicyError: it lists neither this coordinator's signing key nor the next one.
+        NotAllowedError: it lists neither this coordinator's signing key nor the next one.
         OperatorError: settings name no root key, or the set is past its time.
         StorageError: it cannot be read.
     """
@@ -128,7 +128,9 @@ def publish_root(coordinator: Coordinator, arguments: Arguments) -> Facts:
     if home.next_public.exists():
         known.append(read_public_key(home.next_public).key_id)
     if not any(root.coordinator(key_id) for key_id in known):
-        raise PolicyError(f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it")
+        raise NotAllowedError(
+            f"the root set lists no signing key of this coordinator ({known[0]}): nobody could reach it"
+        )
     federation, pinned = settings.federation, settings.root_key_id
     with coordinator.store.transaction() as connection:
         root = revocations.publish_root(connection, coordinator.clock(), federation, pinned, record)
@@ -267,4 +269,4 @@ OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
     "audit": verify_audit,
 }
 
-REFUSING = (PolicyError, BundleError, RecordError)  # exit 3
+REFUSING = (NotAllowedError, BundleError, RecordError)  # exit 3

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import uploads
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.reply_forms import check_reply
 from edgefl_coordinator.store import inbox
@@ -36,7 +36,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     store, settings, header = call.coordinator.store, call.coordinator.settings, call.opened.header
     sha256 = hashlib.sha256(call.opened.payload).hexdigest()
 
-    def first(connection: Connection, member: Member) -> Payload | None:
+    def first(connection: Connection, member: MemberRow) -> Payload | None:
         stored = inbox.first_answer(connection, member.skid, request.idem, sha256)
         return None if stored is None else Payload.from_bytes(stored)
 
@@ -46,7 +46,7 @@ def _take(call: Call, request: ReplyRequest) -> Payload:
     reply = _store(call, request)
     spare = [reply.blob.name]  # files that no row names
 
-    def effect(connection: Connection, member: Member) -> tuple[Payload, list[str]]:
+    def effect(connection: Connection, member: MemberRow) -> tuple[Payload, list[str]]:
         twin = first(connection, member)  # sent twice at once
         if twin is not None:
             return twin, spare
@@ -79,8 +79,8 @@ def _store(call: Call, request: ReplyRequest) -> stored_rounds.Accepted:
     """Check a reply and write its file, before the transaction that will name it.
 
     Raises:
-        RefusedError: the round takes none, a blob is missing or damaged, `bad_contribution` or `too_large`; nothing was
-            stored.
+        RefusedError: the round takes none, a blob is missing or damaged, `bad_contribution` or `too_large`; nothing
+            was stored.
         StorageError: the disk is full.
     """
     settings, limit = call.coordinator.settings, call.coordinator.settings.limits.reply_bytes

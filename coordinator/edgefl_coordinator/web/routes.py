@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds, task_status
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import INDEX_VALID_MS, Coordinator
@@ -60,7 +60,7 @@ def _enrol(call: Call) -> Payload:
 def _enrol_proof(call: Call) -> Payload:
     request = read(call, EnrolProofRequest.from_payload)
 
-    def effect(connection: Connection, member: Member) -> Payload:
+    def effect(connection: Connection, member: MemberRow) -> Payload:
         if not hmac.compare_digest(request.nonce, _nonce(call.coordinator, member.skid)):
             raise RefusedError("bad_proof", "this is not the nonce that was sealed to the new key; enrol again")
         state = membership.prove(connection, call.now_ms, member)
@@ -86,7 +86,7 @@ def _broadcast(call: Call) -> Payload:
     request = read(call, BroadcastRequest.from_payload)
     rounds = call.coordinator.settings.rounds
 
-    def effect(connection: Connection, member: Member) -> str:
+    def effect(connection: Connection, member: MemberRow) -> str:
         if request.round != call.opened.header.rnd:
             raise RefusedError("bad_message", "the header's rnd and the payload's round differ")
         name = stored_rounds.release_broadcast(connection, rounds, member, request.round)
@@ -105,7 +105,7 @@ def _index(call: Call) -> Payload:
 
     key, federation, until_ms = coordinator.keys.signing, coordinator.settings.federation, call.now_ms + INDEX_VALID_MS
 
-    def effect(connection: Connection, _: Member) -> Payload:
+    def effect(connection: Connection, _: MemberRow) -> Payload:
         index = make_index(key, federation, publishing.entries(connection), call.now_ms, until_ms)
         version, key_ids = revocations.listed(connection)
         revoked = make_revoked(key, federation, version, key_ids, call.now_ms, until_ms)
@@ -117,7 +117,7 @@ def _index(call: Call) -> Payload:
 def _bundle(call: Call) -> Payload:
     request = read(call, BundleRequest.from_payload)
 
-    def effect(connection: Connection, member: Member) -> str:
+    def effect(connection: Connection, member: MemberRow) -> str:
         name = publishing.bundle_blob(connection, request.line, request.task, request.version)
         subject = f"{request.line}/{request.task}"
         detail = {"version": request.version, "member": member.name}
@@ -145,7 +145,7 @@ def _rotate(call: Call) -> Payload:
     if call.opened.sender not in (rotation.old, rotation.new):
         refuse(call, RefusedError("bad_proof", "the change of keys is of another member"))
 
-    def effect(connection: Connection, member: Member) -> Payload:
+    def effect(connection: Connection, member: MemberRow) -> Payload:
         until_ms = membership.rotate(connection, call.now_ms, member, rotation, request.record)
         changed = membership.by_skid(connection, rotation.new.key_id) or member
         return RotateReply(old_until_ms=until_ms, fingerprint=changed.fingerprint(federation)).to_payload()

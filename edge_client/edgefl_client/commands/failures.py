@@ -7,7 +7,7 @@ and shows its traceback.
 
 from edgefl_client.sharing.policy import PolicyError
 from edgefl_exchange.enrolment import EnrolmentError
-from edgefl_exchange.errors import NotEnrolled, Refused, TlsRefused
+from edgefl_exchange.errors import NotEnrolled, SignedRefusal, TlsRefused
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, InviteError, KeyMaterialError, RecordError
 
 FAILED, REFUSED = 1, 3
@@ -19,12 +19,12 @@ _POLICY = frozenset(
     }
 )  # fmt: skip
 _REFUSALS = (BundleError, EnvelopeError, PolicyError, RecordError, TlsRefused)
-_MIXED = (Refused, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
+_MIXED = (SignedRefusal, NotEnrolled, EnrolmentError, InviteError, KeyMaterialError)  # refused only for some codes
 _RUNTIME_CODES = frozenset({"graph_run", "graph_load", "too_large"})
 
 
 def exit_code(error: EdgeflError) -> int:
-    """Exit code of a command that ends with this error."""
+    """Return the exit status of a command that ends with this error."""
     if isinstance(error, _REFUSALS):
         return FAILED if error.code in _RUNTIME_CODES else REFUSED
     return REFUSED if isinstance(error, _MIXED) and error.code in _POLICY else FAILED

@@ -15,7 +15,7 @@ from edgefl_client.commands.options import finite
 if TYPE_CHECKING:
     import threading
 
-    from edgefl_client.learning.limits import Limits
+    from edgefl_client.learning.limits import LearningLimits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,7 +59,7 @@ pictures_option = click.option(
 
 
 def one_of(labels: Path | None, pictures: Path | None) -> Path | None:
-    """The owner's pictures, as a table or as a folder; None where neither was named.
+    """Return the owner's pictures, as a table or as a folder; None where neither was named.
 
     Raises:
         click.UsageError: both were.
@@ -76,11 +76,11 @@ def limits_options(command: Command) -> Command:
     return command
 
 
-def limits_of(given: Mapping[str, Any], stop: "threading.Event") -> "Limits":
-    """What the options of `limits_options` allow."""
-    from edgefl_client.learning.limits import Limits
+def limits_of(given: Mapping[str, Any], stop: "threading.Event") -> "LearningLimits":
+    """Return what the options of `limits_options` allow."""
+    from edgefl_client.learning.limits import LearningLimits
 
-    return Limits(
+    return LearningLimits(
         minutes=given["minutes"], memory_mib=given["memory"], battery_percent=given["battery"], stopped=stop.is_set
     )
 
@@ -92,7 +92,7 @@ def clear_line() -> None:
 
 
 def progress() -> Callable[[Mapping[str, float | int | str]], None]:
-    """Prints what happens on standard error: one line that grows in a terminal, a line an epoch elsewhere."""
+    """Print what happens on standard error: one line that grows in a terminal, a line an epoch elsewhere."""
     live = sys.stderr.isatty()
     clear = _CLEAR if live else ""
 
@@ -121,7 +121,7 @@ def _now(facts: Mapping[str, float | int | str]) -> str:
 
 
 def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
-    """A round of learning for a person; `goes_on` is a clause that says how a stopped one goes on."""
+    """Describe a round of learning for a person; `goes_on` is a clause that says how a stopped one goes on."""
     if found["state"] == "paused":
         where = f"round {found['round']}, epoch {found['epoch'] + 1} of {found['epochs']}"
         return f"stopped in {where}: {found['reason']}; {goes_on}"

@@ -28,7 +28,7 @@ model_option = click.option(
     "--model",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.edgefl",
-    help="Bundle to score with.  [default: the one fetched by edgefl pull]",
+    help="File of the model (a signed bundle).  [default: the one fetched by edgefl pull]",
 )
 trust_option = click.option(
     "--trust", "trusted", multiple=True, metavar="PUB", help="Public key of a signer, or its file; for this call only."
@@ -39,21 +39,21 @@ threads_option = click.option(
 
 
 def finite(_context: click.Context, _option: click.Parameter, value: float | None) -> float | None:
-    """Option callback: refuse a number that is not finite."""
+    """Refuse a number that is not finite."""
     if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is no finite number.")
     return value
 
 
 def home_of(context: click.Context, home_dir: str | None) -> "Home":
-    """The home folder that the command, or the group before it, was given."""
+    """Return the home folder that the command, or the group before it, was given."""
     from edgefl_client.home import find_home
 
     return find_home(home_dir or context.find_root().obj)
 
 
 def device_of(context: click.Context, home_dir: str | None, passphrase_file: Path | None) -> "Device":
-    """What the commands of a federation need of this device."""
+    """Return this device as the commands of a federation need it."""
     from edgefl_client.sharing.enrolled_device import Device
     from edgefl_protocol.durable import read_passphrase
 
@@ -61,7 +61,7 @@ def device_of(context: click.Context, home_dir: str | None, passphrase_file: Pat
 
 
 def bundle_of(home: "Home", model: Path | None, trusted: tuple[str, ...]) -> "Bundle":
-    """The verified bundle that `--model` names, or the one in use; `trusted` is what `--trust` gave."""
+    """Open the verified bundle that `--model` names, or the one in use; `trusted` is what `--trust` gave."""
     import time
 
     from edgefl_client.trust import models

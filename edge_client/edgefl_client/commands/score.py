@@ -18,6 +18,7 @@ from edgefl_client.commands.options import (
     trust_option,
     weights_option,
 )
+from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from edgefl_client.scoring.scorer import Scorer
     from edgefl_protocol.bundle import Bundle
 
-SOON_DAYS = 14  # before a model expires, from when on every run says so
 FEW = 3  # pictures up to which no progress bar is drawn
 _KNOWN = ("jpeg", "png", "tiff", "heic", "dicom")  # `pictures.FORMATS`, which is not loaded for the help text
 
@@ -66,7 +66,7 @@ log_option = click.option(
 
 
 def parse_formats(value: str) -> tuple[str, ...]:
-    """Names of formats from a list with commas."""
+    """Split a list with commas into names of formats."""
     names = tuple(name.strip().lower() for name in value.split(",") if name.strip())
     unknown = [name for name in names if name not in _KNOWN]
     if unknown or not names:
@@ -138,7 +138,7 @@ def score(
         table = score_text.CsvLines(bundle.labels.classes)
         if as_csv:
             click.echo(table.head())
-        task = score_files.Task(
+        task = score_files.ScoringJob(
             scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=troubles.append, batch=batch, log=log
         )
         with _progress(len(files)) as step:
@@ -183,7 +183,7 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
 def open_log(
     file: Path | None, home: "Home", scorer: "Scorer", bundle: "Bundle"
 ) -> "Iterator[Callable[[Result, str | None], None] | None]":
-    """The log that takes each result, or None where none is asked for."""
+    """Open the log that takes each result; None where none is asked for."""
     if file is None:
         yield None
         return
@@ -205,5 +205,5 @@ def _progress(pictures: int) -> Iterator[Callable[[int], None]]:
 
 
 def at_a_terminal() -> bool:
-    """Whether standard error is a terminal and the results do not pass by on the same one."""
+    """Tell whether standard error is a terminal to which the results are not printed, too."""
     return sys.stderr.isatty() and not sys.stdout.isatty()

@@ -15,7 +15,7 @@ from edgefl_protocol.pictures.referral import REASON_WORDS
 
 
 def human_line(result: Result) -> str:
-    """One line for a person."""
+    """Write one line for a person."""
     if isinstance(result, Failure):
         return printable(f"{result.image}: not scored: {result.message}")
     if result.predicted is None:
@@ -30,12 +30,12 @@ def human_line(result: Result) -> str:
 
 
 def printable(line: str) -> str:
-    """A line in which every character that is not printable is escaped, as in Python."""
+    """Escape every character of a line that is not printable, as in Python."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in line)
 
 
 def json_line(result: Result) -> str:
-    """One JSON object on one line."""
+    """Write one JSON object on one line."""
     return _text(json.dumps(result.to_json(), ensure_ascii=False, allow_nan=False))
 
 
@@ -49,12 +49,12 @@ class CsvLines:
         self._classes = classes
 
     def head(self) -> str:
-        """The first line."""
+        """Write the first line."""
         per_class = [f"{measure}.{name}" for measure in ("probability", "evidence") for name in self._classes]
         return self._line([*self._PLAIN, *self._MODEL, *per_class, "error_code", "error_message"])
 
     def row(self, result: Result) -> str:
-        """The line of one result; what is undefined stays empty."""
+        """Write the line of one result; what is undefined stays empty."""
         if isinstance(result, Failure):
             empty = [""] * (len(self._PLAIN) - 1 + len(self._MODEL) + 2 * len(self._classes))
             return self._line([result.image, *empty, result.code, result.message])

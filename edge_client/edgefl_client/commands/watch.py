@@ -22,7 +22,7 @@ from edgefl_client.commands.stopping import stop_on_signal
 from edgefl_client.scoring.open_scorer import open_scorer
 
 if TYPE_CHECKING:
-    from edgefl_client.scoring.score_files import Result, Task
+    from edgefl_client.scoring.score_files import Result, ScoringJob
     from edgefl_client.scoring.watched_folder import Notes, Seen
 
 UNREADABLE = frozenset({"permissions", "storage"})  # codes of what lies with the disk or its rights, not the picture
@@ -84,7 +84,7 @@ def watch(
 
     from edgefl_client.scoring import watched_folder
     from edgefl_client.scoring.pictures import PictureReader
-    from edgefl_client.scoring.score_files import Task, left_out
+    from edgefl_client.scoring.score_files import ScoringJob, left_out
 
     with (
         stop_on_signal() as stop,
@@ -95,7 +95,7 @@ def watch(
     ):
         prepare(bundle, heatmaps, scorer, left_out([str(folder)], reader))
         notes.recover(output)
-        task = Task(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=heatmaps, not_drawn=_say, keep_drawn=True, log=log)
         watcher = _Watcher(folder, task, notes, output, stop, notes.scored())
         failed = watcher.once(interval_s) if once else watcher.until_stopped(interval_s)
     context.exit(1 if once and failed else 0)
@@ -106,7 +106,7 @@ class _Watcher:
     """One run of the command."""
 
     folder: Path  # what is watched
-    task: "Task"  # how its pictures are scored
+    task: "ScoringJob"  # how its pictures are scored
     notes: "Notes"  # which were scored
     output: BinaryIO | None  # takes the lines; None for standard output
     stop: threading.Event  # set when the run is to end
@@ -115,7 +115,7 @@ class _Watcher:
     again_s: dict[str, float] = field(default_factory=dict)
 
     def once(self, interval_s: float) -> int:
-        """Two looks and the pictures that were the same in both; gives the number that could not be scored."""
+        """Look twice, and score the pictures that were the same in both; gives the number that could not be scored."""
         before = self._look()
         if all(self.scored.get(name) == seen for name, seen in before.items()) or self.stop.wait(interval_s):
             return 0

@@ -71,7 +71,7 @@ def _model(home: Home, now_ms: int) -> dict[str, Any]:
     file = models.current_file(home)
     told: dict[str, Any] = {"file": str(file), "sha256": file.stem}
     try:
-        manifest = unverified_manifest(read_bounded(file, models.MAX_FILE_BYTES))[0]
+        manifest = unverified_manifest(read_bounded(file, models.MAX_BUNDLE_FILE_BYTES))[0]
     except (StorageError, BundleError):  # `edgefl doctor` says what is wrong with it
         return told | {"version": None, "age_days": None, "expires_in_days": None}
     return told | {
@@ -130,7 +130,7 @@ def status_text(report: dict[str, Any]) -> str:
         f"may leave: {', '.join(report['policy']['allowed']) or 'nothing'}",
     ]
     if member is None:
-        return "\n".join([*lines, "member of no federation"])
+        return "\n".join([*lines, "member of no federation; to join one: edgefl enrol INVITE"])
     lines.append(f"member: {member['name']} ({member['role']}) of {member['federation']}, {member['state']}")
     if member["state"] == "pending":
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")

@@ -6,7 +6,7 @@ import numpy as np
 
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import Features
-from edgefl_client.learning.session import STEP, Arrays, State, TrainingSession
+from edgefl_client.learning.session import STEP, Arrays, StepState, TrainingSession
 from edgefl_client.learning.views import Views
 from edgefl_client.runtime import load_graph, run_graph
 from edgefl_protocol.bundle import Bundle
@@ -19,7 +19,7 @@ GO_ON = "the values before this round are kept: go on with other pictures, or te
 class Stepped:
     """What a step leaves: the new state, the loss before it, and the slow encoder's features of the second views."""
 
-    state: State
+    state: StepState
     loss: float
     keys: Features
 

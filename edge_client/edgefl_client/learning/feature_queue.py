@@ -26,16 +26,16 @@ class FeatureQueue:
 
     @classmethod
     def empty(cls, capacity: int) -> "FeatureQueue":
-        """A queue without a feature."""
+        """Make a queue without a feature."""
         return cls(capacity, np.zeros((0, FEATURES), np.float32))
 
     def pushed(self, features: Features) -> "FeatureQueue":
-        """The queue after features came, the last row last; the oldest leave."""
+        """Append features, the last row last; the oldest leave."""
         return FeatureQueue(self.capacity, np.concatenate([self.rows, features])[-self.capacity :])
 
 
 def received(broadcast: Payload) -> Features | None:
-    """The others' features Q_r as unit vectors; None where there are none.
+    """Read the others' features Q_r as unit vectors; None where there are none.
 
     Args:
         broadcast: of a round; array `remote` (M, 128), float16.

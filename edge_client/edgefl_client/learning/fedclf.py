@@ -84,11 +84,11 @@ class FedCLFLearner:
         return ("features", "weights") if self._plan.shares else ("weights",)
 
     def start(self) -> Arrays:
-        """Nothing: the encoder comes with the broadcast, the bank with the warm phase."""
+        """Begin with nothing: the encoder comes with the broadcast, the bank with the warm phase."""
         return {}
 
     def most_reply_bytes(self, broadcast: Payload) -> int:
-        """The encoder, its slow copy where that travels, and a full bank; see `RoundLearner`."""
+        """Count the encoder, its slow copy where that travels, and a full bank; see `RoundLearner`."""
         plan = self._plan
         phase, _ = phase_and_round(broadcast)
         names = {"train": plan.leaves, "final": plan.norm}.get(phase, ())

@@ -66,11 +66,11 @@ class FedEvPromptLearner:
         self._session = TrainingSession(bundle, step_constants(bundle, plan, self._prior), self._threads)
 
     def start(self) -> Arrays:
-        """The bundle's values, moments of zero."""
+        """Begin with the bundle's values and moments of zero."""
         return fresh_state(self._plan, self._bundle.weights)
 
     def most_reply_bytes(self, broadcast: Payload) -> int:
-        """A few maps: see `RoundLearner`."""
+        """Count a few maps as nothing; see `RoundLearner`."""
         return 0
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
@@ -210,7 +210,7 @@ def step_batch(images: NDArray[np.uint8], labels: NDArray[np.int64], kl_weight: 
 def personal_weights(
     bundle: Bundle, plan: FedEvPromptPlan, state: Mapping[str, NDArray[Any]], prior: NDArray[np.float32]
 ) -> dict[str, NDArray[Any]]:
-    """The scoring graph's tensors with what was learned in them.
+    """Put what was learned into the scoring graph's tensors.
 
     Args:
         bundle: brings those that do not learn, temperature among them.

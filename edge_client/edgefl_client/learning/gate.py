@@ -16,9 +16,9 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import run_graph
-from edgefl_client.scoring.verdict import Verdict
+from edgefl_client.scoring.gate_verdict import GateVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
 from edgefl_protocol.rules.accuracy import balanced_accuracy
@@ -31,9 +31,9 @@ def judge(
     bundle: Bundle,
     personal: Mapping[str, NDArray[Any]],
     seen: Sequence[bool],
-    held: Rows,
+    held: PreparedRows,
     report: Callable[[int], None] = lambda done: None,
-) -> Verdict:
+) -> GateVerdict:
     """Compare bundle and personal values on the pictures held back.
 
     Args:
@@ -45,7 +45,7 @@ def judge(
     own, told = _predict(graph, bundle.weights, common, rules, held, report)
     learned, said = _predict(graph, personal, seen, rules, held, lambda done: report(len(held) + done))
     counts = np.bincount(held.labels)
-    return Verdict(
+    return GateVerdict(
         bundle=balanced_accuracy(own, held.labels) or 0.0,
         personal=balanced_accuracy(learned, held.labels) or 0.0,
         held=len(held),
@@ -60,7 +60,7 @@ def _predict(
     weights: Mapping[str, NDArray[Any]],
     seen: Sequence[bool],
     rules: ReferralRules,
-    rows: Rows,
+    rows: PreparedRows,
     report: Callable[[int], None],
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return the predicted class of each row, −1 for none, (n,); whether it would be told without a referral, (n,)."""

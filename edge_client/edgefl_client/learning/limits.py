@@ -47,7 +47,7 @@ def read_battery(folder: Path = POWER) -> Battery | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class LearningLimits:
     """Say what the owner allows, and where it is read."""
 
     minutes: float | None = None  # of wall time; None for no limit
@@ -86,7 +86,7 @@ class Limits:
 
 
 def check_step_memory(
-    limits: Limits, batch: int, largest: Callable[[int], int], take: Callable[[int], object], least: int
+    limits: LearningLimits, batch: int, largest: Callable[[int], int], take: Callable[[int], object], least: int
 ) -> None:
     """Take small steps and refuse a batch of which a whole step would take too much memory.
 
@@ -115,7 +115,7 @@ def check_step_memory(
 
 
 def _needed(
-    limits: Limits, allowed: int, pictures: int, take: Callable[[int], object], size: int
+    limits: LearningLimits, allowed: int, pictures: int, take: Callable[[int], object], size: int
 ) -> tuple[float, str, int]:
     """Return the MiB of a whole step, how well they are known, and how many pictures fit."""
     before, room, raised = limits.memory(), 0, list[tuple[int, float]]()

@@ -176,7 +176,7 @@ def counted_round(home: Home, federation: str) -> int:
 
 
 def counted_state(home: Home, bundle_sha256: str, federation: str) -> Mapping[str, NDArray[Any]]:
-    """What this device remembers after the last round that counted; empty before the first, and of another bundle."""
+    """Read what this device keeps of the last round that counted; empty before the first, and of another bundle."""
     return begun_with(home.learning / _STANDING, bundle_sha256, federation, {}).state
 
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.session import plan_of
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.learning_plan import Plan
+from edgefl_protocol.bundle.learning_plan import LearningPlan
 
 Report = Callable[[Mapping[str, float | int | str]], None]
 
@@ -26,10 +26,10 @@ class TrainOptions:
     restart: bool = False  # forget what was learned here and begin with the bundle's values
     formats: Sequence[str] = DEFAULT_FORMATS  # kinds of files that are read (`pictures.FORMATS`)
     checkpoint_seconds: float = 60.0  # at most between two checkpoints
-    limits: Limits = field(default_factory=Limits)  # minutes, memory, battery
+    limits: LearningLimits = field(default_factory=LearningLimits)  # minutes, memory, battery
     report: Report = lambda facts: None  # told what happens: pictures read, steps, warnings
 
-    def plan(self, bundle: Bundle) -> Plan:
+    def plan(self, bundle: Bundle) -> LearningPlan:
         """Return the bundle's plan with the caller's changes.
 
         Raises:

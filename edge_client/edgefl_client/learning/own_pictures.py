@@ -22,22 +22,22 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import Report
 from edgefl_client.learning.picture_rows import (
     MAX_ROWS,
     UNLABELLED,
     LabelledImage,
-    Rows,
+    PreparedRows,
     fit_rows,
     read_images,
     read_labels,
     read_rows,
 )
 from edgefl_client.learning.session import plan_of
+from edgefl_client.scoring.gate_verdict import LEAST_HELD
 from edgefl_client.scoring.pictures import DEFAULT_FORMATS, PictureReader
 from edgefl_client.scoring.score_files import pictures_below
-from edgefl_client.scoring.verdict import LEAST_HELD
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import EdgeflError, StorageError
 from edgefl_protocol.rules.batches import LEAST_BATCH
@@ -64,8 +64,8 @@ class Table:
 class Dealt:
     """Hold the owner's pictures in two parts; no lesion stands in both."""
 
-    learn: Rows  # those that teach
-    held: Rows  # those that judge; none for a method that learns without labels
+    learn: PreparedRows  # those that teach
+    held: PreparedRows  # those that judge; none for a method that learns without labels
     refused: int = 0  # how many more there are, which take no part at all
 
     @property
@@ -101,7 +101,7 @@ def remembered_table(home: Home) -> Table | None:
 
 
 def read_dealt(
-    home: Home, bundle: Bundle, table: Table, limits: Limits, report: Report, *, afresh: bool = False
+    home: Home, bundle: Bundle, table: Table, limits: LearningLimits, report: Report, *, afresh: bool = False
 ) -> Dealt:
     """Read the owner's pictures and part them into those that teach and those that judge.
 
@@ -131,7 +131,7 @@ def read_dealt(
     return Dealt(learn=rows.take(~held), held=rows.take(held))
 
 
-def _read_unlabelled(bundle: Bundle, table: Table, limits: Limits, report: Report) -> Dealt:
+def _read_unlabelled(bundle: Bundle, table: Table, limits: LearningLimits, report: Report) -> Dealt:
     """Read pictures for a method that learns without labels: there is nothing to judge, so none is held back."""
     folder = table.file.is_dir()
     listed = _pictures_of(table) if folder else read_images(table.file)
@@ -167,10 +167,10 @@ def _read(
     bundle: Bundle,
     table: Table,
     listed: Sequence[LabelledImage],
-    limits: Limits,
+    limits: LearningLimits,
     report: Report,
     refused: Callable[[EdgeflError], None] | None = None,
-) -> Rows:
+) -> PreparedRows:
     # They are there twice while they are dealt into those that teach and those that judge.
     allowed, needed = limits.memory_mib, 2 * len(listed) * bundle.preprocess.size**2 * 3 / 2**20
     if allowed is not None and needed > allowed:
@@ -189,7 +189,7 @@ def _read(
 
 
 def hold_back(
-    rows: Rows, classes: Sequence[str], limits: Mapping[str, str]
+    rows: PreparedRows, classes: Sequence[str], limits: Mapping[str, str]
 ) -> tuple[NDArray[np.bool_], dict[str, str]]:
     """Choose of each class the rows that are held back for the gate.
 

@@ -1,7 +1,7 @@
 """The owner's pictures as learning sees them: the table or folder that names them, and what was read.
 
     read_labels, read_images    a CSV → one `LabelledImage` a row
-    read_rows                   their files → `Rows`: small squares in memory, a class and a lesion for each
+    read_rows                   their files → `PreparedRows`: small squares in memory, a class and a lesion for each
 
 Of a lesion only a hash of its name is kept, or of the prepared pixels where the table names no lesion: so copies of one
 picture count as one.
@@ -36,7 +36,7 @@ class LabelsError(EdgeflError):
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledImage:
-    """Name one picture of the owner."""
+    """A picture of the owner with the class that the table gives it."""
 
     path: Path
     label: int  # index of its class, or `UNLABELLED`
@@ -97,7 +97,7 @@ def _image(path: Path, number: int, row: Mapping[str, str]) -> Path:
 
 
 @dataclass(frozen=True)
-class Rows:
+class PreparedRows:
     """Hold prepared pictures with their classes."""
 
     images: NDArray[np.uint8]  # (n, S, S, 3)
@@ -109,12 +109,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def take(self, chosen: NDArray[np.bool_]) -> "Rows":
+    def take(self, chosen: NDArray[np.bool_]) -> "PreparedRows":
         """Keep the rows where `chosen` (n,) holds, in order."""
         kept = np.flatnonzero(chosen).tolist()
         groups = tuple(self.groups[index] for index in kept)
         unfit = frozenset(position for position, index in enumerate(kept) if index in self.unfit)
-        return Rows(self.images[chosen], self.labels[chosen], groups, unfit)
+        return PreparedRows(self.images[chosen], self.labels[chosen], groups, unfit)
 
     @property
     def different(self) -> int:
@@ -135,7 +135,7 @@ def read_rows(
     formats: Sequence[str] = DEFAULT_FORMATS,
     report: Callable[[int], None] = lambda done: None,
     refused: Callable[[EdgeflError], None] | None = None,
-) -> Rows:
+) -> PreparedRows:
     """Decode and prepare pictures; they stay in memory as small squares.
 
     Args:
@@ -166,9 +166,9 @@ def read_rows(
             if measure_quality(photo).reasons(side):
                 unfit.add(index)
             report(done)
-    return Rows(images[: len(labels)], np.array(labels, np.int64), tuple(groups), frozenset(unfit))
+    return PreparedRows(images[: len(labels)], np.array(labels, np.int64), tuple(groups), frozenset(unfit))
 
 
-def fit_rows(rows: Rows) -> Rows:
+def fit_rows(rows: PreparedRows) -> PreparedRows:
     """Keep the rows that the gate before the model does not refer, in order."""
     return rows.take(np.array([index not in rows.unfit for index in range(len(rows))], np.bool_))

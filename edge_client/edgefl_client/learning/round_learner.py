@@ -39,7 +39,7 @@ class RoundLearner(Protocol):
         """Return the site's state before its first round."""
 
     def most_reply_bytes(self, broadcast: Payload) -> int:
-        """Bytes that a round's reply takes at most, told before the work; 0 where it is small beside any limit."""
+        """Tell, before the work, the most bytes that a round's reply takes; 0 where it is small beside any limit."""
 
     def local_round(self, state: Arrays, broadcast: Payload, report: Report) -> tuple[Arrays, Payload]:
         """Do one round: the same arguments, pictures and number of threads give the same bits.
@@ -119,7 +119,7 @@ class Circumstances:
     started: float | None = None
 
     def since(self) -> float:
-        """When the minutes that the owner allows began, by the clock of the limits."""
+        """Tell when the minutes that the owner allows began, by the clock of the limits."""
         return self.options.limits.clock() if self.started is None else self.started
 
 

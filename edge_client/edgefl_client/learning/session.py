@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.runtime import check_runtime, load_graph, run_graph
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT, Plan
+from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT, LearningPlan
 
-State = dict[str, NDArray[Any]]
+StepState = dict[str, NDArray[Any]]
 Arrays = Mapping[str, NDArray[Any]]
 
 STEP = "the training step"  # what cannot run where the runtime fails
@@ -35,7 +35,7 @@ class TrainingSession:
         """Return the lengths of an input; a text where one is free."""
         return next(tuple(value.shape) for value in self._graph.get_inputs() if value.name == name)
 
-    def step(self, state: Arrays, given: Arrays) -> tuple[State, State]:
+    def step(self, state: Arrays, given: Arrays) -> tuple[StepState, StepState]:
         """Learn one batch.
 
         Args:
@@ -52,7 +52,7 @@ class TrainingSession:
         return changed, found
 
 
-def plan_of(bundle: Bundle) -> Plan:
+def plan_of(bundle: Bundle) -> LearningPlan:
     """Return how a bundle learns.
 
     Raises:

@@ -68,14 +68,7 @@ def draw(rng: np.random.Generator, count: int, side: int) -> Draws:
 
 
 def views(images: Pictures, drawn: Draws, view_px: int) -> Views:
-    """One view of each picture.
-
-    Args:
-        images: square pictures, (B, S, S, 3).
-
-    Returns:
-        (B, 3, px, px), in [0, 1], in order.
-    """
+    """Draw one view of each square picture (B, S, S, 3): (B, 3, px, px), in [0, 1], in order."""
     pairs = zip(images, drawn.boxes, strict=True)
     found = np.stack([resized_crop(image, box, view_px) for image, box in pairs])  # (B, px, px, 3)
     changed = np.flatnonzero(drawn.jittered)
@@ -90,15 +83,7 @@ def views(images: Pictures, drawn: Draws, view_px: int) -> Views:
 
 
 def resized_crop(image: NDArray[np.uint8], box: NDArray[np.int64], view_px: int) -> NDArray[np.float32]:
-    """Cut a box out and resize it (bilinear, corners on corners).
-
-    Args:
-        image: (S, S, 3).
-        box: top, left, height and width.
-
-    Returns:
-        (px, px, 3), in [0, 1].
-    """
+    """Cut a box (top, left, height, width) out and resize it (bilinear, corners on corners): (px, px, 3), in [0, 1]."""
     top, left, height, width = (int(value) for value in box)
     cut = image[top : top + height, left : left + width].astype(np.float32) / np.float32(255)
     for axis, length in enumerate((height, width)):
@@ -133,7 +118,7 @@ def jittered(images: NDArray[np.float32], factors: NDArray[np.float32], order: t
 
 
 def grey(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Luminance, (B, px, px)."""
+    """Compute the luminance, (B, px, px)."""
     luminance: NDArray[np.float32] = images @ LUMINANCE
     return luminance
 
@@ -157,12 +142,9 @@ def _turned(images: NDArray[np.float32], turn: NDArray[np.float32]) -> NDArray[n
 
 
 def blurred(images: NDArray[np.float32], sigma: NDArray[np.float64], kernel: int) -> NDArray[np.float32]:
-    """Gaussian blur, each picture with its own width; the border is reflected.
+    """Blur each picture (B, px, px, 3) by a Gaussian of its own `sigma` in pixels; the border is reflected.
 
-    Args:
-        images: (B, px, px, 3).
-        sigma: in pixels, (B,).
-        kernel: number of pixels of the kernel, odd.
+    The kernel has an odd number of pixels.
     """
     reach = kernel // 2
     away = np.arange(kernel) - reach

@@ -119,11 +119,9 @@ def tint(photo: Photo, levels: Field) -> Photo:
 
 
 def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
-    """Lay the coloured map and its outline over the photo.
+    """Lay the coloured map and its outline over the photo (H, W, 3).
 
-    Args:
-        photo: (H, W, 3).
-        line_px: width of the white line; its black rim is as wide again on either side.
+    The white line is `line_px` wide, its black rim as wide again on either side.
     """
     left, top, right, bottom = placed.box
     levels = np.clip((placed.values - placed.low) / (placed.high - placed.low), 0.0, 1.0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.scoring.checked_file import read_checked, write_checked
-from edgefl_client.scoring.verdict import Verdict
+from edgefl_client.scoring.gate_verdict import GateVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
@@ -29,7 +29,7 @@ class PersonalState:
     bundle_sha256: str  # of the bundle's file
     weights: Mapping[str, NDArray[Any]]  # tensors by name, the scoring graph's inputs besides `image`
     seen: tuple[bool, ...]  # per class, whether this device's own training rows held it
-    verdict: Verdict  # what the gate found
+    verdict: GateVerdict  # what the gate found
     images: int  # pictures learned from
     round: int  # of learning that gave them
 
@@ -85,7 +85,7 @@ def kept_personal(home: Home) -> PersonalState | None:
 
 def _read(payload: Payload) -> PersonalState:
     facts = payload.scalars
-    verdict = Verdict(
+    verdict = GateVerdict(
         bundle=float(facts["bundle_balanced_accuracy"]),
         personal=float(facts["personal_balanced_accuracy"]),
         held=int(facts["held"]),

@@ -26,7 +26,7 @@ from edgefl_protocol.pictures.score import Score
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.pictures import PictureReader
-    from edgefl_client.scoring.scorer import Prepared, Scorer
+    from edgefl_client.scoring.scorer import PreparedPicture, Scorer
 
 STANDARD_INPUT = "-"
 _DRAWN = ".heatmap.png"  # how our own drawings end: no pictures to score
@@ -109,7 +109,7 @@ def pictures_below(folder: Path, suffixes: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class ScoringJob:
     """What to score with and where to draw."""
 
     scorer: "Scorer"  # the model
@@ -124,7 +124,7 @@ class Task:
     log: Callable[[Result, str | None], None] | None = None
 
 
-def score_files(task: Task, files: Iterable[str]) -> Iterator[Result]:
+def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
     """Score files in batches, yielding results in order; a result that cannot be logged is not given."""
     taken: set[str] = set()
     for names in _batches(files, 1 if task.heatmaps or task.log else task.batch):
@@ -153,12 +153,12 @@ def _batches(names: Iterable[str], size: int) -> Iterator[list[str]]:
 @dataclass(frozen=True)
 class _Loaded:
     name: str
-    found: "Prepared | Failure"
+    found: "PreparedPicture | Failure"
     sha256: str | None = None  # of the file's bytes, where a log asks for it
     pixels: NDArray[np.uint8] | None = None  # (H, W, 3), where a heat map needs them again
 
 
-def _load(name: str, task: Task) -> _Loaded:
+def _load(name: str, task: ScoringJob) -> _Loaded:
     if not name:
         return _Loaded(name, Failure(image=name, code="missing", message="an empty name names no file; check it"))
     started, sha256 = time.perf_counter(), None
@@ -179,7 +179,7 @@ def _load(name: str, task: Task) -> _Loaded:
     return _Loaded(name, prepared, sha256, None if task.heatmaps is None else pixels)
 
 
-def _score(scorer: "Scorer", photos: Sequence[tuple[str, "Prepared"]]) -> list[Result]:
+def _score(scorer: "Scorer", photos: Sequence[tuple[str, "PreparedPicture"]]) -> list[Result]:
     """Score a batch; where it fails as a whole, score one by one, so that one picture cannot spoil the others."""
     if not photos:
         return []
@@ -191,7 +191,7 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "Prepared"]]) -> list[R
         return [result for photo in photos for result in _score(scorer, [photo])]
 
 
-def _drawn(score: Score, photo: _Loaded, folder: Path, task: Task, taken: set[str]) -> Score:
+def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob, taken: set[str]) -> Score:
     """Draw the heat map of a score; none for networks without attention, and none for what is not skin."""
     if score.map is None or photo.pixels is None or "not_skin" in score.refer_reasons:
         return score

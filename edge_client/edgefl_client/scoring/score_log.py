@@ -82,7 +82,7 @@ _OUT_OF_SCOPE = frozenset({"not_skin", "unseen_class"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Circumstances:
+class SharedColumns:
     """What every row of one run shares."""
 
     device: str  # this member's name, or the machine's where it is a member of nothing
@@ -94,14 +94,14 @@ class Circumstances:
 
 def circumstances(
     home: Home, bundle: Bundle, model: ModelInfo, temperature: float | None, threads: int
-) -> Circumstances:
+) -> SharedColumns:
     """Collect what the rows of a run share."""
     try:
         device = load_membership(home.member).name
     except NotEnrolled:
         device = platform.node() or "unnamed"
     settings = json.dumps(bundle.preprocess.to_json(), sort_keys=True).encode()
-    return Circumstances(
+    return SharedColumns(
         device=device, model=model, temperature=temperature, threads=threads,
         preprocessing=f"{PREPROCESSING} {hashlib.sha256(settings).hexdigest()}",
     )  # fmt: skip
@@ -117,7 +117,7 @@ class ScoreLog:
         StorageError: the file cannot be used, or is none of these.
     """
 
-    def __init__(self, path: Path, shared: Circumstances, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, path: Path, shared: SharedColumns, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._path, self._shared, self._clock_ns = path, shared, clock_ns
         self._software = f"edgefl {version('edgefl')}, onnxruntime {version('onnxruntime')}, pillow {version('pillow')}"
         with self._mapped():

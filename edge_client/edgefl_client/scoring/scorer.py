@@ -43,7 +43,7 @@ class ScoreError(EdgeflError):
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedPicture:
     """A picture that is ready for the network, and judged; the photograph itself is no longer needed."""
 
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
@@ -144,20 +144,22 @@ class Scorer:
         """
         return self.score_batch([image], [name])[0]
 
-    def score_batch(self, images: Sequence[Photo | Prepared], names: Sequence[str | None] | None = None) -> list[Score]:
+    def score_batch(
+        self, images: Sequence[Photo | PreparedPicture], names: Sequence[str | None] | None = None
+    ) -> list[Score]:
         """Score several pictures in one run of the network: as for `score`, or what `prepare` made of them."""
         called = list(names) if names is not None else [None] * len(images)
         if len(called) != len(images):
             raise ValueError(f"{len(images)} pictures but {len(called)} names")
         if not images:
             return []
-        prepared = [image if isinstance(image, Prepared) else self.prepare(image) for image in images]
+        prepared = [image if isinstance(image, PreparedPicture) else self.prepare(image) for image in images]
         started = time.perf_counter()
         found = self._run(np.stack([one.pixels for one in prepared]))
         share_ms = (time.perf_counter() - started) * 1e3 / len(prepared)
         return [self._judge(found, row, called[row], one, share_ms) for row, one in enumerate(prepared)]
 
-    def prepare(self, image: Photo) -> Prepared:
+    def prepare(self, image: Photo) -> PreparedPicture:
         """Make the network's input of a picture, and judge the picture."""
         started = time.perf_counter()
         if isinstance(image, bytes):
@@ -168,7 +170,7 @@ class Scorer:
             photo = image
         pixels = prepare(photo, self._bundle.preprocess)
         gate = measure_quality(photo).reasons(self._bundle.preprocess.size)
-        return Prepared(pixels, gate, (time.perf_counter() - started) * 1e3)
+        return PreparedPicture(pixels, gate, (time.perf_counter() - started) * 1e3)
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         found = run_graph(self._graph, self._bundle.outputs, {"image": pixels, **self._weights}, "the model")
@@ -178,7 +180,7 @@ class Scorer:
         return found
 
     def _judge(
-        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: Prepared, share_ms: float
+        self, found: Mapping[str, Floats], row: int, name: str | None, prepared: PreparedPicture, share_ms: float
     ) -> Score:
         expires_ms = self._bundle.manifest.expires_ms
         return make_score(

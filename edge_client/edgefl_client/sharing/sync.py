@@ -35,7 +35,7 @@ from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, trave
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
-from edgefl_exchange.errors import Refused
+from edgefl_exchange.errors import SignedRefusal
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.bundle import Bundle
@@ -252,7 +252,7 @@ def _fetch_broadcast(device: Device, member: Member, task: TaskReply) -> dict[st
     if found is None:
         try:
             found = member.broadcast(number)
-        except Refused as refusal:
+        except SignedRefusal as refusal:
             error = {"code": refusal.code, "message": str(refusal)}
             return {"file": None, "maps": 0, "features": 0, "bytes": 0, "error": error}
         keep_broadcast(home, federation, number, found)

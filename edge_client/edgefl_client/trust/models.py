@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgefl_client.trust.signers import Signers
     from edgefl_protocol.bundle import Bundle
 
-MAX_FILE_BYTES = 2**31
+MAX_BUNDLE_FILE_BYTES = 2**31
 Line = tuple[str | None, str, str]  # federation, line, task
 
 
@@ -36,7 +36,7 @@ class NoModel(StorageError):
 
 
 def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line, int]:
-    """Highest version seen of each (federation, line, task) that a signer `in_force` vouches for; None counts all."""
+    """Return the highest version seen of each (federation, line, task) that a signer `in_force` vouches for, or any."""
     seen: dict[Line, int] = {}
     for entry in _record(home)["seen"]:
         signer = entry.get("signer")
@@ -47,22 +47,23 @@ def last_seen(home: Home, in_force: Collection[str] | None = None) -> dict[Line,
 
 
 def current_file(home: Home) -> Path:
-    """File of the bundle in use."""
+    """Return the file of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
-        raise NoModel("this device has no model yet; name one with --model, or fetch the federation's with edgefl pull")
+        get = "name one with --model, or get the federation's: edgefl enrol INVITE, then edgefl pull"
+        raise NoModel(f"this device has no model yet; {get}")
     return home.models / f"{sha256}.edgefl"
 
 
 def is_in_use(home: Home, sha256: str) -> bool:
-    """Whether the bundle of this SHA-256 is in use and its file is whole; one that was lost or damaged is not."""
+    """Tell whether the bundle of this SHA-256 is in use and its file is whole, neither lost nor damaged."""
     return _record(home)["current"] == sha256 and _is_whole(home.models / f"{sha256}.edgefl", sha256)
 
 
 def _is_whole(file: Path, sha256: str) -> bool:
     hasher = hashlib.sha256()
     try:
-        for piece in read_pieces(file, MAX_FILE_BYTES):
+        for piece in read_pieces(file, MAX_BUNDLE_FILE_BYTES):
             hasher.update(piece)
     except StorageError:
         return False
@@ -76,7 +77,7 @@ def read_file(home: Home, file: Path | None) -> Archive:
         NoModel: no file is named and none was pulled.
         BundleError: it is no archive.
     """
-    with open_bounded(current_file(home) if file is None else file, MAX_FILE_BYTES) as opened:
+    with open_bounded(current_file(home) if file is None else file, MAX_BUNDLE_FILE_BYTES) as opened:
         return open_archive(opened)
 
 
@@ -120,7 +121,7 @@ def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     if sha256 in (None, bundle.sha256):
         return
     try:
-        data = read_bounded(current_file(home), MAX_FILE_BYTES)
+        data = read_bounded(current_file(home), MAX_BUNDLE_FILE_BYTES)
     except StorageError:
         return
     if hashlib.sha256(data).hexdigest() != sha256:

@@ -79,7 +79,7 @@ class Signers:
 
 
 def signers_in_force(home: Home, extra: Iterable[bytes] = ()) -> Signers:
-    """The signers that count on this device now; `extra` are public keys trusted for this call, as if by hand."""
+    """Return the signers that count on this device now, and `extra`, public keys trusted for this call."""
     root, revoked = load_root(home.member), load_revoked(home.member)
     off = frozenset() if revoked is None else revoked.key_ids
     by_hand = [*(one.key for one in list_trusted(home)), *map(PublicSigningKey, extra)]

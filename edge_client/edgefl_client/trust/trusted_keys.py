@@ -14,10 +14,10 @@ from pathlib import Path
 
 from edgefl_client.home import Home, read_json, write_json
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.key_files import MAX_KEY_FILE_BYTES
 from edgefl_protocol.envelopes.keys import PublicSigningKey
 from edgefl_protocol.errors import KeyMaterialError, StorageError
 
-MAX_KEY_FILE_BYTES = 16 * 2**10
 MAX_KEYS = 256
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
 
@@ -31,12 +31,12 @@ class TrustedKey:
     added: str  # date it was added, ISO 8601
 
     def to_json(self) -> dict[str, str]:
-        """The entry `edgefl trust list --json` prints."""
+        """Return the entry `edgefl trust list --json` prints."""
         return {"name": self.name, "key_id": self.key.key_id, "public": self.key.public.hex(), "added": self.added}
 
 
 def read_public_key(given: str) -> PublicSigningKey:
-    """The public key a person names: a file, or the key itself.
+    """Read the public key a person names: a file, or the key itself.
 
     Args:
         given: path of a file, or the key as text. Either holds an Ed25519 public key as 64 hexadecimal digits, as
@@ -77,7 +77,7 @@ def _decoded(text: bytes) -> bytes | None:
 
 
 def list_trusted(home: Home) -> list[TrustedKey]:
-    """Trusted signers, oldest first."""
+    """List the trusted signers, oldest first."""
     record = read_json(home.trust_file, "the list of trusted signers")
     entries = [] if record is None else record.get("keys")
     try:

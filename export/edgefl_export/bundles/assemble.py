@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_export.errors import ExportError
-from edgefl_export.graphs.score import Form, export_score_graph
+from edgefl_export.graphs.score import GraphForm, export_score_graph
 from edgefl_export.int8.calibration import Calibration
-from edgefl_export.int8.precision import Agreement, Choice, check_agreement, choose_layers
-from edgefl_export.parity.scores import Parity, Pictures, check_parity
+from edgefl_export.int8.precision import Agreement, FloatLayers, check_agreement, choose_layers
+from edgefl_export.parity.score_parity import Parity, Pictures, check_parity
 from edgefl_protocol.bundle import Card, Labels
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json
@@ -106,7 +106,7 @@ def build_members(
     model: SiteModel,
     images: Pictures | None = None,
     *,
-    form: Form = "fused",
+    form: GraphForm = "fused",
     int8: Calibration | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Members:
@@ -143,7 +143,7 @@ def build_members(
 
 def _quantised(
     graph: bytes, tensors: Mapping[str, NDArray[np.float32]], pictures: Calibration, report: Callable[[str], None]
-) -> tuple[bytes, str, Choice, Agreement]:
+) -> tuple[bytes, str, FloatLayers, Agreement]:
     """Return the 8-bit graph, the oldest runtime that runs it, what stayed in float and what the gate found."""
     from edgefl_export.int8 import quantise  # pulls in the runtime's tools, which fp32 does not need
 
@@ -153,7 +153,7 @@ def _quantised(
     return data, quantise.MIN_RUNTIME, choice, check_agreement(data, graph, tensors, pictures.gate)
 
 
-def _int8_facts(choice: Choice, found: Agreement, pictures: Calibration) -> dict[str, object]:
+def _int8_facts(choice: FloatLayers, found: Agreement, pictures: Calibration) -> dict[str, object]:
     """Return what the card says about 8 bits: what was measured, and on how many pictures."""
     ranked = sorted(choice.sensitivity.items(), key=lambda pair: -pair[1])
     return {

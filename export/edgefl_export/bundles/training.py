@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.training import export_training_graph
-from edgefl_export.methods.learned import LearnedMethod, Prepared, Weights
+from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Weights
 from edgefl_export.methods.table import GRAPHS
-from edgefl_export.parity.steps import StepParity
+from edgefl_export.parity.step_parity import StepParity
 from edgefl_protocol.bundle.learning_plan import RECORD
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
@@ -54,7 +54,7 @@ def build_training(run: FinishedRun, site: str, weights: Weights) -> TrainingMem
     return TrainingMembers({**graphs, RECORD: prepared.plan.to_bytes()}, tuple(figures))
 
 
-def traced(prepared: Prepared) -> dict[str, bytes]:
+def traced(prepared: PreparedStep) -> dict[str, bytes]:
     """Return the serialised graphs of a training step by the members' names."""
     return {
         member: export_training_graph(one.step, one.example, one.outputs, one.free, one.name)

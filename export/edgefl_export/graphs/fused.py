@@ -30,7 +30,7 @@ AFTER_SOFTMAX = 3  # qk_matmul_output_mode
 
 
 def can_fuse(module: ScoreModule) -> bool:
-    """Whether a fused form exists: for vision transformers whose prompts, if any, join projected keys and values."""
+    """Tell whether a fused form exists: for vision transformers with prompts, if any, on projected keys and values."""
     options = module.options
     return isinstance(module.backbone, FrozenViT) and options.insert is None and options.prefix == "after"
 

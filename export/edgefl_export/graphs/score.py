@@ -29,7 +29,7 @@ from edgefl_export.errors import ExportError
 from edgefl_export.graphs.fused import FusedScore, can_fuse
 from edgefl_trainer.models.scoring import ScoreModule
 
-Form = Literal["fused", "plain"]
+GraphForm = Literal["fused", "plain"]
 OPSET = 20
 IR_VERSION = 9  # the oldest that holds opset 20
 FUSED_OPSET = 23  # the first with Attention
@@ -45,7 +45,7 @@ class ScoreGraph:
 
     onnx: bytes  # the serialised model
     min_runtime: str  # oldest onnxruntime that is known to run it
-    form: Form = "plain"  # how it is written
+    form: GraphForm = "plain"  # how it is written
 
 
 class _Traced(nn.Module):
@@ -60,7 +60,7 @@ class _Traced(nn.Module):
 
 
 def export_score_graph(
-    module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]], form: Form = "fused"
+    module: ScoreModule, tensors: Mapping[str, NDArray[np.float32]], form: GraphForm = "fused"
 ) -> ScoreGraph:
     """Trace a scoring module.
 
@@ -127,12 +127,7 @@ def exporting(what: str) -> Iterator[None]:
 
 
 def clean(model: onnx.ModelProto, name: str, ir_version: int = IR_VERSION) -> None:
-    """Remove what describes the exporting machine, and intermediate shapes, which runtimes infer themselves.
-
-    Args:
-        model: changed in place.
-        ir_version: the oldest that holds its opset.
-    """
+    """Remove, in place, what describes the exporting machine, and shapes that runtimes infer themselves."""
     model.producer_name, model.producer_version, model.domain, model.doc_string = PRODUCER, "", "", ""
     model.ir_version = ir_version
     del model.metadata_props[:]

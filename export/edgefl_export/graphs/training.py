@@ -31,7 +31,7 @@ OPSET = 20
 TRACED_BATCH = 4  # 0 and 1 would be taken for constants
 MAX_FREE = 65_536
 
-Step = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+PureStep = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 class _Traced(nn.Module):
@@ -46,7 +46,11 @@ class _Traced(nn.Module):
 
 
 def export_training_graph(
-    step: Step, tensors: Mapping[str, Tensor], outputs: Sequence[str], free: Mapping[str, str], name: str = "train_step"
+    step: PureStep,
+    tensors: Mapping[str, Tensor],
+    outputs: Sequence[str],
+    free: Mapping[str, str],
+    name: str = "train_step",
 ) -> bytes:
     """Trace a step.
 
@@ -68,7 +72,7 @@ def export_training_graph(
     return data
 
 
-def _trace(step: Step, tensors: dict[str, Tensor], free: Mapping[str, str]) -> GraphModule:
+def _trace(step: PureStep, tensors: dict[str, Tensor], free: Mapping[str, str]) -> GraphModule:
     """Trace with only the free axes as symbols: with every length one, a network takes many minutes."""
     table = {
         **core_aten_decompositions(),

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_export.errors import ExportError
-from edgefl_export.parity.scores import Pictures
+from edgefl_export.parity.score_parity import Pictures
 from edgefl_trainer.data import DataError, Federation
 from edgefl_trainer.data.partition import PARTITION_FILE, read_partition
 from edgefl_trainer.engine.models import FinishedRun

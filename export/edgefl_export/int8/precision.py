@@ -17,7 +17,7 @@ import numpy as np
 
 from edgefl_export.errors import GateError
 from edgefl_export.int8.quantise import Quantiser
-from edgefl_export.parity.scores import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
+from edgefl_export.parity.score_parity import MIN_IMAGES, Arrays, Pictures, graph_scores, open_session
 
 MIN_SAME_CLASS = 0.99
 MAX_MEAN_CHANGE = 0.01
@@ -43,7 +43,7 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class Choice:
+class FloatLayers:
     """Which layers stay in float, and why."""
 
     kept: tuple[str, ...]  # their names, the most sensitive first
@@ -71,7 +71,9 @@ def agreement(expected: Arrays, found: Arrays) -> Agreement:
     return Agreement(len(wanted), same, float(change.mean()) if finite else float("inf"), maps)
 
 
-def choose_layers(quantiser: Quantiser, graph: bytes, tensors: Arrays, pictures: Pictures, report: Report) -> Choice:
+def choose_layers(
+    quantiser: Quantiser, graph: bytes, tensors: Arrays, pictures: Pictures, report: Report
+) -> FloatLayers:
     """Measure every layer, and find how many have to stay in float: (1) and (2).
 
     Args:
@@ -96,7 +98,7 @@ def choose_layers(quantiser: Quantiser, graph: bytes, tensors: Arrays, pictures:
         report(f"{count} layers in float: {judged.same_class:.2%} the same class, change {judged.change:.1e}")
         if judged.within(0.5):
             break
-    return Choice(kept, sensitivity, judged)
+    return FloatLayers(kept, sensitivity, judged)
 
 
 def _counts(layers: int) -> list[int]:

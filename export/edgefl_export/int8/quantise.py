@@ -30,7 +30,7 @@ from onnxruntime.quantization.calibrate import CalibrationDataReader, TensorsDat
 
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import clean
-from edgefl_export.parity.scores import Arrays, Pictures
+from edgefl_export.parity.score_parity import Arrays, Pictures
 
 MIN_RUNTIME = "1.24"  # the oldest with QuantizeLinear of opset 23
 OPERATORS = ["Gemm", "MatMul"]

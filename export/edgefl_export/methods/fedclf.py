@@ -30,8 +30,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.graphs.convolutions import moments
 from edgefl_export.graphs.training import TRACED_BATCH
-from edgefl_export.methods.learned import LearnedMethod, Prepared, Traceable, Weights
-from edgefl_export.parity.steps import (
+from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable, Weights
+from edgefl_export.parity.step_parity import (
     TENSORS,
     Arrays,
     StepParity,
@@ -61,8 +61,8 @@ from edgefl_trainer.augment import normalised
 from edgefl_trainer.contract import Predictor, Task
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.settings import RunSettings, read_settings
-from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, slow_copy, unit
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Split, tensors_of
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureRing, MomentumContrast, slow_copy, unit
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Split, tensors_of
 from edgefl_trainer.losses import contrastive_loss
 from edgefl_trainer.methods.fedclf import FedCLF
 from edgefl_trainer.models.backbones import weights_of
@@ -80,13 +80,15 @@ _Hook = Callable[[nn.Module, tuple[Tensor, ...]], None]
 class FedCLFStep:
     """What a step holds fixed: the network's form, how pixels are normalised, and the temperature."""
 
-    model: Learner
+    model: LearningNetwork
     plan: FedCLFPlan
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, model: Learner, plan: FedCLFPlan, mean: tuple[float, ...], std: tuple[float, ...]) -> "FedCLFStep":
+    def of(
+        cls, model: LearningNetwork, plan: FedCLFPlan, mean: tuple[float, ...], std: tuple[float, ...]
+    ) -> "FedCLFStep":
         """Return the step of a network on the CPU, which is left as it is; mean and deviation are the channels'."""
         bare = deepcopy(model).train()
         for layer in _norms(bare).values():  # it neither reads nor moves running statistics of its own
@@ -116,13 +118,9 @@ class FedCLFStep:
         return {ENCODED: unit(self.features(tensors[VIEW], {**statistics, **tensors})[0])}
 
     def __call__(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Take one step: `train_step.onnx`.
+        """Take one step, `train_step.onnx`, with the tensors that `FedCLFPlan.inputs` names.
 
-        Args:
-            tensors: as `FedCLFPlan.inputs` names them.
-
-        Returns:
-            `loss`, `keys`, then everything that learning changes as `next.NAME`.
+        Returns `loss`, `keys`, then everything that learning changes as `next.NAME`.
         """
         plan = self.plan
         leaves = {name: tensors[name].detach().requires_grad_(True) for name in plan.parameters}
@@ -190,14 +188,14 @@ def contrast_method(run: FinishedRun) -> tuple[FedCLF, RunSettings]:
     return found, settings
 
 
-def network(recipe: ContrastRecipe, spec: CNNSpec, seed: int, backbone: FrozenCNN | None = None) -> Learner:
+def network(recipe: ContrastRecipe, spec: CNNSpec, seed: int, backbone: FrozenCNN | None = None) -> LearningNetwork:
     """Return a network as FedCLF begins with it: the backbone's values, where there are any, and a fresh projection."""
     initial = {} if backbone is None else weights_of(backbone.network)
     task = Task(name="pixels", classes=(), backbone=spec, rounds=1, epochs=1, seed=seed, initial=initial)
     return recipe.build(task).requires_grad_(True)
 
 
-def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: Learner) -> FedCLFPlan:
+def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: LearningNetwork) -> FedCLFPlan:
     """Return the record of a network and of how it learns.
 
     Args:
@@ -228,7 +226,7 @@ def contrast_plan(method: FedCLF, settings: RunSettings, spec: CNNSpec, model: L
         )
 
 
-def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepared:
+def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> PreparedStep:
     """See `LearnedMethod`."""
     backbone = predictor.module.backbone
     assert isinstance(backbone, FrozenCNN)  # `fits`
@@ -237,7 +235,7 @@ def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepare
     return prepared(contrast_plan(method, settings, backbone.spec, model), model, backbone.spec)
 
 
-def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
+def prepared(plan: FedCLFPlan, model: LearningNetwork, spec: CNNSpec) -> PreparedStep:
     """Return the step of a network under a record; the network is left as it is."""
     step = FedCLFStep.of(model, plan, spec.mean, spec.std)
     state = {name: torch.from_numpy(value) for name, value in begun(plan, dict(tensors_of(model))).items()}
@@ -246,7 +244,7 @@ def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
     given = {FIRST: views, SECOND: views, NEGATIVES: torch.zeros((TRACED_BATCH + 2, FEATURES)), **state, **numbers}
     free = {FIRST: "batch", SECOND: "batch", NEGATIVES: "bank"}
     learned = {VIEW: views, **{name: state[name] for name in plan.parameters}}
-    return Prepared(
+    return PreparedStep(
         plan=plan,
         graphs={
             GRAPH: Traceable(step=step, example=given, outputs=plan.outputs, free=free),
@@ -254,11 +252,13 @@ def prepared(plan: FedCLFPlan, model: Learner, spec: CNNSpec) -> Prepared:
                 step=step.encoded, example=learned, outputs=(ENCODED,), free={VIEW: "batch"}, name="encode"
             ),
         },
-        check=lambda graphs: check_contrast(graphs[GRAPH], graphs[ENCODER], TrainerSteps(deepcopy(model), plan, spec)),
+        check=lambda graphs: check_contrast(
+            graphs[GRAPH], graphs[ENCODER], FedCLFTrainerSteps(deepcopy(model), plan, spec)
+        ),
     )
 
 
-def check_contrast(graph: bytes, encoder: bytes, trainer: "TrainerSteps") -> Sequence[StepParity]:
+def check_contrast(graph: bytes, encoder: bytes, trainer: "FedCLFTrainerSteps") -> Sequence[StepParity]:
     """Run the gate of both graphs: the steps, then features of `encode.onnx` against the slow encoder's."""
     figures = check_steps(graph, trainer)
     session = onnxruntime.InferenceSession(encoder, providers=["CPUExecutionProvider"])
@@ -269,19 +269,19 @@ def check_contrast(graph: bytes, encoder: bytes, trainer: "TrainerSteps") -> Seq
     return [features, *figures]
 
 
-class TrainerSteps:
+class FedCLFTrainerSteps:
     """The trainer's own step, a `Reference`: its objective, PyTorch's modules and SGD. The network changes in place."""
 
     tries = TRIES
 
-    def __init__(self, model: Learner, plan: FedCLFPlan, spec: CNNSpec, seed: int = 0, held: int = 256) -> None:
+    def __init__(self, model: LearningNetwork, plan: FedCLFPlan, spec: CNNSpec, seed: int = 0, held: int = 256) -> None:
         self.model, self.slow, self._pixels = model.train(), slow_copy(model, {}), (spec.mean, spec.std)
         self._rng = np.random.default_rng(seed)
         drawn = self._rng.normal(size=(held, FEATURES)).astype(np.float32)
         self._negatives = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-        queue = FeatureQueue(held, torch.device("cpu"))
+        queue = FeatureRing(held, torch.device("cpu"))
         queue.push(torch.from_numpy(self._negatives))
-        bank = FeatureQueue(plan.queue, torch.device("cpu"))
+        bank = FeatureRing(plan.queue, torch.device("cpu"))
         self._plan, m = plan, key_momentum(plan.key_momentum, 0)
         self._objective = MomentumContrast(
             self.model, self.slow, m, plan.temperature, bank, queue, None, keeps_local=False

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from edgefl_export.errors import ExportError, refused_settings
 from edgefl_export.graphs.training import TRACED_BATCH
-from edgefl_export.methods.learned import LearnedMethod, Prepared, Traceable, Weights
-from edgefl_export.parity.scores import gate_images
-from edgefl_export.parity.steps import STEPS, WARM_STEPS, Arrays, batch_size, check_steps
+from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable, Weights
+from edgefl_export.parity.score_parity import gate_images
+from edgefl_export.parity.step_parity import STEPS, WARM_STEPS, Arrays, batch_size, check_steps
 from edgefl_protocol.bundle.fedevprompt_plan import (
     COUNTS,
     FIRST_MOMENT,
@@ -202,12 +202,12 @@ def prompt_form(predictor: Predictor, sharing: MapSharing) -> PromptForm:
     )
 
 
-def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> Prepared:
+def prepare(run: FinishedRun, predictor: Predictor, weights: Weights) -> PreparedStep:
     """See `LearnedMethod`."""
     return prepared(training_plan(run, predictor), predictor, weights)
 
 
-def prepared(plan: FedEvPromptPlan, predictor: Predictor, weights: Weights) -> Prepared:
+def prepared(plan: FedEvPromptPlan, predictor: Predictor, weights: Weights) -> PreparedStep:
     """Return the step of a model under a record."""
     step = step_of(plan, predictor)
     side = step.module.vit.spec.image_px
@@ -217,10 +217,10 @@ def prepared(plan: FedEvPromptPlan, predictor: Predictor, weights: Weights) -> P
         **example_inputs(step, plan, weights),
     }
     graph = Traceable(step=step, example=example, outputs=plan.outputs, free={"image": "batch", "target": "batch"})
-    return Prepared(
+    return PreparedStep(
         plan=plan,
         graphs={GRAPH: graph},
-        check=lambda graphs: check_steps(graphs[GRAPH], TrainerSteps(step, plan, weights)),
+        check=lambda graphs: check_steps(graphs[GRAPH], FedEvPromptTrainerSteps(step, plan, weights)),
     )
 
 
@@ -245,7 +245,7 @@ def rate_inputs(plan: FedEvPromptPlan) -> Arrays:
     return {RATE + name: np.asarray(rate, np.float32) for name, rate in plan.rates.items()}
 
 
-class TrainerSteps:
+class FedEvPromptTrainerSteps:
     """The trainer's own step with PyTorch's AdamW, a `Reference`: every step has other settings that a round can have.
 
     Args:

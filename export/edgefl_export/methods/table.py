@@ -1,6 +1,6 @@
 """The graph of every method that devices learn, by the method's name. A new one is one file and one line."""
 
 from edgefl_export.methods import fedclf, fedevprompt
-from edgefl_export.methods.learned import LearnedMethod
+from edgefl_export.methods.learned_method import LearnedMethod
 
 GRAPHS: dict[str, LearnedMethod] = {"fedevprompt": fedevprompt.LEARNED, "fedclf": fedclf.LEARNED}

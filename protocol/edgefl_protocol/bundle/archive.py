@@ -41,13 +41,9 @@ _END = struct.Struct("<4sHHHHIIH")  # 22 bytes
 
 
 def write_archive(members: Mapping[str, bytes]) -> bytes:
-    """Write the canonical archive of these members, in this order.
+    """Write the canonical archive of these members (name to content, names like `score.onnx`), in this order.
 
-    Args:
-        members: name to content; names like `score.onnx`.
-
-    Raises:
-        BundleError: too many members, too many bytes or a name of another form (`bad_archive`).
+    A `BundleError` for too many members, too many bytes or a name of another form (`bad_archive`).
     """
     if len(members) > MAX_MEMBERS:
         raise _refused(f"{len(members)} members; allowed are {MAX_MEMBERS}")

@@ -86,7 +86,7 @@ class FedCLFPlan:
     kind: Literal["fedclf"] = "fedclf"
     needs_labels: ClassVar[bool] = False
     frozen_sha256: ClassVar[None] = None
-    defaults: ClassVar[Settings] = defaults.by_name(defaults.FedCLF)
+    defaults: ClassVar[Settings] = defaults.by_name(defaults.FedCLFDefaults)
 
     def __post_init__(self) -> None:
         names = (*self.parameters, *self.statistics, *self.counters)

@@ -116,7 +116,7 @@ class FedEvPromptPlan:
     form: PromptForm
     kind: Literal["fedevprompt"] = "fedevprompt"
     needs_labels: ClassVar[bool] = True
-    defaults: ClassVar[Settings] = defaults.by_name(defaults.FedEvPrompt)
+    defaults: ClassVar[Settings] = defaults.by_name(defaults.FedEvPromptDefaults)
 
     def __post_init__(self) -> None:
         names = self.trained

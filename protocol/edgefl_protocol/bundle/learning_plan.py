@@ -1,10 +1,10 @@
 """What the record of every training step tells, whatever the method: `training.json` beside `train_step.onnx`.
 
-A record is a frozen dataclass that meets `Plan`: it names its method (`kind`), says what the bundle's graphs take and
-give (`graphs`), and how a federation's settings are followed (`defaults`, `fixed`, `following`). Who loads a bundle or
-learns with it asks the record and no method's name. Guarantees: a record that exists satisfies its own form, so no rate
-of it can be negative, infinite or of unknown meaning; what is not of the form is refused with a `ValueError` whose text
-is one clause for a sentence. Source: docs/design.md, sections 7 and 9.
+A record is a frozen dataclass that meets `LearningPlan`: it names its method (`kind`), says what the bundle's graphs
+take and give (`graphs`), and how a federation's settings are followed (`defaults`, `fixed`, `following`). Who loads a
+bundle or learns with it asks the record and no method's name. Guarantees: a record that exists satisfies its own form,
+so no rate of it can be negative, infinite or of unknown meaning; what is not of the form is refused with a `ValueError`
+whose text is one clause for a sentence. Source: docs/design.md, sections 7 and 9.
 """
 
 from collections.abc import Collection, Mapping
@@ -47,7 +47,7 @@ class ScoreFacts:
     size_px: int
 
 
-class Plan(Protocol):
+class LearningPlan(Protocol):
     """How a bundle's method is learned on a device; a frozen dataclass."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -89,10 +89,10 @@ class Plan(Protocol):
         """SHA-256 of the frozen network's weights; None where the network itself is learned."""
 
     def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
-        """What a setting such as `auto` or 0 means with this network; None where each member settles it alone."""
+        """Tell what a setting such as `auto` or 0 means with this network; None where each member settles it alone."""
 
     def unable(self, wanted: Settings) -> str | None:
-        """Why devices cannot learn with these settings, whatever the bundle, as a clause; None where they can."""
+        """Tell why devices cannot learn with these settings, whatever the bundle, as a clause; None where they can."""
 
     def following(self, wanted: Settings) -> Self:
         """Return the same record with the federation's values of what a step takes as an input.

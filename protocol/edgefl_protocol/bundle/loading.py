@@ -32,14 +32,14 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.archive import Archive, open_archive, read_archive, write_archive
-from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD, Plan, ScoreFacts
+from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD, LearningPlan, ScoreFacts
 from edgefl_protocol.bundle.manifest import (
     OPTIONAL_MEMBERS,
     REQUIRED_MEMBERS,
     SIGNING_LABEL,
     BundleFields,
+    BundleMember,
     Manifest,
-    Member,
     Signature,
     check_validity,
     parse_manifest,
@@ -80,7 +80,9 @@ class Bundle:
     outputs: tuple[str, ...]  # names of the scoring graph's outputs, in order
     sha256: str  # of the file, 64 hex digits
     signers: tuple[str, ...]  # key ids of the trusted keys whose signatures held
-    training: Plan | None = None  # how a device learns with `train_step.onnx`; None where the bundle only scores
+    training: LearningPlan | None = (
+        None  # how a device learns with `train_step.onnx`; None where the bundle only scores
+    )
 
     @property
     def id(self) -> str:
@@ -146,7 +148,7 @@ def load_bundle(
     )
 
 
-def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> Plan | None:
+def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> LearningPlan | None:
     """Step 10."""
     if (GRAPH in members) != (RECORD in members):
         raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
@@ -183,7 +185,7 @@ def build_bundle(members: Mapping[str, bytes], fields: BundleFields, signers: Se
     if not signers:
         raise ValueError("a bundle needs at least one signing key")
     listed = tuple(
-        Member(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in sorted(members)
+        BundleMember(name, len(members[name]), hashlib.sha256(members[name]).hexdigest()) for name in sorted(members)
     )
     signed = Manifest(**vars(fields), members=listed).to_bytes()
     ordered = sorted(signers, key=lambda key: key.key_id)

@@ -59,7 +59,7 @@ class BundleFields:
 
 
 @dataclass(frozen=True)
-class Member:
+class BundleMember:
     """One file inside a bundle: name, size in bytes, SHA-256 in hex."""
 
     name: str
@@ -83,7 +83,7 @@ class Manifest:
     expires_ms: int | None
     min_client: str
     min_runtime: str
-    members: tuple[Member, ...]
+    members: tuple[BundleMember, ...]
 
     def __post_init__(self) -> None:
         for name, word in (("federation", self.federation), ("line", self.line), ("task", self.task)):
@@ -150,7 +150,7 @@ def parse_manifest(data: bytes) -> Manifest:
             or not isinstance(entry["name"], str)
         ):
             raise _bad("a member is not {name, size, sha256}")
-        members.append(Member(entry["name"], entry["size"], entry["sha256"]))
+        members.append(BundleMember(entry["name"], entry["size"], entry["sha256"]))
     return Manifest(
         federation=record["federation"],
         line=record["line"],

@@ -14,10 +14,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
 
-MAX_CLASSES = 10_000
-MAX_CLASS_NAME = 200
 MAX_TEXT = 10_000
 MAX_SITES = 10_000
 

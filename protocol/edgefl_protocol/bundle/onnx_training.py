@@ -11,26 +11,26 @@ from typing import Final
 
 from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan
-from edgefl_protocol.bundle.learning_plan import GRAPH, Contract, Plan, ScoreFacts
+from edgefl_protocol.bundle.learning_plan import GRAPH, Contract, LearningPlan, ScoreFacts
 from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
 from edgefl_protocol.bundle.step_plan import StepPlan
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.strict_json import parse_json
 
 # Methods whose records are older than `StepPlan`, which every other method has.
-RECORDS: Final[Mapping[object, Callable[[bytes], Plan]]] = {
+RECORDS: Final[Mapping[object, Callable[[bytes], LearningPlan]]] = {
     record.kind: record.from_bytes for record in (FedEvPromptPlan, FedCLFPlan)
 }
 
 
-def read_plan(data: bytes) -> Plan:
+def read_plan(data: bytes) -> LearningPlan:
     """Read `training.json` of any method."""
     record = parse_json(data)
     kind = record.get("kind") if isinstance(record, dict) else None
     return RECORDS.get(kind if isinstance(kind, str) else None, StepPlan.from_bytes)(data)
 
 
-def check_graphs(graphs: Mapping[str, Graph], plan: Plan, score: ScoreFacts) -> None:
+def check_graphs(graphs: Mapping[str, Graph], plan: LearningPlan, score: ScoreFacts) -> None:
     """Check a bundle's graphs against its record.
 
     Args:

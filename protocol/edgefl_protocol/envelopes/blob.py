@@ -173,13 +173,9 @@ def open_chunks(pieces: Iterable[bytes | memoryview], key: bytes) -> Iterator[by
 
 
 def open_blob(pieces: Iterable[bytes | memoryview], reference: BlobReference, max_bytes: int = MAX_BLOB_BYTES) -> bytes:
-    """Verify a blob against its reference and return the payload's bytes.
+    """Verify a blob against its reference, from an authenticated envelope, and return the payload's bytes.
 
-    Args:
-        reference: from an authenticated envelope.
-
-    Raises:
-        BlobError: another length or digest, or a chunk that does not open; nothing of it may be used.
+    A `BlobError` for another length or digest, or a chunk that does not open; nothing of it may be used.
     """
     if reference.plain_bytes > max_bytes:
         raise BlobError(f"the blob holds {reference.plain_bytes} bytes; at most {max_bytes} are allowed", "too_large")

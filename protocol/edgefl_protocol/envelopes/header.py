@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edgefl_protocol.errors import HeaderError
+from edgefl_protocol.fields import MAX_ROUND
 from edgefl_protocol.strict_json import parse_integers
 
 MAX_HEADER_BYTES: Final = 2048
 MAX_SAFE_INT: Final = (1 << 53) - 1
-MAX_ROUND: Final = 1 << 31
 
 _WORD: Final = re.compile(r"[a-z0-9-]{1,32}")
 _HEX64: Final = re.compile(r"[0-9a-f]{64}")

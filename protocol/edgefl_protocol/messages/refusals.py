@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from edgefl_protocol.fields import CODE, Scalar, expect_names, sentence, text, whole
-from edgefl_protocol.payload import Payload
+from edgefl_protocol.fields import CODE, expect_names, sentence, text, whole
+from edgefl_protocol.payload import Payload, Scalar
 from edgefl_protocol.strict_json import MAX_INT
 
 REFUSAL_STATUS: Mapping[str, int] = MappingProxyType(

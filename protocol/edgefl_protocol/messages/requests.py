@@ -48,13 +48,13 @@ from edgefl_protocol.messages.refusals import Refusal as Refusal
 from edgefl_protocol.messages.task_reply import ROUND_STATES as ROUND_STATES
 from edgefl_protocol.messages.task_reply import TaskReply as TaskReply
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.records.record_form import MAX_RECORD_BYTES
 from edgefl_protocol.routes import ROLES as ROLES
 from edgefl_protocol.routes import ROUTES as ROUTES
 from edgefl_protocol.routes import Route as Route
 from edgefl_protocol.strict_json import MAX_INT
 
 MAX_BUNDLE_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead
-MAX_RECORD_BYTES = 64 * 2**10  # a signed record: index, key record
 MEMBER_STATES = ("pending", "approved")
 RESERVED_SCALARS = frozenset({"idem", "error", "message"}) | BLOB_NAMES  # a method's payload may not use these names
 

@@ -66,7 +66,7 @@ class Quality:
     skin: float  # share of the lit pixels with a colour of skin; 0 where none is lit
 
     def reasons(self, network_px: int) -> tuple[str, ...]:
-        """Reasons of the gate to refer the picture, in the order of `referral.REASON_WORDS`; empty when it passes.
+        """List the gate's reasons to refer a picture, in the order of `referral.REASON_WORDS`; empty where it passes.
 
         Args:
             network_px: side of the network's input; a picture with fewer pixels in either direction is too small.

@@ -53,7 +53,7 @@ class Measures:
 
 
 def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str] = ()) -> int | None:
-    """Index of the class to name, or None where nothing is predicted: too little evidence, or no skin.
+    """Return the index of the class to name; None where nothing is predicted: too little evidence, or no skin.
 
     Args:
         seen: per class, whether the site had training rows of it.
@@ -66,7 +66,7 @@ def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str
 def refer_reasons(
     measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool
 ) -> tuple[str, ...]:
-    """Reasons to refer, empty when there is none."""
+    """List the reasons to refer; empty where there is none."""
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     found = {
         "vacuity": _above(uncertainty, rules.uncertain_above) or (measures.vacuity or 0.0) >= ABSTAIN_FROM,

@@ -27,7 +27,7 @@ class ModelInfo:
     state_sha256: str  # digest of the values used (prompts, head, prior …)
 
     def to_json(self) -> dict[str, Any]:
-        """The `model` object of a score."""
+        """Write the `model` object of a score."""
         return {
             "id": self.id,
             "sha256": self.sha256,
@@ -63,7 +63,7 @@ class Score:
         return self.map
 
     def to_json(self) -> dict[str, Any]:
-        """The object `edgefl score --json` prints."""
+        """Write the object that `edgefl score --json` prints."""
         return {
             "image": self.image,
             "predicted": self.predicted,

@@ -112,7 +112,8 @@ def decode_invite(text: str, now_ms: int) -> Invite:
     """
     compact = "".join(text[: 2 * MAX_INVITE_CHARS].split())
     if len(compact) > MAX_INVITE_CHARS or not compact.startswith(PREFIX) or not compact.isascii():
-        raise InviteError(f"an invite starts with {PREFIX} and has at most {MAX_INVITE_CHARS} characters")
+        told = f"an invite starts with {PREFIX} and has at most {MAX_INVITE_CHARS} characters"
+        raise InviteError(f"{told}; copy it again, whole")
     encoded = compact[len(PREFIX) :].encode("ascii")
     if not re.fullmatch(rb"[A-Za-z0-9_-]+", encoded):
         raise InviteError("the invite holds characters that no invite has; copy it again, whole")

@@ -11,13 +11,10 @@ from edgefl_protocol.rules.draws import Balance
 
 
 def counts_shown(counts: NDArray[np.int64], balance: Balance) -> NDArray[np.int64]:
-    """Return the class counts that training shows a model.
+    """Return the class counts that training shows a model, from those of the training rows, (K,).
 
     Where classes are drawn equally often, each class that has a row counts alike: to correct for the counts a second
     time would favour the rare classes.
-
-    Args:
-        counts: training rows of each class, (K,).
     """
     return (counts > 0).astype(np.int64) if balance == "class" else counts
 

@@ -14,14 +14,10 @@ _TRIES = 10
 
 
 def crop_boxes(rng: np.random.Generator, count: int, side: int, smallest: float) -> NDArray[np.int64]:
-    """Boxes (count, 4) of top, left, height and width in pixels.
+    """Draw boxes (count, 4) of top, left, height and width in pixels.
 
     Area uniform in (smallest, 1), logarithm of the ratio of sides uniform in (3:4, 4:3), the first of ten draws that
-    fits, else the whole image; then the place, uniform.
-
-    Args:
-        side: of the square images, in pixels.
-        smallest: share of the area.
+    fits, else the whole image; then the place, uniform. `side` is that of the square images, in pixels.
     """
     area = rng.uniform(smallest, 1.0, (count, _TRIES)) * side**2
     ratio = np.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1]), (count, _TRIES)))

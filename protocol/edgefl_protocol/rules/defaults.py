@@ -11,7 +11,7 @@ from typing import Final
 from edgefl_protocol.rules.maps import MAX_MAPS
 
 
-class FedEvPrompt:
+class FedEvPromptDefaults:
     """FedEvPrompt (arXiv 2411.10071): local learning, the form of the model, and the maps that travel."""
 
     lr_b: Final = 2.5e-4
@@ -42,7 +42,7 @@ class FedEvPrompt:
     kd_peers: Final = "sum"
 
 
-class FedCLF:
+class FedCLFDefaults:
     """FedCLF (arXiv 2208.11278): SGD, momentum contrast, and the features that travel."""
 
     lr: Final = 0.03

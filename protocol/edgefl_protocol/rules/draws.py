@@ -51,28 +51,16 @@ def symmetries(rng: np.random.Generator, count: int) -> NDArray[np.int64]:
 
 
 def turned_alike(drawn: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int, bool]]:
-    """Group the pictures of a batch by what is done to them.
+    """Group the pictures of a batch by the symmetry drawn for each, (B,).
 
-    Args:
-        drawn: symmetry of each picture, (B,).
-
-    Yields:
-        Positions in the batch, quarter turns (counter-clockwise), and whether left and right are swapped afterwards.
+    Yields positions in the batch, quarter turns (counter-clockwise), and whether left and right are swapped afterwards.
     """
     for symmetry in np.unique(drawn).tolist():
         yield np.flatnonzero(drawn == symmetry), symmetry % 4, symmetry >= 4
 
 
 def dihedral(images: NDArray[np.uint8], drawn: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Turn and mirror each picture: a skin lesion has no upright position.
-
-    Args:
-        images: square pictures, (B, S, S, 3).
-        drawn: symmetry of each, (B,).
-
-    Returns:
-        The turned pictures, (B, S, S, 3).
-    """
+    """Turn and mirror each square picture (B, S, S, 3) as drawn: a skin lesion has no upright position."""
     views = images.copy()
     for chosen, turns, mirrored in turned_alike(drawn):
         turned = np.rot90(images[chosen], turns, axes=(1, 2))

@@ -55,13 +55,9 @@ def received(broadcast: Mapping[str, NDArray[Any]]) -> NDArray[np.floating[Any]]
 
 
 def check_bank(rows: NDArray[Any], most: int) -> None:
-    """Refuse what cannot be a site's bank as it travels.
+    """Refuse what cannot be a site's bank as it travels, of at most `most` (K) rows.
 
-    Args:
-        most: K, rows of the largest bank.
-
-    Raises:
-        ValueError: the text says what was sent, as the end of the sentence "site a sent".
+    A `ValueError` whose text says what was sent, as the end of the sentence "site a sent".
     """
     if rows.dtype != np.float16 or rows.ndim != 2 or rows.shape[1] != FEATURES:
         raise ValueError(f"features of type {rows.dtype} and shape {rows.shape}; expected float16, (n, {FEATURES})")

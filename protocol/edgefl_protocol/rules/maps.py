@@ -82,15 +82,8 @@ def maps_in_broadcast(broadcast: Arrays) -> dict[tuple[int, int], NDArray[Any]]:
 def most_certain(uncertainty: NDArray[Any], labels: NDArray[np.int64], most: int) -> dict[int, list[int]]:
     """Choose of each class the pictures of lowest uncertainty; equal ones in the order of the rows.
 
-    There is no filter for correct answers: the paper names none.
-
-    Args:
-        uncertainty: vacuity of each picture, (n,).
-        labels: class index of each, (n,).
-        most: M, pictures of a class.
-
-    Returns:
-        Positions by class, lowest uncertainty first.
+    There is no filter for correct answers: the paper names none. Gives at most `most` (M) positions of each class, the
+    lowest uncertainty first.
     """
     return first_of_each_class(np.argsort(uncertainty, kind="stable"), labels, most)
 
@@ -108,13 +101,9 @@ def first_of_each_class(order: NDArray[np.int64], labels: NDArray[np.int64], mos
 
 
 def reply_maps(maps: Sequence[NDArray[Any]] | NDArray[Any], chosen: Mapping[int, Sequence[int]]) -> Arrays:
-    """Make the arrays of a reply: the chosen maps, float16, each divided by its largest value.
+    """Make the arrays of a reply from all maps (n, N): the chosen ones, float16, each divided by its largest value.
 
-    Args:
-        maps: of all pictures, (n, N).
-
-    Raises:
-        MapsError: a map is not finite (`not_finite`), or holds nothing to share (`bad_map`).
+    A `MapsError` where a map is not finite (`not_finite`), or holds nothing to share (`bad_map`).
     """
     arrays = {}
     for label, positions in chosen.items():

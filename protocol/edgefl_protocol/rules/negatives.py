@@ -64,12 +64,7 @@ def draw_others(rng: np.random.Generator, others: int, count: int) -> NDArray[np
 
 
 def mean_similarity(total: NDArray[np.floating[Any]], count: int) -> float:
-    """Mean inner product of two different rows of unit length: (|sum|² − n) / (n² − n).
-
-    Args:
-        total: sum of the rows, (128,).
-        count: n, at least 2.
-    """
+    """Compute the mean inner product of two different ones of n unit rows: (|total|² − n) / (n² − n), n at least 2."""
     square = float(np.square(total.astype(np.float64)).sum())
     return (square - count) / (count * (count - 1))
 

@@ -26,5 +26,5 @@ SIGMA: Final = (0.1, 2.0)  # px
 
 
 def blur_kernel(view_px: int) -> int:
-    """Side of the blur's kernel: a tenth of the view, odd (SimCLR, appendix A): 7 at 64 px, 23 at 224 px."""
+    """Compute the side of the blur's kernel: a tenth of the view, odd (SimCLR, appendix A); 7 at 64 px."""
     return max(3, 2 * (view_px // 20) + 1)

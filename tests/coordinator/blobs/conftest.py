@@ -16,7 +16,7 @@ from sqlalchemy import select
 from edgefl_coordinator.commands.setup import make_home
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.jobs import JobResult, read_job, write_result
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import open_coordinator, wall_clock_ms
 from edgefl_coordinator.web import routes
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -217,7 +217,7 @@ def collected() -> Iterator[None]:
 def served(collected, folder, tools, monkeypatch) -> Iterator[Any]:
     """A coordinator on a port of 127.0.0.1, on the real clock, in the first round."""
     monkeypatch.setattr(routes, "MAX_INLINE_BYTES", 2**20)
-    home, ready = Home(folder / "served"), threading.Event()
+    home, ready = CoordinatorHome(folder / "served"), threading.Event()
     table = tools.settings_table(
         task={"method": "fedclf", "shares_maps": False, "backbone": CNN}, limits={"reply_bytes": 8 * 2**20}, port=0,
         rounds={"deadline_s": 3600},

@@ -11,7 +11,7 @@ from tests.edge_client.learning.contrast_lab import contrast_bundle, contrast_pl
 
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.live_round import LiveRound, learn_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table
@@ -22,7 +22,7 @@ from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm
 
 SAME = {"projection": "linear", "view_px": 16}  # what stands in the graph of the lab's bundle
-OPTIONS = TrainOptions(threads=1, limits=Limits(battery=lambda: None))
+OPTIONS = TrainOptions(threads=1, limits=LearningLimits(battery=lambda: None))
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,11 @@ from edgefl_client.learning.checkpoint import load_standing
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.fedclf import FedCLFLearner
 from edgefl_client.learning.learner_table import learner_for
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.live_round import LiveRound, count_reply, drop_reply, learn_live
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Dealt, Table, read_dealt
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.views import draw, views
@@ -36,7 +36,7 @@ from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.draws import generator
 
 SITE, ROWS, ROUNDS = "ward-3", 9, 4  # batches of four and five: a single picture joins the last
-LIMITS = Limits(battery=lambda: None)
+LIMITS = LearningLimits(battery=lambda: None)
 REMOTE = np.random.default_rng(2).normal(size=(7, 128))
 REMOTE = (REMOTE / np.linalg.norm(REMOTE, axis=1, keepdims=True)).astype(np.float16)
 
@@ -46,9 +46,9 @@ def bundle(lab: SimpleNamespace) -> Bundle:
     return contrast_bundle(lab, contrast_plan())
 
 
-def rows(n: int = ROWS) -> Rows:
+def rows(n: int = ROWS) -> PreparedRows:
     images = np.random.default_rng(3).integers(0, 256, (n, 24, 24, 3)).astype(np.uint8)
-    return Rows(images, np.zeros(n, np.int64), tuple(f"{index:064x}" for index in range(n)))
+    return PreparedRows(images, np.zeros(n, np.int64), tuple(f"{index:064x}" for index in range(n)))
 
 
 def network() -> dict[str, np.ndarray]:
@@ -324,7 +324,7 @@ def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tm
     """The memory of a step grows with its batch: two small ones tell which fits. Of 9 pictures batches of 6 make one
     step of 9, for the last three join it, so room for 6 is none for --batch 6."""
     used, kept = iter(3 * [90.0, 100.0, 140.0]), {"bank": np.eye(4, 128, dtype=np.float32)}
-    limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
+    limits = LearningLimits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
     with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
         learner(bundle, tmp_path, limits=limits, batch=6).local_round(kept, broadcast(remote=REMOTE), quiet)
     roomy = replace(limits, memory_mib=125)
@@ -338,7 +338,7 @@ def test_a_step_that_takes_too_much_memory_is_refused_before_the_work(bundle, tm
 def test_a_bank_that_takes_too_much_memory_is_refused_before_the_work(bundle, tmp_path):
     """The first exchange of all asks, too: a batch of it is as large as one of a step."""
     used = iter([90.0, 100.0, 140.0])
-    limits = Limits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
+    limits = LearningLimits(memory_mib=115, battery=lambda: None, memory=lambda: next(used))
     with pytest.raises(LearningError, match=r"a step of 9 pictures needs about 150 MiB .* use --batch 5"):
         learner(bundle, tmp_path, limits=limits, batch=6).local_round({}, broadcast("warm", 0), quiet)
     assert not (tmp_path / "point.payload").exists()

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from edgefl_client.learning.gate import judge
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import load_graph
-from edgefl_client.scoring.verdict import Verdict
+from edgefl_client.scoring.gate_verdict import GateVerdict
 
 
 def test_equal_is_enough_and_too_few_pictures_are_not():
     """docs/design.md 7: not below the bundle's balanced accuracy, on at least 20 pictures of each class."""
-    verdict = Verdict(
+    verdict = GateVerdict(
         bundle=0.7, personal=0.7, held=40, least_of_a_class=20, bundle_unnoticed=0, personal_unnoticed=0
     )  # fmt: skip
     assert verdict.passed and not replace(verdict, personal=0.699).passed
@@ -26,7 +26,7 @@ def test_gate_asks_both_the_same_question(make_bundle):
     bundle = make_bundle(head__weight=wide, head__bias=bias, prior=prior)
     images = np.zeros((40, 24, 24, 3), np.uint8)
     images[20:, :, :, 0] = 255  # NV
-    held = Rows(images, np.repeat([0, 1], 20), ("",) * 40)
+    held = PreparedRows(images, np.repeat([0, 1], 20), ("",) * 40)
     graph = load_graph(bundle.score_onnx, 1)
     verdict = judge(graph, bundle, bundle.weights, (True, True, False), held)
     assert (verdict.bundle, verdict.personal) == (1.0, 1.0)
@@ -35,7 +35,7 @@ def test_gate_asks_both_the_same_question(make_bundle):
 
 def test_gate_tells_what_would_be_wrong_without_a_word(make_bundle):
     """Wrong with much evidence is counted, with little it is referred; numbers that are not finite recognise none."""
-    held = Rows(np.zeros((40, 24, 24, 3), np.uint8), np.repeat([0, 1], 20), ("",) * 40)
+    held = PreparedRows(np.zeros((40, 24, 24, 3), np.uint8), np.repeat([0, 1], 20), ("",) * 40)
 
     def values(evidence_for_mel: float) -> dict[str, np.ndarray]:
         bias = np.array([evidence_for_mel, -50, -50], np.float32)

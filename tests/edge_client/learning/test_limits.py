@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.limits import Battery, Limits, check_step_memory, read_battery
+from edgefl_client.learning.limits import Battery, LearningLimits, check_step_memory, read_battery
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Machine:
         return self.network + self.each * size + (self.kept if len(self.sizes) > 1 else 0.0)
 
     def check(self, allowed: int, batch: int, least: int = 1) -> None:
-        limits = Limits(memory_mib=allowed, memory=lambda: self.peak)
+        limits = LearningLimits(memory_mib=allowed, memory=lambda: self.peak)
         check_step_memory(limits, batch, lambda size: size, self.take, least)
 
 
@@ -98,7 +98,7 @@ def test_battery_is_read_as_linux_tells_it(tmp_path):
     supply(tmp_path / "BAT0", type="Battery", status="Discharging", capacity=42)
     supply(tmp_path / "BAT1", type="Battery", status="Charging", capacity=90)
     assert read_battery(tmp_path) == Battery(True, 42)
-    limits = Limits(battery=lambda: read_battery(tmp_path), battery_percent=43)
+    limits = LearningLimits(battery=lambda: read_battery(tmp_path), battery_percent=43)
     assert "42 %" in limits.reached(0) and replace(limits, battery_percent=42).reached(0) is None
     supply(tmp_path / "BAT2", type="Battery", status="Not charging", capacity=5)  # rests while BAT0 drains
     assert read_battery(tmp_path) == Battery(True, 42)
@@ -110,7 +110,7 @@ def test_battery_is_read_as_linux_tells_it(tmp_path):
 
 def test_minutes_and_memory():
     """Each limit speaks for itself; none given, none applies."""
-    limits = Limits(battery=lambda: None, clock=lambda: 130.0, memory=lambda: 300.0)
+    limits = LearningLimits(battery=lambda: None, clock=lambda: 130.0, memory=lambda: 300.0)
     assert limits.reached(0) is None
     assert "2 minutes" in replace(limits, minutes=2).reached(0)
     assert replace(limits, minutes=2).reached(11) is None

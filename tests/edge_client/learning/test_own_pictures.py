@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.own_pictures import hold_back
-from edgefl_client.learning.picture_rows import Rows
+from edgefl_client.learning.picture_rows import PreparedRows
 
 CLASSES = ("a", "b", "c")
 
 
-def rows(labels: list[int], groups: list[str] | None = None) -> Rows:
+def rows(labels: list[int], groups: list[str] | None = None) -> PreparedRows:
     names = groups or [f"lesion {index}" for index in range(len(labels))]
     images = np.zeros((len(labels), 2, 2, 3), np.uint8)
-    return Rows(images, np.array(labels), tuple(hashlib.sha256(name.encode()).hexdigest() for name in names))
+    return PreparedRows(images, np.array(labels), tuple(hashlib.sha256(name.encode()).hexdigest() for name in names))
 
 
 @settings(max_examples=60, deadline=None)

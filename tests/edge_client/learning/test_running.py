@@ -15,7 +15,7 @@ from edgefl_client.commands.learning_text import learned_text
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import Point, load_standing, only_one, save_standing
 from edgefl_client.learning.errors import LearningError, Paused
-from edgefl_client.learning.limits import Battery, Limits
+from edgefl_client.learning.limits import Battery, LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import POINT, STANDING, run_train
 from edgefl_client.learning.round_learner import PointFile
@@ -66,7 +66,7 @@ def test_what_is_worse_is_never_used(school, labels, home):
     bundle = school.learning_bundle(
         weights={"head__weight": good, "head__bias": bias}, rates=dict.fromkeys(("head.weight", "head.bias"), 0.0)
     )
-    run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=LearningLimits(minutes=1e-9)))
     point = kept_point(home)
     keep_point(home, replace(point, state={**point.state, "head.weight": -good, "head.bias": -bias}))
     found = run_train(home, bundle, labels, TrainOptions(**ONE))
@@ -110,7 +110,7 @@ def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels
     home, stops = Home(tmp_path / "b"), 0
     while True:
         charge = iter([50])  # when it begins
-        limits = Limits(battery=lambda charge=charge: Battery(True, next(charge, 49)))
+        limits = LearningLimits(battery=lambda charge=charge: Battery(True, next(charge, 49)))
         found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits))
         if found["state"] == "done":
             break
@@ -123,7 +123,7 @@ def test_limits_stop_between_two_steps_and_the_result_is_the_same(bundle, labels
 
 def test_an_empty_battery_reads_no_picture(bundle, labels, home, tmp_path):
     """A timer asks again and again: on a low battery nothing is decoded, and what stands is left as it is."""
-    limits = Limits(battery=lambda: Battery(True, 49))
+    limits = LearningLimits(battery=lambda: Battery(True, 49))
     told = []
     with pytest.raises(Paused, match="battery is at 49 %"):
         run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits, report=told.append))
@@ -166,18 +166,20 @@ def test_the_minutes_count_from_the_reading_of_the_pictures(bundle, labels, home
         if "reading" in facts:
             now[0] += 2.0  # 54 pictures: 108 s
 
-    limits = Limits(minutes=1.5, clock=lambda: now[0])
+    limits = LearningLimits(minutes=1.5, clock=lambda: now[0])
     found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=limits, report=report))
     assert (found["state"], found["step"], found["reason"]) == ("paused", 1, "1.5 minutes are over")
 
 
 def test_other_pictures_begin_the_epoch_again(bundle, labels, home, school, tmp_path):
     """What was learned stays when pictures are added mid-round; the epoch begins again, and it is told."""
-    run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=LearningLimits(minutes=1e-9)))
     before = kept_point(home)
     notes = []
     other = school.table(tmp_path / "more", each=30)
-    stop = TrainOptions(**ONE, limits=Limits(minutes=1e-9), report=lambda facts: notes.append(facts.get("warning")))
+    stop = TrainOptions(
+        **ONE, limits=LearningLimits(minutes=1e-9), report=lambda facts: notes.append(facts.get("warning"))
+    )
     assert run_train(home, bundle, other, stop)["round"] == 1
     assert any(note and "the epoch begins again" in note for note in notes)
     after = kept_point(home)
@@ -215,7 +217,7 @@ def test_what_a_kill_left_half_written_is_removed(home):
 def test_values_that_are_not_finite_never_replace_the_state(school, labels, home):
     """A loss that runs away ends the round with one sentence; the checkpoint before stays."""
     bundle = school.learning_bundle(rates={"head.weight": 1.0, "head.bias": 1.0})
-    run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(minutes=1e-9)))
+    run_train(home, bundle, labels, TrainOptions(**ONE, limits=LearningLimits(minutes=1e-9)))
     point = kept_point(home)
     wild = {**point.state, "head.weight": np.full((3, 3), 3e38, np.float32)}
     keep_point(home, replace(point, state=wild))
@@ -230,7 +232,7 @@ def test_pictures_that_take_too_much_are_not_even_read(bundle, home, school, tmp
     table = tmp_path / "many.csv"
     table.write_text("image,label\n" + "\n".join(f"{number}.png,NV" for number in range(700)) + "\n")
     with pytest.raises(LearningError, match=r"700 pictures take 2 MiB") as caught:
-        run_train(home, bundle, table, TrainOptions(**ONE, limits=Limits(memory_mib=2)))
+        run_train(home, bundle, table, TrainOptions(**ONE, limits=LearningLimits(memory_mib=2)))
     assert caught.value.code == "memory"
 
 
@@ -239,11 +241,11 @@ def test_memory_is_asked_for_before_the_work(school, labels, home):
     bundle = school.learning_bundle(batch=12)
     tries = {"memory_mib": 150, "memory": iter([90.0, 100.0, 140.0]).__next__}
     with pytest.raises(LearningError, match=r"12 pictures needs about 210 MiB .* use --batch 6") as caught:
-        run_train(home, bundle, labels, TrainOptions(**ONE, limits=Limits(**tries)))
+        run_train(home, bundle, labels, TrainOptions(**ONE, limits=LearningLimits(**tries)))
     assert caught.value.code == "memory" and not (home.learning / POINT).exists()
-    enough = Limits(memory_mib=210, memory=iter([90.0, 100.0, 140.0, *[200.0] * 50]).__next__)
+    enough = LearningLimits(memory_mib=210, memory=iter([90.0, 100.0, 140.0, *[200.0] * 50]).__next__)
     assert run_train(home, bundle, labels, TrainOptions(**ONE, limits=enough))["state"] == "done"
-    over = Limits(memory_mib=210, memory=iter([90.0, 100.0, 140.0, *[211.0] * 50]).__next__)
+    over = LearningLimits(memory_mib=210, memory=iter([90.0, 100.0, 140.0, *[211.0] * 50]).__next__)
     found = run_train(home, bundle, labels, TrainOptions(**ONE, limits=over))
     assert found["state"] == "paused" and "smaller --batch" in found["reason"]
 

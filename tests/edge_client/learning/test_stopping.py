@@ -16,7 +16,7 @@ from edgefl_client.commands.stopping import pausing
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import only_one
 from edgefl_client.learning.errors import Paused
-from edgefl_client.learning.limits import TOLD_TO_STOP, Limits
+from edgefl_client.learning.limits import TOLD_TO_STOP, LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.scoring.personal import load_personal
@@ -101,8 +101,8 @@ def test_between_two_pictures_it_stops_without_a_step(bundle, labels, home):
 
 
 def test_a_word_from_outside_is_a_limit():
-    assert Limits(battery=lambda: None).reached(0.0) is None
-    assert Limits(battery=lambda: None, stopped=lambda: True).reached(0.0) == TOLD_TO_STOP
+    assert LearningLimits(battery=lambda: None).reached(0.0) is None
+    assert LearningLimits(battery=lambda: None, stopped=lambda: True).reached(0.0) == TOLD_TO_STOP
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from tests.edge_client.learning.contrast_lab import contrast_bundle, contrast_by
 from edgefl_client.cli import cli
 from edgefl_client.home import Home
 from edgefl_client.learning.errors import LearningError
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.own_pictures import Dealt, Table, read_dealt, remembered_table
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import ImageError
@@ -32,7 +32,7 @@ def folder(school: SimpleNamespace, tmp_path: Path) -> Path:
 
 
 def dealt(home: Home, bundle: Bundle, file: Path, told: list[Any]) -> Dealt:
-    return read_dealt(home, bundle, Table(file=file), Limits(), told.append)
+    return read_dealt(home, bundle, Table(file=file), LearningLimits(), told.append)
 
 
 def warnings(told: list[Any]) -> list[str]:

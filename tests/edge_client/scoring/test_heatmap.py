@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from edgefl_client import Scorer
 from edgefl_client.scoring.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
 from edgefl_client.scoring.pictures import FORMATS, PictureReader
-from edgefl_client.scoring.score_files import Task, score_files
+from edgefl_client.scoring.score_files import ScoringJob, score_files
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
@@ -233,7 +233,7 @@ def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path,
     (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
     scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
     with PictureReader(FORMATS) as reader:
-        task = Task(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)
         (score,) = score_files(task, [str(tmp_path / "a.png")])
     assert not score.refer
     words = " ".join(said)

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from edgefl_export.graphs.training import TRACED_BATCH
-from edgefl_export.methods.learned import LearnedMethod, Prepared, Traceable
-from edgefl_export.parity.scores import gate_images
-from edgefl_export.parity.steps import Arrays, batch_size, check_steps
+from edgefl_export.methods.learned_method import LearnedMethod, PreparedStep, Traceable
+from edgefl_export.parity.score_parity import gate_images
+from edgefl_export.parity.step_parity import Arrays, batch_size, check_steps
 from edgefl_protocol.bundle.learning_plan import GRAPH, NEXT
 from edgefl_protocol.bundle.step_plan import StepPlan
 from edgefl_trainer.engine.settings import hyper_values
@@ -67,7 +67,7 @@ class TrainerSteps:
         return name
 
 
-def prepare(run, predictor, weights) -> Prepared:
+def prepare(run, predictor, weights) -> PreparedStep:
     method, backbone = run.settings.build_method(), predictor.module.backbone
     step, side = HeadStep(backbone), backbone.spec.image_px
     plan = StepPlan(
@@ -84,7 +84,7 @@ def prepare(run, predictor, weights) -> Prepared:
     }  # fmt: skip
     outputs = ("loss", *(NEXT + name for name in HEAD))
     graph = Traceable(step=step, example=example, outputs=outputs, free={"image": "batch", "target": "batch"})
-    return Prepared(
+    return PreparedStep(
         plan=plan,
         graphs={GRAPH: graph},
         check=lambda graphs: check_steps(graphs[GRAPH], TrainerSteps(step, method.lr, weights)),

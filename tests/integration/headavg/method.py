@@ -15,7 +15,8 @@ from torch.nn.functional import cross_entropy
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
+from edgefl_trainer.learning.named_arrays import as_arrays
 
 HEAD = ("head.weight", "head.bias")
 
@@ -53,10 +54,10 @@ class HeadAvg:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-        return State(), Payload(steps.as_arrays(head), {"n_train": len(site.train)})
+        return State(), Payload(as_arrays(head), {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        return State(steps.weighted_mean(replies, steps.sample_weights(replies)))
+        return State(weighted_mean(replies, sample_weights(replies)))
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
         return None

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from edgefl_coordinator.commands.setup import make_home
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import Coordinator, open_coordinator
-from edgefl_coordinator.web.handling import handle
 from edgefl_coordinator.web.operations import OPERATIONS
+from edgefl_coordinator.web.sealed_requests import handle
 from edgefl_exchange.enrolment import enrol
 from edgefl_exchange.member import Member
 from edgefl_exchange.transport import Answer, Request
@@ -37,7 +37,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.now_ms = NOW_MS
-        self.home = Home(folder / "coordinator")
+        self.home = CoordinatorHome(folder / "coordinator")
         make_home(self.home, TABLE, now_ms=NOW_MS)
         self.coordinator: Coordinator = open_coordinator(self.home, clock=lambda: self.now_ms)
         self.device = folder / "device"

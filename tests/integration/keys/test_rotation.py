@@ -17,13 +17,13 @@ import pytest
 from edgefl_coordinator.members import coordinator_keys
 from edgefl_coordinator.store.key_ring import KEPT_MS, RENEW_AFTER_MS
 from edgefl_coordinator.web.operations import OPERATIONS
-from edgefl_exchange.errors import Refused, Unavailable
+from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.key_change import finish_change
+from edgefl_exchange.keys_and_index import ROTATE_AFTER_MS
 from edgefl_exchange.membership import load_membership
 from edgefl_exchange.outbox import Outbox
 from edgefl_exchange.transport import Answer, Request
-from edgefl_exchange.upkeep import ROTATE_AFTER_MS
 from edgefl_protocol import Payload
 from edgefl_protocol.records.rotation import OVERLAP_MS
 
@@ -168,7 +168,7 @@ def test_no_signed_answer_leaves_both_keys_and_a_refusal_the_old(world) -> None:
         member.rotate()
     (copied / "next-signing.key").unlink()
     with world.member(copied) as stale:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(SignedRefusal) as refused:
             stale.rotate()
         assert refused.value.code == "replaced_key" and not stale.identity.is_changing
 

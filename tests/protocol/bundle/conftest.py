@@ -12,8 +12,8 @@ from edgefl_protocol.bundle import Bundle, BundleFields, load_bundle
 from edgefl_protocol.bundle.archive import read_archive, write_archive
 from edgefl_protocol.bundle.manifest import (
     SIGNING_LABEL,
+    BundleMember,
     Manifest,
-    Member,
     Signature,
     parse_manifest,
     write_signatures,
@@ -43,7 +43,7 @@ def _manifest(fields: BundleFields, members: Mapping[str, bytes]) -> Manifest:
         expires_ms=fields.expires_ms,
         min_client=fields.min_client,
         min_runtime=fields.min_runtime,
-        members=tuple(Member(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in members.items()),
+        members=tuple(BundleMember(n, len(c), hashlib.sha256(c).hexdigest()) for n, c in members.items()),
     )
 
 

@@ -5,7 +5,10 @@ import pytest
 from edgefl_protocol.rules import bounds, defaults
 from edgefl_protocol.rules.bounds import Range
 
-TABLES = {"fedevprompt": (bounds.FEDEVPROMPT, defaults.FedEvPrompt), "fedclf": (bounds.FEDCLF, defaults.FedCLF)}
+TABLES = {
+    "fedevprompt": (bounds.FEDEVPROMPT, defaults.FedEvPromptDefaults),
+    "fedclf": (bounds.FEDCLF, defaults.FedCLFDefaults),
+}
 
 
 @pytest.mark.parametrize("method", TABLES)

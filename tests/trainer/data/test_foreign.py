@@ -10,7 +10,7 @@ import pytest
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.sources import foreign
 from edgefl_trainer.data.sources.foreign import DRAWN, read_foreign
-from edgefl_trainer.data.sources.textures import KINDS, draw_texture
+from edgefl_trainer.data.sources.textures import TEXTURES, draw_texture
 
 from .conftest import png
 
@@ -23,17 +23,17 @@ def test_drawn_pictures_repeat_and_differ_from_one_another(source: str) -> None:
     assert len({hashlib.sha256(image.tobytes()).digest() for image in images}) == DRAWN
 
 
-@pytest.mark.parametrize("kind", range(len(KINDS)))
+@pytest.mark.parametrize("kind", range(len(TEXTURES)))
 def test_every_kind_of_texture_is_a_pattern(kind: int) -> None:
     """Not flat: some channel varies far beyond the sensor's noise of 5 levels in most of its pictures."""
-    spreads = [draw_texture(kind + len(KINDS) * i, px=48).std(axis=(0, 1)).max() for i in range(12)]
+    spreads = [draw_texture(kind + len(TEXTURES) * i, px=48).std(axis=(0, 1)).max() for i in range(12)]
     assert np.median(spreads) > 20
 
 
 def test_a_texture_depends_on_number_and_seed_alone() -> None:
     np.testing.assert_array_equal(draw_texture(7, px=16), draw_texture(7, px=16))
     assert not np.array_equal(draw_texture(7, px=16), draw_texture(7, px=16, seed=1))
-    assert not np.array_equal(draw_texture(7, px=16), draw_texture(7 + len(KINDS), px=16))
+    assert not np.array_equal(draw_texture(7, px=16), draw_texture(7 + len(TEXTURES), px=16))
 
 
 def test_a_folder_and_a_zip_of_the_same_pictures_are_the_same(tmp_path: Path) -> None:

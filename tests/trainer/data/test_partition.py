@@ -11,19 +11,19 @@ from tests.trainer.data.conftest import ZipMaker, ward_records
 
 from edgefl_trainer.data import DataError, Row, load_federation
 from edgefl_trainer.data.errors import PartitionError
-from edgefl_trainer.data.partition import KINDS, Partition, deal, make_partition, read_partition
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition import ROW_KINDS, Partition, deal, make_partition, read_partition
+from edgefl_trainer.data.partition_plan import PartitionPlan
 
 PLANS = {
-    "natural": Plan(scheme="natural"),
-    "natural held out": Plan(scheme="natural", holdout_sites=0.34),
-    "iid": Plan(scheme="iid", sites=4),
-    "dirichlet by class": Plan(scheme="dirichlet", sites=4, alpha=1.0, by="class"),
-    "dirichlet by site": Plan(scheme="dirichlet", sites=4, alpha=0.3, by="site"),
-    "pathological": Plan(scheme="pathological", sites=6, classes_per_site=2, holdout_sites=0.2),
-    "domain": Plan(scheme="domain"),
-    "domains cut": Plan(scheme="domain", sites=6),
-    "domains cut by class": Plan(scheme="domain", sites=9, classes_per_site=1, holdout_sites=0.34),
+    "natural": PartitionPlan(scheme="natural"),
+    "natural held out": PartitionPlan(scheme="natural", holdout_sites=0.34),
+    "iid": PartitionPlan(scheme="iid", sites=4),
+    "dirichlet by class": PartitionPlan(scheme="dirichlet", sites=4, alpha=1.0, by="class"),
+    "dirichlet by site": PartitionPlan(scheme="dirichlet", sites=4, alpha=0.3, by="site"),
+    "pathological": PartitionPlan(scheme="pathological", sites=6, classes_per_site=2, holdout_sites=0.2),
+    "domain": PartitionPlan(scheme="domain"),
+    "domains cut": PartitionPlan(scheme="domain", sites=6),
+    "domains cut by class": PartitionPlan(scheme="domain", sites=9, classes_per_site=1, holdout_sites=0.34),
 }
 
 
@@ -49,7 +49,7 @@ def rows_of(seed: int = 0, official: bool = False) -> list[Row]:
 
 
 @pytest.fixture(params=PLANS)
-def plan(request: pytest.FixtureRequest) -> Plan:
+def plan(request: pytest.FixtureRequest) -> PartitionPlan:
     return PLANS[request.param]
 
 
@@ -57,10 +57,10 @@ def counts(partition: Partition, kinds: tuple[str, ...]) -> dict[str, Counter]:
     return {name: Counter(label for kind in kinds for _, label in rows[kind]) for name, rows in partition.sites.items()}
 
 
-def test_every_labelled_row_in_exactly_one_site(plan: Plan) -> None:
+def test_every_labelled_row_in_exactly_one_site(plan: PartitionPlan) -> None:
     rows = rows_of()
     made = deal(rows, plan, 0)
-    placed = [(image, label) for kinds in made.sites.values() for kind in KINDS for image, label in kinds[kind]]
+    placed = [(image, label) for kinds in made.sites.values() for kind in ROW_KINDS for image, label in kinds[kind]]
     assert sorted(placed) == sorted((row.image, row.label) for row in rows if row.label)
     split_of = {row.image: row.split for row in rows}
     for kinds in made.sites.values():
@@ -68,11 +68,11 @@ def test_every_labelled_row_in_exactly_one_site(plan: Plan) -> None:
         assert {split_of[image] for image, _ in kinds["test"]} <= {"test"}
 
 
-def test_a_lesion_stands_in_one_place(plan: Plan) -> None:
+def test_a_lesion_stands_in_one_place(plan: PartitionPlan) -> None:
     lesion_of = {row.image: row.lesion for row in rows_of()}
     places = defaultdict(set)
     for name, kinds in deal(rows_of(), plan, 0).sites.items():
-        for kind in KINDS:
+        for kind in ROW_KINDS:
             for image, _ in kinds[kind]:
                 places[lesion_of[image]].add((name, kind))
     assert {len(found) for found in places.values()} == {1}
@@ -93,7 +93,7 @@ def test_class_promises_of_the_schemes() -> None:
     assert Counter(label for found in by_class.values() for label in found) == {"BKL": 4, "MEL": 4, "NV": 4}
     in_domain = deal(rows_of(), PLANS["domains cut by class"], 0)
     assert {len(found) for found in counts(in_domain, ("train", "tune")).values()} == {1}
-    assert {(name[:-2], image.rstrip("-0123456789")) for name, kinds in in_domain.sites.items() for kind in KINDS
+    assert {(name[:-2], image.rstrip("-0123456789")) for name, kinds in in_domain.sites.items() for kind in ROW_KINDS
             for image, _ in kinds[kind]} == {(domain, domain) for domain in ("east", "north", "west")}  # fmt: skip
     iid = counts(deal(rows_of(), PLANS["iid"], 0), ("train", "tune"))
     for label in ("NV", "MEL", "BKL"):
@@ -124,13 +124,16 @@ def test_held_out_sites() -> None:
     cut = deal(rows_of(), PLANS["domains cut by class"], 0)
     assert sorted(name[:-2] for name in cut.held_out) == ["east", "north", "west"]
     rows = [Row(f"{d}{i}", "", "ab"[i % 2], f"d{d}", f"{d}{i}", "train") for d in range(6) for i in range(40)]
-    made = deal(rows, Plan(scheme="domain", sites=60, holdout_sites=0.1), 3)
+    made = deal(rows, PartitionPlan(scheme="domain", sites=60, holdout_sites=0.1), 3)
     assert len(made.sites) == 60 and sorted(name[:2] for name in made.held_out) == [f"d{d}" for d in range(6)]
-    assert len({deal(rows, Plan(scheme="domain", sites=60, holdout_sites=0.1), s).held_out for s in range(5)}) == 5
-    held = Plan(scheme="iid", sites=1018, holdout_sites=0.1)
+    assert (
+        len({deal(rows, PartitionPlan(scheme="domain", sites=60, holdout_sites=0.1), s).held_out for s in range(5)})
+        == 5
+    )
+    held = PartitionPlan(scheme="iid", sites=1018, holdout_sites=0.1)
     many = [Row(f"{i}", "", "a", None, f"{i}", "train") for i in range(1018)]
     assert len(deal(many, held, 0).held_out) == 102  # iNaturalist: 916 and 102
-    assert deal(rows, Plan(scheme="domain", sites=60), 3).sha256 != made.sha256
+    assert deal(rows, PartitionPlan(scheme="domain", sites=60), 3).sha256 != made.sha256
 
 
 @pytest.mark.parametrize(
@@ -155,7 +158,7 @@ def test_held_out_sites() -> None:
 )
 def test_an_impossible_partition_says_which_number_to_change(options: dict, says: str) -> None:
     with pytest.raises(PartitionError, match=says) as refused:
-        deal(rows_of(), Plan(**options), 0)
+        deal(rows_of(), PartitionPlan(**options), 0)
     assert refused.value.code == "setting"
     assert str(refused.value).count("\n") == 0
 
@@ -164,7 +167,7 @@ def ward(make_zip: ZipMaker) -> str:
     return f"manifest:{make_zip(ward_records(24))}"
 
 
-def test_the_file_gives_the_partition_back(make_zip: ZipMaker, tmp_path: Path, plan: Plan) -> None:
+def test_the_file_gives_the_partition_back(make_zip: ZipMaker, tmp_path: Path, plan: PartitionPlan) -> None:
     made = make_partition([ward(make_zip)], plan, 7)
     path = tmp_path / "partition.json"
     path.write_bytes(made.to_bytes())
@@ -172,7 +175,9 @@ def test_the_file_gives_the_partition_back(make_zip: ZipMaker, tmp_path: Path, p
     assert json.loads(path.read_text())["partition_sha256"] == made.sha256
 
 
-def test_a_run_over_a_partition_has_its_rows_and_its_digest(make_zip: ZipMaker, cache: Path, plan: Plan) -> None:
+def test_a_run_over_a_partition_has_its_rows_and_its_digest(
+    make_zip: ZipMaker, cache: Path, plan: PartitionPlan
+) -> None:
     """The digest of a run's summary is the file's, whatever the seed of the run."""
     spec = ward(make_zip)
     made = make_partition([spec], plan, 7)
@@ -181,45 +186,45 @@ def test_a_run_over_a_partition_has_its_rows_and_its_digest(make_zip: ZipMaker, 
         assert federation.partition_sha256 == made.sha256
         assert federation.held_out == made.held_out
         for name, site in federation.sites.items():
-            for kind in KINDS:
+            for kind in ROW_KINDS:
                 found = {(federation.names[i], federation.classes[federation.labels[i]]) for i in site.rows(kind)}
                 assert found == set(made.sites[name][kind])
 
 
 def test_natural_and_iid_are_those_without_a_file(make_zip: ZipMaker, cache: Path) -> None:
     spec = ward(make_zip)
-    assert make_partition([spec], Plan(scheme="natural"), 3).sha256 == (
+    assert make_partition([spec], PartitionPlan(scheme="natural"), 3).sha256 == (
         load_federation([spec], image_px=8, seed=3).partition_sha256
     )
-    assert make_partition([spec], Plan(scheme="iid", sites=4), 3).sha256 == (
+    assert make_partition([spec], PartitionPlan(scheme="iid", sites=4), 3).sha256 == (
         load_federation([f"{spec}@split=iid:4"], image_px=8, seed=3).partition_sha256
     )
 
 
 def test_rows_in_per_cent_are_those_without_a_file(make_zip: ZipMaker, cache: Path) -> None:
     spec = f"manifest:{make_zip(ward_records())}"
-    made = make_partition([f"{spec}@rows=60/20/20"], Plan(scheme="natural"), 0)
+    made = make_partition([f"{spec}@rows=60/20/20"], PartitionPlan(scheme="natural"), 0)
     assert made.sha256 == load_federation([f"{spec}@rows=60/20/20"], image_px=8).partition_sha256
     with pytest.raises(PartitionError, match="different @rows"):
-        make_partition([spec, f"{spec}@rows=60/20/20"], Plan(scheme="natural"), 0)
+        make_partition([spec, f"{spec}@rows=60/20/20"], PartitionPlan(scheme="natural"), 0)
 
 
 def test_task_limit_and_classes_act_on_the_dealt_rows(make_zip: ZipMaker, cache: Path) -> None:
     spec = ward(make_zip)
-    made = make_partition([spec], Plan(scheme="iid", sites=3), 0)
+    made = make_partition([spec], PartitionPlan(scheme="iid", sites=3), 0)
     limited = load_federation([spec], image_px=8, partition=made, task="nevus", limit=5, classes=["NV", "MEL"])
     whole = load_federation([spec], image_px=8, partition=made)
     assert limited.classes == ("nevus", "other")
     for name, site in limited.sites.items():
         assert 0 < len(site.train) <= 5 and set(site.train) <= set(whole.sites[name].train)
         assert set(site.tune) <= set(whole.sites[name].tune)
-    some = make_partition([spec], Plan(scheme="iid", sites=3), 0, classes=["NV", "MEL"])
+    some = make_partition([spec], PartitionPlan(scheme="iid", sites=3), 0, classes=["NV", "MEL"])
     assert some.classes == ("MEL", "NV")
     assert load_federation([spec], image_px=8, partition=some).classes == ("MEL", "NV")
     with pytest.raises(DataError, match="'BKL' was not dealt"):
         load_federation([spec], image_px=8, partition=some, classes=["BKL"])
     with pytest.raises(PartitionError, match="'NEW' is not in the data"):
-        make_partition([spec], Plan(scheme="iid", sites=3), 0, classes=["NEW"])
+        make_partition([spec], PartitionPlan(scheme="iid", sites=3), 0, classes=["NEW"])
 
 
 def test_unlabelled_images_are_spread_over_the_sites_that_train(make_zip: ZipMaker, cache: Path) -> None:
@@ -229,12 +234,12 @@ def test_unlabelled_images_are_spread_over_the_sites_that_train(make_zip: ZipMak
     ]
     records = ward_records(24) + [{**record, "center": ("", "east")[i % 2]} for i, record in enumerate(free)]
     spec = f"manifest:{make_zip(records)}"
-    made = make_partition([spec], Plan(scheme="iid", sites=4, holdout_sites=0.25), 0)
+    made = make_partition([spec], PartitionPlan(scheme="iid", sites=4, holdout_sites=0.25), 0)
     for mode, expected in (("none", 0), ("site", 0), ("spread", 30)):
         federation = load_federation([spec], image_px=8, partition=made, unlabelled=mode)
         assert sum(len(site.unlabelled) for site in federation.sites.values()) == expected
         assert all(len(federation.sites[name].unlabelled) == 0 for name in made.held_out)
-    natural = make_partition([spec], Plan(scheme="natural"), 0)
+    natural = make_partition([spec], PartitionPlan(scheme="natural"), 0)
     federation = load_federation([spec], image_px=8, partition=natural, unlabelled="site")
     assert {name: len(site.unlabelled) for name, site in federation.sites.items()} == {
         "east": 15,
@@ -245,14 +250,14 @@ def test_unlabelled_images_are_spread_over_the_sites_that_train(make_zip: ZipMak
 
 def test_a_selected_site_is_dealt_alone(make_zip: ZipMaker, cache: Path) -> None:
     spec = ward(make_zip) + "@site=west"
-    made = make_partition([spec], Plan(scheme="iid", sites=2), 0)
-    assert {image[:4] for kinds in made.sites.values() for kind in KINDS for image, _ in kinds[kind]} == {"west"}
+    made = make_partition([spec], PartitionPlan(scheme="iid", sites=2), 0)
+    assert {image[:4] for kinds in made.sites.values() for kind in ROW_KINDS for image, _ in kinds[kind]} == {"west"}
     assert load_federation([spec], image_px=8, partition=made).partition_sha256 == made.sha256
 
 
 def test_other_data_is_refused(make_zip: ZipMaker, cache: Path) -> None:
     spec = ward(make_zip)
-    made = make_partition([spec], Plan(scheme="iid", sites=3), 0)
+    made = make_partition([spec], PartitionPlan(scheme="iid", sites=3), 0)
     records = ward_records(24)
     changed = [{**records[0], "label": "BKL"}, *records[1:]]
     more = [*records, {**records[0], "image": "new", "file": "images/new.png"}]
@@ -264,7 +269,7 @@ def test_other_data_is_refused(make_zip: ZipMaker, cache: Path) -> None:
         with pytest.raises(DataError, match=says):
             load_federation([f"manifest:{make_zip(others, name=name)}"], image_px=8, partition=made)
     with pytest.raises(DataError, match="two of the data sources"):
-        make_partition([spec, spec], Plan(scheme="iid", sites=3), 0)
+        make_partition([spec, spec], PartitionPlan(scheme="iid", sites=3), 0)
 
 
 @pytest.mark.parametrize(
@@ -304,13 +309,13 @@ def test_what_is_no_partition_is_refused(tmp_path: Path, text: str) -> None:
 def test_real_centres(real_data: Path) -> None:
     """The six centres of Fed-ISIC2019: 18,720 labelled images, their tally, and 16 sites of two classes each."""
     spec = f"manifest:{real_data / 'fed_isic2019_84.zip'}"
-    natural = make_partition([spec], Plan(scheme="natural"), 0)
+    natural = make_partition([spec], PartitionPlan(scheme="natural"), 0)
     learning, val = natural.counts(("train", "tune")), natural.counts(("val",))
     assert {name: (found.total(), val[name].total()) for name, found in learning.items()} == {
         "bcn": (8069, 2035), "msk": (541, 121), "rosendahl": (1468, 367), "vidir_modern": (2068, 547),
         "vidir_molemax": (2488, 664), "vienna_dias": (277, 75),
     }  # fmt: skip
-    dealt = make_partition([spec], Plan(scheme="pathological", sites=16, classes_per_site=2), 0)
-    assert sum(found.total() for found in dealt.counts(KINDS).values()) == 18_720
+    dealt = make_partition([spec], PartitionPlan(scheme="pathological", sites=16, classes_per_site=2), 0)
+    assert sum(found.total() for found in dealt.counts(ROW_KINDS).values()) == 18_720
     assert {len(found) for found in dealt.counts(("train", "tune")).values()} == {2}
     assert all(set(dealt.counts(("val",))[name]) <= set(dealt.counts(("train", "tune"))[name]) for name in dealt.sites)

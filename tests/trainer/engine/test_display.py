@@ -8,7 +8,7 @@ from rich.console import Console
 
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine import display
-from edgefl_trainer.engine.display import Display, Pace, duration
+from edgefl_trainer.engine.display import Display, RunPace, duration
 from edgefl_trainer.engine.federation import Probed
 from edgefl_trainer.learning.linear_probe import ProbeReport
 
@@ -32,7 +32,7 @@ def clock() -> Clock:
 
 def test_time_left_counts_images_not_sites(clock):
     """300 of 800 images took 30 s, so the other 500 take 50 s; two of four sites would have said 30 s."""
-    pace = Pace(ROUNDS, IMAGES, clock=clock)
+    pace = RunPace(ROUNDS, IMAGES, clock=clock)
     pace.phase(ROUNDS[0], ["large", "small"])
     assert pace.left_seconds() is None
     pace.site("large")
@@ -51,7 +51,7 @@ def test_time_left_counts_images_not_sites(clock):
 
 def test_finished_rounds_of_an_earlier_process_do_not_count_as_quick(clock):
     """Taken up at the second of two rounds: half of this round took 20 s, the other half takes as long."""
-    pace = Pace(ROUNDS, {"a": 100, "b": 100}, clock=clock)
+    pace = RunPace(ROUNDS, {"a": 100, "b": 100}, clock=clock)
     pace.phase(ROUNDS[1], ["a", "b"])
     pace.site("a")
     pace.within(1.0)
@@ -63,7 +63,7 @@ def test_finished_rounds_of_an_earlier_process_do_not_count_as_quick(clock):
 def test_a_share_of_the_sites_is_the_share_of_the_work(clock):
     """One of four equal sites a round: after the first of two rounds as much is left as was done."""
     sites = dict.fromkeys("abcd", 100)
-    pace = Pace(ROUNDS, sites, participation=0.25, clock=clock)
+    pace = RunPace(ROUNDS, sites, participation=0.25, clock=clock)
     assert pace.total == 200
     pace.phase(ROUNDS[0], ["c"])
     pace.site("c")
@@ -74,7 +74,7 @@ def test_a_share_of_the_sites_is_the_share_of_the_work(clock):
 
 def test_phases_without_training_are_short(clock):
     """A run of one round and two exchanges is all but done after the round."""
-    pace = Pace([Phase("train", 1), Phase("final", 2), Phase("final", 3)], {"a": 100}, clock=clock)
+    pace = RunPace([Phase("train", 1), Phase("final", 2), Phase("final", 3)], {"a": 100}, clock=clock)
     pace.phase(Phase("train", 1), ["a"])
     pace.site("a")
     pace.within(1.0)
@@ -91,7 +91,7 @@ def test_durations(seconds, text):
 
 
 def test_a_line_says_round_site_loss_speed_waiting_and_time_left(capsys):
-    display = Display(Pace(ROUNDS, IMAGES), epochs=2)
+    display = Display(RunPace(ROUNDS, IMAGES), epochs=2)
     with display:
         display.phase_started(ROUNDS[0], 2, ["large", "small"])
         display.site_started("large")
@@ -111,7 +111,7 @@ def test_a_terminal_of_80_columns_shows_all_of_it(monkeypatch):
     console = Console(file=screen, force_terminal=True, width=80, color_system=None)
     monkeypatch.setattr(display, "Console", lambda *, stderr: console)
     site, clock = "vidir_molemax", Clock()
-    shown = display.Display(Pace([Phase("train", r) for r in range(1, 101)], {site: 2463}, clock=clock), epochs=10)
+    shown = display.Display(RunPace([Phase("train", r) for r in range(1, 101)], {site: 2463}, clock=clock), epochs=10)
     with shown:
         shown.phase_started(Phase("train", 28), 100, [site])
         shown.site_started(site)
@@ -125,7 +125,7 @@ def test_a_terminal_of_80_columns_shows_all_of_it(monkeypatch):
 
 
 def test_a_method_that_does_not_tell_its_waiting_has_none_shown(capsys):
-    display = Display(Pace(ROUNDS, IMAGES), epochs=1)
+    display = Display(RunPace(ROUNDS, IMAGES), epochs=1)
     display.phase_started(ROUNDS[0], 2, ["large"])
     display.site_started("large")
     display.site_reported("large", {"epoch": 1, "step": 1, "steps": 1, "loss": 0.5, "images": 150})
@@ -138,7 +138,7 @@ def test_a_probe_is_told_with_its_readout(capsys):
         "cls": ProbeReport(sites={"a": 0.5, "b": 0.6, "c": None}, mean=0.55, pooled=0.7),
         "mean": ProbeReport(sites={"a": 0.6, "b": 0.8, "c": None}, mean=0.7, pooled=0.65),
     }
-    display = Display(Pace(ROUNDS, IMAGES), epochs=1)
+    display = Display(RunPace(ROUNDS, IMAGES), epochs=1)
     display.phase_started(ROUNDS[0], 2, ["large"])
     display.phase_probed(ROUNDS[0], Probed(1, {}, reports))
     told = "round 1/2: linear probe 70.0%, mean of 2 sites; 65.0% pooled (balanced accuracy, readout mean)"
@@ -146,7 +146,7 @@ def test_a_probe_is_told_with_its_readout(capsys):
 
 
 def test_one_site_is_not_called_sites(capsys):
-    display = Display(Pace(ROUNDS, IMAGES), epochs=1)
+    display = Display(RunPace(ROUNDS, IMAGES), epochs=1)
     display.phase_started(ROUNDS[0], 2, ["large"])
     display.phase_judged(ROUNDS[0], {"large": {"tune_balanced_accuracy": 0.75}})
     assert capsys.readouterr().err.strip() == "round 1/2: tune balanced accuracy 75.0%, mean of 1 site"

@@ -14,7 +14,7 @@ from edgefl_trainer.data import load_federation
 from edgefl_trainer.engine.models import open_run
 from edgefl_trainer.engine.settings import RunSettings, read_settings, resolve
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.models.kind import network_kind
+from edgefl_trainer.models.network_kind import network_kind
 
 TUNING = ("--device", "cpu", "--json")
 

@@ -47,7 +47,7 @@ def test_spread_over_seeds_for_several():
 
 
 def test_the_spread_of_a_population_can_be_asked_for():
-    """docs/methods.md 11, spread: divided by n instead of n - 1; the caption says which."""
+    """docs/methods.md 10, spread: divided by n instead of n - 1; the caption says which."""
     (row,) = table_rows([ONE], ddof=0)
     assert row.mean.std == pytest.approx(statistics.pstdev([0.6, 0.8]))
     seeds = [ONE, summary("local", 1, {"a": 0.5, "b": 0.5})]

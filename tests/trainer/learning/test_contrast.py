@@ -15,7 +15,7 @@ from edgefl_trainer.contract import Examples, Site, State, Task
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.unlabelled import contrast, self_supervised
-from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureQueue, MomentumContrast, Remote
+from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe, FeatureRing, MomentumContrast, Remote
 from edgefl_trainer.learning.unlabelled.self_supervised import SgdRecipe
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
@@ -48,7 +48,7 @@ def rows_of(values: torch.Tensor) -> set[bytes]:
 @given(capacity=st.integers(2, 9), pushes=st.lists(st.integers(1, 14), max_size=8))
 def test_a_queue_is_first_in_first_out_for_any_sizes(capacity, pushes):
     """Against collections.deque: sizes need not divide one another, one push may be longer than the queue."""
-    queue, oracle = FeatureQueue(capacity, CPU), deque(maxlen=capacity)
+    queue, oracle = FeatureRing(capacity, CPU), deque(maxlen=capacity)
     for seed, count in enumerate(pushes):
         rows = features(count, seed)
         queue.push(rows)
@@ -79,14 +79,14 @@ def steps_of(objective: MomentumContrast, batches: int, batch: int) -> list[torc
     return keys
 
 
-def objective_of(bank: FeatureQueue, negatives: FeatureQueue, others: torch.Tensor | None, keeps_local: bool):
+def objective_of(bank: FeatureRing, negatives: FeatureRing, others: torch.Tensor | None, keeps_local: bool):
     model = Fixed()
     remote = None if others is None else Remote(others, np.random.default_rng(0))
     return MomentumContrast(model, copy.deepcopy(model), 0.9, 0.2, bank, negatives, remote, keeps_local)
 
 
-def filled(capacity: int, rows: torch.Tensor) -> FeatureQueue:
-    queue = FeatureQueue(capacity, CPU)
+def filled(capacity: int, rows: torch.Tensor) -> FeatureRing:
+    queue = FeatureRing(capacity, CPU)
     queue.push(rows)
     return queue
 
@@ -116,7 +116,7 @@ def test_fe_mixes_local_and_remote_features_and_keeps_its_size():
 
 def test_the_loss_is_taken_before_the_batch_enters_the_queue():
     """MoCo Algorithm 1: enqueue comes last. With one negative at right angles to everything the loss is known."""
-    bank = FeatureQueue(8, CPU)
+    bank = FeatureRing(8, CPU)
     aside = torch.zeros(1, contrast.FEATURES)
     aside[0, -1] = 1.0
     bank.push(aside)

@@ -5,22 +5,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.trainer.live.test_work import OPTIONS, told
+from tests.trainer.live.test_site_work import OPTIONS, told
 
 from edgefl_exchange.delivery import Delivery
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
-from edgefl_trainer.engine.display import Pace
+from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.live.exchanges import Exchanges
-from edgefl_trainer.live.work import prepare
+from edgefl_trainer.live.site_work import prepare
 
 
 @pytest.fixture
 def answered(tmp_path: Path):
     """Learns an exchange, has its reply accepted, and gives the exchanges: the value stands for all that is learned."""
     work = prepare(told(rounds=5, train_rounds=5), OPTIONS)
-    exchanges = Exchanges(work, tmp_path, Pace((), {}))
+    exchanges = Exchanges(work, tmp_path, RunPace((), {}))
 
     def answer(number: int, value: float, times: int = 1) -> Exchanges:
         state = State({"head.bias": np.full(2, value, np.float32)})

@@ -1,4 +1,4 @@
-"""docs/methods.md 11: what no paper says is a hyper-parameter, with the default of the decision table."""
+"""docs/methods.md 10: what no paper says is a hyper-parameter, with the default of the decision table."""
 
 import re
 from pathlib import Path

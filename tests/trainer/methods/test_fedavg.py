@@ -13,7 +13,8 @@ from edgefl_protocol.errors import MapsError
 from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import evidential, steps
+from edgefl_trainer.learning import evidential
+from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.methods import METHODS
 
@@ -56,7 +57,7 @@ def test_weighted_mean_is_numpys(counts, seed):
     rng = np.random.default_rng(seed)
     values = rng.normal(size=(len(counts), 5)).astype(np.float32)
     replies = {f"s{i}": Payload({"w": v}, {"n_train": n}) for i, (v, n) in enumerate(zip(values, counts, strict=True))}
-    found = steps.weighted_mean(replies, steps.sample_weights(replies))["w"]
+    found = weighted_mean(replies, sample_weights(replies))["w"]
     expected = np.average(values.astype(np.float64), axis=0, weights=counts)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     assert found.dtype == np.float32
@@ -67,7 +68,7 @@ def test_replies_are_added_in_the_order_of_their_names(order):
     """docs/design.md 4, same seed, same digest: (1e16 + 1) − 1e16 is 0 where numbers round, and 1 in another order."""
     values = {"a": 1e16, "b": 1.0, "c": -1e16}
     replies = {name: Payload({"w": np.array([values[name]])}, {}) for name in order}
-    assert steps.weighted_mean(replies, dict.fromkeys(replies, 1.0))["w"] == 0
+    assert weighted_mean(replies, dict.fromkeys(replies, 1.0))["w"] == 0
 
 
 def test_large_sites_pull_harder_and_uniform_weights_do_not():
@@ -75,8 +76,8 @@ def test_large_sites_pull_harder_and_uniform_weights_do_not():
         "big": Payload({"w": np.ones(1)}, {"n_train": 30}),
         "small": Payload({"w": np.zeros(1)}, {"n_train": 10}),
     }
-    assert steps.weighted_mean(replies, steps.sample_weights(replies))["w"] == 0.75
-    assert steps.weighted_mean(replies, dict.fromkeys(replies, 1.0))["w"] == 0.5
+    assert weighted_mean(replies, sample_weights(replies))["w"] == 0.75
+    assert weighted_mean(replies, dict.fromkeys(replies, 1.0))["w"] == 0.5
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])

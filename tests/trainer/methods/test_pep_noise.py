@@ -1,4 +1,4 @@
-"""The noise on PEP-FedPT's class means against appendix A.4.1 (arXiv 2510.25372; docs/methods.md 9)."""
+"""The noise on PEP-FedPT's class means against appendix A.4.1 (arXiv 2510.25372; docs/methods.md 6)."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ def test_what_is_sent_is_laplace_distributed():
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("radius", [0.0, 2.0])
 def test_a_class_of_one_image_is_not_sent(known, radius):
-    """docs/methods.md 9: whatever the centre, and with a bound too."""
+    """docs/methods.md 6: whatever the centre, and with a bound too."""
     tokens, targets = tokens_of({0: 1, 1: 2})
     centres = np.full((2, 3, 6), 0.5 if known else 0.0, dtype=np.float32)
     sent = LaplaceNoise(0.2, radius).prototypes(tokens, targets, centres, np.random.default_rng(0))
@@ -74,7 +74,7 @@ def test_a_class_of_one_image_is_not_sent(known, radius):
 
 
 def test_equal_images_are_not_sent_without_noise():
-    """docs/methods.md 9: around their own mean S is 0, and the embedding itself would go out."""
+    """docs/methods.md 6: around their own mean S is 0, and the embedding itself would go out."""
     tokens, targets = tokens_of({0: 3, 1: 3})
     tokens[targets == 0] = 1.0
     sent = LaplaceNoise(0.2, 0.0).prototypes(tokens, targets, np.zeros((2, 2, 6), np.float32), np.random.default_rng(0))
@@ -84,7 +84,7 @@ def test_equal_images_are_not_sent_without_noise():
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), radius=st.floats(0.01, 20), known=st.booleans(), far=st.floats(0, 1e6))
 def test_clipped_means_move_no_further_than_the_noise_covers(seed, radius, known, far):
-    """docs/methods.md 9: with `dp_clip_l1=B` replacing one image moves the mean by at most 2B/N in L1."""
+    """docs/methods.md 6: with `dp_clip_l1=B` replacing one image moves the mean by at most 2B/N in L1."""
     tokens, targets = tokens_of({0: 4}, seed)
     centres = np.full((2, 1, 6), 0.3 if known else 0.0, dtype=np.float32)
     other = tokens.copy()
@@ -120,7 +120,7 @@ def test_noise_is_fresh_each_round_and_its_cost_is_told(make_task, make_site):
 
 
 def test_the_noise_of_a_site_that_keeps_it_secret_cannot_be_drawn_again(make_task, make_site):
-    """docs/methods.md 9: who knows seed, site and round can take seeded noise off; secret noise differs each time."""
+    """docs/methods.md 6: who knows seed, site and round can take seeded noise off; secret noise differs each time."""
     task = make_task()
     site, method = make_site(task), make(dp_epsilon=0.2)
     _, broadcasts = first_broadcast(method, task, {"a": site})
@@ -136,7 +136,7 @@ def test_the_noise_of_a_site_that_keeps_it_secret_cannot_be_drawn_again(make_tas
 
 
 def test_under_the_papers_noise_scores_are_near_the_prior():
-    """docs/methods.md 9: at D = 768, N = 50, epsilon 0.2 the noise is far above the signal.
+    """docs/methods.md 6: at D = 768, N = 50, epsilon 0.2 the noise is far above the signal.
 
     Without noise a class's images give it nearly the whole score; with it they give it what its share is, near mixing
     by the prior alone.

@@ -10,15 +10,16 @@ from edgefl_trainer.contract import Phase
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.settings import build
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.features import feature_reply
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, token_init
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, token_init
 from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.inserts import Tokens
 
 PAPER = {"readout": "cls", "head_norm": "none", "augment": "none"}
 AVERAGED = ("head", "fedvpt", "fedvpt-deep", "fedpr", "p-pt")
-NAMES = (PROMPTS, HEAD)
+NAMES = (PROMPTS, HEAD_WEIGHT)
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def learned(model, recipe, **more):
     arrays, site, module = model
     tensors = softmax.trainable(arrays, NAMES, site.device)
     velocity = softmax.learn(recipe, site, module, tensors, NAMES, 1, **more)
-    return steps.as_arrays({name: tensors[name] for name in NAMES}), velocity
+    return as_arrays({name: tensors[name] for name in NAMES}), velocity
 
 
 def test_velocity_carries_on_where_it_stopped(model):
@@ -48,7 +49,7 @@ def test_velocity_carries_on_where_it_stopped(model):
     for name in NAMES:
         np.testing.assert_array_equal(second[name], whole[name])
         np.testing.assert_array_equal(end[name], last[name])
-    assert not np.array_equal(afresh[HEAD], whole[HEAD])
+    assert not np.array_equal(afresh[HEAD_WEIGHT], whole[HEAD_WEIGHT])
     assert learned(model, SoftmaxRecipe(**PAPER, momentum=0))[1] == {}
 
 
@@ -64,11 +65,11 @@ def test_gradients_are_clipped_together(model):
 def test_an_update_is_projected_whatever_made_it(model):
     """Δ·T: with T = 0 the prompts stay where they are, momentum and weight decay included; the head learns."""
     arrays, _, _ = model
-    width = arrays[HEAD].shape[1]
+    width = arrays[HEAD_WEIGHT].shape[1]
     recipe = SoftmaxRecipe(**PAPER, batch=4, weight_decay=0.1)
     still, _ = learned(model, recipe, project={PROMPTS: torch.zeros((width, width))})
     np.testing.assert_array_equal(still[PROMPTS], arrays[PROMPTS])
-    assert not np.array_equal(still[HEAD], arrays[HEAD])
+    assert not np.array_equal(still[HEAD_WEIGHT], arrays[HEAD_WEIGHT])
     free, _ = learned(model, recipe)
     same, _ = learned(model, recipe, project={PROMPTS: torch.eye(width)})
     np.testing.assert_allclose(same[PROMPTS], free[PROMPTS], atol=1e-5)
@@ -82,7 +83,7 @@ def test_the_rate_decays_with_the_rounds(model):
         tensors = softmax.trainable(arrays, NAMES, site.device)
         before = softmax.plain_forward(site, module, tensors)
         softmax.learn(recipe, site, module, tensors, NAMES, round_, epochs=[0], forward=before)
-        moves.append(tensors[HEAD].detach().numpy() - arrays[HEAD])
+        moves.append(tensors[HEAD_WEIGHT].detach().numpy() - arrays[HEAD_WEIGHT])
     np.testing.assert_allclose(moves[1], moves[0] / 4, rtol=1e-3, atol=1e-7)
 
 
@@ -93,7 +94,9 @@ def test_the_head_may_have_a_rate_of_its_own(model):
     same, _ = learned(model, SoftmaxRecipe(**plain, lr=0.1), epochs=[0])
     own, _ = learned(model, SoftmaxRecipe(**plain, lr=0.1, lr_head=0.01), epochs=[0])
     np.testing.assert_array_equal(own[PROMPTS], same[PROMPTS])
-    np.testing.assert_allclose(own[HEAD] - arrays[HEAD], (same[HEAD] - arrays[HEAD]) / 10, rtol=1e-2, atol=1e-7)
+    np.testing.assert_allclose(
+        own[HEAD_WEIGHT] - arrays[HEAD_WEIGHT], (same[HEAD_WEIGHT] - arrays[HEAD_WEIGHT]) / 10, rtol=1e-2, atol=1e-7
+    )
 
 
 def test_what_a_method_adds_to_the_loss_counts(model):
@@ -108,7 +111,7 @@ def test_what_a_method_adds_to_the_loss_counts(model):
         forward=lambda images: (plain(images)[0], tensors[PROMPTS].sum()),
     )  # fmt: skip
     np.testing.assert_allclose(tensors[PROMPTS].detach().numpy(), without[PROMPTS] - 0.1, atol=1e-6)
-    np.testing.assert_array_equal(tensors[HEAD].detach().numpy(), without[HEAD])
+    np.testing.assert_array_equal(tensors[HEAD_WEIGHT].detach().numpy(), without[HEAD_WEIGHT])
 
 
 def test_tokens_begin_as_vpts_do(make_task):

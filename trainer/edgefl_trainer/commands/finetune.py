@@ -92,7 +92,7 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
 
 
 def flags_of(before: "FinishedRun", options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a fine-tuning run: those given that are not None, the rest from the run that it goes on with.
+    """Return a fine-tuning run's settings: those given that are not None, the rest from the run that it goes on with.
 
     A `RunError` where that run learned no network.
     """

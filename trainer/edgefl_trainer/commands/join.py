@@ -104,7 +104,7 @@ def join(
 
 
 def text_of(found: dict[str, Any]) -> str:
-    """Where the site stands, for a person."""
+    """Say where the site stands, for a person."""
     if found["summary"] is not None:
         from edgefl_trainer.commands.results_text import summary_text
 

@@ -30,4 +30,5 @@ def methods(as_json: bool) -> None:
         return
     for fact in facts:
         labels = "labelled images" if fact["needs_labels"] else "no labels"
-        click.echo(f"{fact['name']:<14}{', '.join(fact['travels']) or 'nothing'} travels; {labels}; {fact['paper']}")
+        sent = ", ".join(fact["travels"]) or "nothing"
+        click.echo(f"{fact['name']:<14}sends {sent}; needs {labels}; {fact['paper']}")

@@ -21,7 +21,7 @@ run_dir = click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Pat
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The names in `A,B,C`, at least one."""
+    """Split `A,B,C` into its names, at least one."""
     found = tuple(name.strip() for name in text.split(",") if name.strip())
     if not found:
         raise click.UsageError(f"{text!r} holds no name: write names with commas between.")

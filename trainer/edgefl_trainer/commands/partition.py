@@ -56,7 +56,7 @@ def partition(
     from edgefl_protocol.durable import write_atomic
     from edgefl_trainer.data.errors import PartitionError
     from edgefl_trainer.data.partition import make_partition
-    from edgefl_trainer.data.plan import Plan
+    from edgefl_trainer.data.partition_plan import PartitionPlan
     from edgefl_trainer.evaluate.partition_plot import plot_partition
 
     picture = out.with_suffix(".png")
@@ -65,7 +65,7 @@ def partition(
             f"{out} would be overwritten by its own picture: name the file {out.with_suffix('.json')}."
         )
     wanted = None if classes is None else names(classes)
-    made = make_partition(data, Plan(by=dirichlet_by, **numbers), seed, wanted)
+    made = make_partition(data, PartitionPlan(by=dirichlet_by, **numbers), seed, wanted)
     write_atomic(out, made.to_bytes())
     write_atomic(picture, plot_partition(made))
     click.echo(json.dumps(partition_json(made)) if as_json else partition_text(made))
@@ -73,13 +73,13 @@ def partition(
 
 
 def partition_json(partition: "Partition") -> dict[str, Any]:
-    """What `--json` prints: the plan and the table, without names of images."""
-    from edgefl_trainer.data.partition import KINDS
+    """Return what `--json` prints: the plan and the table, without names of images."""
+    from edgefl_trainer.data.partition import ROW_KINDS
 
     learning = partition.counts(("train", "tune"))
     sites = {
         name: {
-            **{f"n_{kind}": len(rows[kind]) for kind in KINDS},
+            **{f"n_{kind}": len(rows[kind]) for kind in ROW_KINDS},
             "held_out": name in partition.held_out,
             "classes": {label: learning[name][label] for label in partition.classes},
         }
@@ -90,34 +90,34 @@ def partition_json(partition: "Partition") -> dict[str, Any]:
 
 
 def partition_text(partition: "Partition") -> str:
-    """Sites down, classes across: training images (train and tune rows); then the images of each kind.
+    """Write a table, sites down and classes across: training images (train and tune rows), then images of each kind.
 
     Beyond 16 classes a line says how many classes a site has, and its largest ones.
     """
-    from edgefl_trainer.data.partition import KINDS
+    from edgefl_trainer.data.partition import ROW_KINDS
 
     learning = partition.counts(("train", "tune"))
     wide = len(partition.classes) <= MAX_COLUMNS
-    head = ["site", *(partition.classes if wide else ("classes",)), *KINDS, "" if wide else "largest"]
+    head = ["site", *(partition.classes if wide else ("classes",)), *ROW_KINDS, "" if wide else "largest"]
     lines = [head]
     for name, rows in partition.sites.items():
         found = learning[name]
         largest = sorted(found, key=lambda label: (-found[label], label))[:4]
         counts = [found[label] for label in partition.classes] if wide else [sum(1 for n in found.values() if n)]
         label = f"{name} (held out)" if name in partition.held_out else name
-        kinds = [len(rows[kind]) for kind in KINDS]
+        kinds = [len(rows[kind]) for kind in ROW_KINDS]
         rest = "" if wide else ", ".join(f"{label} {found[label]}" for label in largest)
         lines.append([label, *(str(count or "–") for count in [*counts, *kinds]), rest])
     if wide:
         totals = [sum(learning[name][label] for name in partition.sites) for label in partition.classes]
-        kinds = [sum(len(rows[kind]) for rows in partition.sites.values()) for kind in KINDS]
+        kinds = [sum(len(rows[kind]) for rows in partition.sites.values()) for kind in ROW_KINDS]
         lines.append(["all", *(str(count or "–") for count in [*totals, *kinds]), ""])
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
 def summary_line(partition: "Partition") -> str:
-    """What a person wants to know of a partition that was just made."""
+    """Write the line that tells a person what partition was made."""
     sizes = [len(rows["train"]) + len(rows["tune"]) for rows in partition.sites.values()]
     held = f", {len(partition.held_out)} of them held out" if partition.held_out else ""
     return (

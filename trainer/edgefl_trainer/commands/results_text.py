@@ -5,7 +5,7 @@ from typing import Any
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
-    """The figures of `summary.json`, a line for each site."""
+    """Write the figures of `summary.json`, a line for each site."""
     lines = [f"{summary['method']} · task {summary['task']} · seed {summary['seed']} · {summary['seconds']:.0f} s"]
     if summary.get("probe"):
         lines += [
@@ -23,7 +23,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 
 
 def site_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Balanced accuracy of each site, then mean, spread and worst."""
+    """Write the balanced accuracy of each site, then mean, spread and worst."""
     lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy"]
     tuned = summary.get("select") == "tune"
     for name, site in summary["sites"].items():
@@ -46,7 +46,7 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def score_line(score: Mapping[str, Any]) -> str:
-    """One image's score in one line."""
+    """Write one image's score in one line."""
     if "error" in score:
         return f"{score['image']}: {score['error']['message']}"
     shown = ", ".join(f"{name} {value:.2f}" for name, value in score["probabilities"].items())

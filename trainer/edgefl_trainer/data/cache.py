@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import Pixels, Table
+from edgefl_trainer.data.rows import Pixels, SourceRows
 
 _FORMAT = "1"  # raise it when the decoding of a picture changes
 _ABANDONED_S = 2 * 24 * 3600  # no picture set takes that long to write
@@ -33,7 +33,7 @@ Pairs = Iterator[tuple[Pixels, Pixels | None]]  # image, mask
 
 
 @dataclass(frozen=True, slots=True)
-class Pictures:
+class CachedPictures:
     """Memory-mapped pictures, read-only."""
 
     images: NDArray[np.uint8]  # uint8 (n, px, px, 3)
@@ -41,21 +41,16 @@ class Pictures:
 
 
 def default_cache_dir() -> Path:
-    """`EDGEFL_CACHE`, else `~/.cache/edgefl`."""
+    """Return the cache folder: `EDGEFL_CACHE`, else `~/.cache/edgefl`."""
     named = os.environ.get("EDGEFL_CACHE")
     return Path(named) if named else Path.home() / ".cache" / "edgefl"
 
 
-def cached_pictures(tables: Sequence[Table], image_px: int, fit: Fit, cache_dir: Path) -> Pictures:
-    """The pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
+def cached_pictures(tables: Sequence[SourceRows], image_px: int, fit: Fit, cache_dir: Path) -> CachedPictures:
+    """Return the pictures of all rows of all tables, in order and memory-mapped, decoded at most once.
 
-    Masks are kept only where every table knows masks.
-
-    Args:
-        fit: `squash` or `crop`.
-
-    Raises:
-        DataError: A picture cannot be read, or the cache folder cannot be written.
+    Masks are kept only where every table knows masks. A `DataError` where a picture cannot be read, or the cache folder
+    cannot be written.
     """
     parts = [_one_table(table, image_px, fit, cache_dir) for table in tables]
     if len(parts) == 1:
@@ -71,7 +66,7 @@ def cached_pictures(tables: Sequence[Table], image_px: int, fit: Fit, cache_dir:
     return _open(_entry(cache_dir, key, sum(len(table.rows) for table in tables), image_px, masked, join))
 
 
-def _one_table(table: Table, image_px: int, fit: Fit, cache_dir: Path) -> Path:
+def _one_table(table: SourceRows, image_px: int, fit: Fit, cache_dir: Path) -> Path:
     digest = hashlib.sha256(f"{_FORMAT}\0{table.pixels.identity}\0{image_px}\0{fit}".encode())
     for row in table.rows:
         digest.update(f"\0{row.source}".encode())
@@ -158,10 +153,10 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _open(entry: Path) -> Pictures:
+def _open(entry: Path) -> CachedPictures:
     masks = entry / "masks.npy"
     try:
         images = np.load(entry / "images.npy", mmap_mode="r")
-        return Pictures(images, np.load(masks, mmap_mode="r") if masks.is_file() else None)
+        return CachedPictures(images, np.load(masks, mmap_mode="r") if masks.is_file() else None)
     except (OSError, ValueError) as error:
         raise DataError(f"The image cache entry {entry} is damaged; remove it and run again.") from error

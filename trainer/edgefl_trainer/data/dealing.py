@@ -31,7 +31,7 @@ USUAL = Shares()
 
 
 def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) -> list[str]:
-    """Lesions in an order whose every prefix holds the classes in about equal shares of each.
+    """Order lesions so that every prefix holds about an equal share of each class.
 
     Inside a class the order is that of SHA-256(seed, purpose, lesion), so that choices for different purposes are
     independent; lesion i of the n of a class stands at (i + ½)/n, and the classes are merged by that position.
@@ -49,19 +49,19 @@ def lesion_order(classes_by_lesion: Mapping[str, str], purpose: str, seed: int) 
 
 
 def choose_share(classes_by_lesion: Mapping[str, str], share: float, purpose: str, seed: int) -> set[str]:
-    """`round(share · n)` of the lesions, stratified by class; never the only lesions there are."""
+    """Choose `round(share · n)` of the lesions, stratified by class; never the only lesions there are."""
     order = lesion_order(classes_by_lesion, purpose, seed)
     return set(order[: min(round(share * len(order)), max(len(order) - 1, 0))])
 
 
 def choose_tune(site: str, learning: Sequence[Row], seed: int, share: float = TUNE_SHARE) -> set[str]:
-    """The tune lesions of a site, a share of those it learns from, stratified by class; sites draw independently."""
+    """Choose a site's tune lesions: a share of those it learns from, stratified by class, each site by itself."""
     class_of = {row.lesion: str(row.label) for row in sorted(learning, key=lambda row: row.image, reverse=True)}
     return choose_share(class_of, share, f"tune:{site}", seed)
 
 
 def choose_limit(lesions: Sequence[str], labels: Sequence[str], limit: int, purpose: str, seed: int) -> set[str]:
-    """Lesions whose images together are at most `limit`, stratified by class.
+    """Choose lesions whose images together are at most `limit`, stratified by class.
 
     They are filled up greedily: one that no longer fits is passed over. `lesions` and `labels` are those of each image.
     """
@@ -123,7 +123,7 @@ def deal_iid(rows: Sequence[Row], sites: int, seed: int) -> list[Row]:
 
 
 def spread(lesions: Sequence[str], sizes: Mapping[str, int], seed: int) -> list[str | None]:
-    """The site of each image of no site: dealt in proportion to the sites' size, whole lesions at a time.
+    """Deal images of no site to the sites in proportion to their size, whole lesions at a time.
 
     `sizes` are numbers of training images; where no site has any, the answer is None for all.
     """

@@ -20,7 +20,7 @@ from edgefl_trainer.data.cache import cached_pictures, default_cache_dir
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_limit, choose_tune, spread
 from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 
 Unlabelled = Literal["none", "site", "spread"]
@@ -44,7 +44,7 @@ class SiteRows:
     unlabelled: Indices  # rows for self-supervised learning only
 
     def rows(self, kind: str) -> Indices:
-        """The rows of one of `ROW_KINDS`."""
+        """Return the rows of one of `ROW_KINDS`."""
         found: Indices = getattr(self, kind)
         return found
 
@@ -64,7 +64,7 @@ class Federation:
     held_out: tuple[str, ...] = ()  # sites that never train, in name order
 
     def counts(self, rows: Indices) -> NDArray[np.int64]:
-        """Images of each class among `rows`, (K,)."""
+        """Count the images of each class among `rows`, (K,)."""
         labels = self.labels[rows]
         return np.bincount(labels[labels >= 0], minlength=len(self.classes)).astype(np.int64)
 
@@ -133,7 +133,9 @@ def load_federation(
     )
 
 
-def _read_rows(specs: Sequence[Spec], tables: Sequence[Table], partition: Partition | None, seed: int) -> list[Row]:
+def _read_rows(
+    specs: Sequence[Spec], tables: Sequence[SourceRows], partition: Partition | None, seed: int
+) -> list[Row]:
     """All rows of the tables: dealt by their SPECs, or placed by the partition."""
     dealt = _dealt if partition is None else own_rows
     rows = [row for spec, table in zip(specs, tables, strict=True) for row in dealt(spec, table, seed)]
@@ -153,7 +155,7 @@ def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spe
 def label_rows(
     rows: Sequence[Row], task: str, classes: Sequence[str] | None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Class names and the label of each row, −1 for rows without a label or of a class that is left out.
+    """List the classes, and the label of each row: −1 without one, or of a class that is left out.
 
     Raises:
         DataError: A class is not in the data, the task is not known, or no nevus class is there.
@@ -188,7 +190,7 @@ def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
         )
 
 
-def _dealt(spec: Spec, table: Table, seed: int) -> list[Row]:
+def _dealt(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
     """The rows of one table with complete sites and splits; their order stays."""
     rows = sited_rows(spec, table, seed)
     if all(row.site is None for row in rows):

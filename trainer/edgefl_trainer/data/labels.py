@@ -20,7 +20,7 @@ from edgefl_trainer.data.federation import Federation, Indices, SiteRows
 
 
 def keep_labels(federation: Federation, share: float, seed: int, *, keep_images: bool = False) -> Federation:
-    """The federation as it is when only a share of each site's training images has a label; the others have −1.
+    """Keep the labels of a share of each site's training images; the others get −1.
 
     The partition digest, which says who has which rows, stays.
 
@@ -48,7 +48,7 @@ def keep_labels(federation: Federation, share: float, seed: int, *, keep_images:
 def labelled(
     lesions: Sequence[str], targets: NDArray[np.int64], share: float, purpose: str, seed: int
 ) -> NDArray[np.bool_]:
-    """Which of a site's training images keep their label, (n,).
+    """Tell which of a site's training images keep their label, (n,).
 
     The lesions stand in the order of SHA-256(seed, purpose, lesion). Of each class the first of them are taken until
     ceil(share · n) of its n images have a label; a lesion whose images differ in class keeps or loses all of them.

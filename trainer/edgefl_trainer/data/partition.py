@@ -18,30 +18,30 @@ from typing import Any
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.data.dealing import TUNE_SHARE, USUAL, choose_share, choose_tune, deal_iid, deal_test
 from edgefl_trainer.data.errors import DataError, PartitionError
-from edgefl_trainer.data.plan import ALPHA, Plan
-from edgefl_trainer.data.rows import UNDEALT, Row, Table
+from edgefl_trainer.data.partition_plan import ALPHA, PartitionPlan
+from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.schemes import Lesion, dirichlet_by_class, dirichlet_by_site, follow, pathological
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
 
 FORMAT = 1
 PARTITION_FILE = "partition.json"  # its name in a run directory
 MAX_PARTITION_BYTES = 256 << 20
-KINDS = ("train", "tune", "val", "test")
+ROW_KINDS = ("train", "tune", "val", "test")
 LEFT_OUT = "left out"  # split of a row that no site has and that is not to be spread as an unlabelled one
 
-Entry = tuple[str, str | None]  # image, class
-Content = Mapping[str, Mapping[str, Sequence[Entry]]]  # site → kind → its images
+DealtImage = tuple[str, str | None]  # image, class
+Content = Mapping[str, Mapping[str, Sequence[DealtImage]]]  # site → kind → its images
 
 
 @dataclass(frozen=True)
 class Partition:
     """Who has which image."""
 
-    plan: Plan  # how it was made
+    plan: PartitionPlan  # how it was made
     seed: int  # of every choice of rows; a run that uses the partition makes its own choices of rows by it too
     classes: tuple[str, ...]  # classes of the data that were dealt, sorted
     held_out: tuple[str, ...]  # sites that never train, in name order
-    sites: Content  # site → kind of `KINDS` → (image, class)
+    sites: Content  # site → kind of `ROW_KINDS` → (image, class)
 
     @property
     def sha256(self) -> str:
@@ -50,20 +50,20 @@ class Partition:
         return content_digest(sites, self.held_out)
 
     def counts(self, kinds: Sequence[str]) -> dict[str, Counter[str]]:
-        """Site → class → images among these kinds of rows."""
+        """Count images by site and class among these kinds of rows."""
         return {
             name: Counter(str(label) for kind in kinds for _, label in rows[kind]) for name, rows in self.sites.items()
         }
 
     def tune_lesions(self, site: str, learning: Sequence[Row]) -> set[str]:
-        """The lesions among a site's training rows whose images are its tune rows."""
+        """Return the lesions among a site's training rows whose images are its tune rows."""
         images = {image for image, _ in self.sites[site]["tune"]}
         return {row.lesion for row in learning if row.image in images}
 
     def to_bytes(self) -> bytes:
-        """The file: JSON with a digest over sites, kinds, images and classes."""
+        """Write the file: JSON with a digest over sites, kinds, images and classes."""
         sites = {
-            name: {kind: _by_label(rows[kind]) for kind in KINDS if rows[kind]} for name, rows in self.sites.items()
+            name: {kind: _by_label(rows[kind]) for kind in ROW_KINDS if rows[kind]} for name, rows in self.sites.items()
         }
         content = {
             "format": FORMAT,
@@ -77,19 +77,21 @@ class Partition:
         return json.dumps(content, indent=1, ensure_ascii=False).encode() + b"\n"
 
     def facts(self) -> dict[str, Any]:
-        """What a run's summary says about it."""
+        """Return what a run's summary says about it."""
         return {**self.plan.to_json(), "seed": self.seed, "held_out": list(self.held_out), "sha256": self.sha256}
 
 
 def content_digest(sites: Content, held_out: Sequence[str] = ()) -> str:
-    """SHA-256 over site → kind → sorted (image, class), and over the held-out sites where there are any."""
+    """Compute SHA-256 over site → kind → sorted (image, class), and over the held-out sites where there are any."""
     content: object = {name: {kind: sorted(rows[kind]) for kind in rows} for name, rows in sites.items()}
     if held_out:
         content = {"held_out": sorted(held_out), "sites": content}
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def make_partition(specs: Sequence[str], plan: Plan, seed: int, classes: Sequence[str] | None = None) -> Partition:
+def make_partition(
+    specs: Sequence[str], plan: PartitionPlan, seed: int, classes: Sequence[str] | None = None
+) -> Partition:
     """Read the rows of the data (no pictures) and deal those of some classes; None deals all.
 
     Raises:
@@ -108,13 +110,13 @@ def make_partition(specs: Sequence[str], plan: Plan, seed: int, classes: Sequenc
 
 def deal(
     rows: Sequence[Row],
-    plan: Plan,
+    plan: PartitionPlan,
     seed: int,
     classes: Sequence[str] | None = None,
     *,
     tune_share: float = TUNE_SHARE,
 ) -> Partition:
-    """The partition of rows whose test rows are dealt; raises as `make_partition`."""
+    """Deal rows whose test rows are dealt already; raises as `make_partition`."""
     present = {row.label for row in rows if row.label is not None}
     wanted = tuple(sorted(present if classes is None else set(classes)))
     unknown = [name for name in wanted if name not in present]
@@ -133,8 +135,8 @@ def deal(
     return Partition(plan, seed, wanted, held_out, sites)
 
 
-def sited_rows(spec: Spec, table: Table, seed: int) -> list[Row]:
-    """The rows of a table with the sites and test rows that its SPEC gives them, in order.
+def sited_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
+    """Return the rows of a table with the sites and test rows that its SPEC gives them, in order.
 
     Raises:
         DataError: `@site=NAME` names a site that the data does not have, or `@rows` is given to data with splits.
@@ -152,14 +154,14 @@ def sited_rows(spec: Spec, table: Table, seed: int) -> list[Row]:
     return rows if spec.iid_sites is None else deal_iid(rows, spec.iid_sites, seed)
 
 
-def own_rows(spec: Spec, table: Table, seed: int) -> list[Row]:
-    """The rows of `sited_rows`, those of sites that `@site=NAME` does not ask for marked as left out."""
+def own_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
+    """Return the rows of `sited_rows`; those of sites that `@site=NAME` does not ask for are marked as left out."""
     rows = sited_rows(spec, table, seed)
     return [row if spec.site in (None, row.site) else replace(row, site=None, split=LEFT_OUT) for row in rows]
 
 
 def takes_part(row: Row, scheme: str, classes: Sequence[str]) -> bool:
-    """Whether a row is dealt: it is labelled, and has a site where the scheme starts from the sites of the data."""
+    """Tell whether a row is dealt: it has a label, and a site where the scheme starts from the data's sites."""
     sited = row.site is not None or scheme not in ("natural", "domain")
     return sited and row.split in ("train", "val", "test") and row.label in classes
 
@@ -223,9 +225,9 @@ def read_partition(path: Path) -> Partition:
 def _from_json(found: Mapping[str, Any]) -> Partition:
     if found["format"] != FORMAT:
         raise ValueError(f"format {found['format']!r}, known is {FORMAT}")
-    plan = Plan(**{str(name): value for name, value in found["plan"].items()})
+    plan = PartitionPlan(**{str(name): value for name, value in found["plan"].items()})
     sites = {
-        str(name): {kind: _entries(kinds.get(kind, {})) for kind in KINDS}
+        str(name): {kind: _entries(kinds.get(kind, {})) for kind in ROW_KINDS}
         for name, kinds in sorted(found["sites"].items())
     }
     held_out = tuple(sorted(map(str, found["held_out"])))
@@ -235,11 +237,11 @@ def _from_json(found: Mapping[str, Any]) -> Partition:
     return Partition(plan, int(found["seed"]), tuple(map(str, found["classes"])), held_out, sites)
 
 
-def _entries(by_label: Mapping[str, Sequence[str]]) -> tuple[Entry, ...]:
+def _entries(by_label: Mapping[str, Sequence[str]]) -> tuple[DealtImage, ...]:
     return tuple(sorted((str(image), str(label)) for label, images in by_label.items() for image in images))
 
 
-def _deal_scheme(rows: Sequence[Row], plan: Plan, seed: int) -> tuple[list[Row], dict[str, str]]:
+def _deal_scheme(rows: Sequence[Row], plan: PartitionPlan, seed: int) -> tuple[list[Row], dict[str, str]]:
     """Rows with their new sites, and the domain (stratum of the held-out sites) of each site."""
     if plan.scheme == "natural":
         return list(rows), {row.site: "" for row in rows if row.site is not None}
@@ -264,7 +266,7 @@ def _deal_scheme(rows: Sequence[Row], plan: Plan, seed: int) -> tuple[list[Row],
     return dealt, domain_of
 
 
-def _deal_group(rows: Sequence[Row], names: Sequence[str], plan: Plan, seed: int) -> list[Row]:
+def _deal_group(rows: Sequence[Row], names: Sequence[str], plan: PartitionPlan, seed: int) -> list[Row]:
     """Deal rows to new sites; the rows that only report follow the class shares of those that learn."""
     count = len(names)
     if plan.scheme == "iid" or (plan.scheme == "domain" and plan.classes_per_site is None):
@@ -287,7 +289,7 @@ def _deal_group(rows: Sequence[Row], names: Sequence[str], plan: Plan, seed: int
     return [replace(row, site=names[site_of[row.lesion]]) for row in rows]
 
 
-def _deal_lesions(lesions: Sequence[Lesion], sites: int, plan: Plan, seed: int) -> dict[str, int]:
+def _deal_lesions(lesions: Sequence[Lesion], sites: int, plan: PartitionPlan, seed: int) -> dict[str, int]:
     if plan.classes_per_site is not None:
         return pathological(lesions, sites, plan.classes_per_site, seed)
     alpha = ALPHA if plan.alpha is None else plan.alpha
@@ -320,9 +322,9 @@ def _content(rows: Sequence[Row], seed: int, tune_share: float) -> Content:
 
 def _site_content(
     name: str, rows: Sequence[Row], seed: int, tune_share: float
-) -> Iterator[tuple[str, tuple[Entry, ...]]]:
+) -> Iterator[tuple[str, tuple[DealtImage, ...]]]:
     tune = choose_tune(name, [row for row in rows if row.split == "train"], seed, tune_share)
-    for kind in KINDS:
+    for kind in ROW_KINDS:
         split = "train" if kind == "tune" else kind
         chosen = [
             row for row in rows if row.split == split and (split != "train" or (row.lesion in tune) == (kind == "tune"))
@@ -350,7 +352,7 @@ def _unique(rows: Sequence[Row]) -> list[Row]:
     return list(rows)
 
 
-def _by_label(entries: Sequence[Entry]) -> dict[str, list[str]]:
+def _by_label(entries: Sequence[DealtImage]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for image, label in sorted(entries):
         groups[str(label)].append(image)

@@ -54,7 +54,7 @@ class PixelSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SourceRows:
     """The rows of one SPEC and where their pixels come from."""
 
     name: str  # the SPEC without its suffixes, for messages

@@ -68,7 +68,7 @@ def dirichlet_by_class(
 
 
 def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed: int) -> dict[str, int]:
-    """Sites of equal size; each draws lesions by its own class prior q ~ Dir(alpha · 1) until it is full.
+    """Deal to sites of equal size; each draws lesions by its own class prior q ~ Dir(alpha · 1) until it is full.
 
     A class that is used up leaves a site's prior, which is renormalised over the rest; where nothing of it is left, the
     remaining lesions decide. Where every lesion has one image, sizes differ by at most 1.
@@ -106,7 +106,7 @@ def dirichlet_by_site(lesions: Sequence[Lesion], sites: int, alpha: float, seed:
 
 
 def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, seed: int) -> dict[str, int]:
-    """Each site holds `classes_per_site` classes, each class equally many sites; shares U(0.4, 0.6), normalised.
+    """Deal `classes_per_site` classes to each site, each class to equally many; shares U(0.4, 0.6), normalised.
 
     Sites draw their classes one by one, evenly among the classes with most places left.
 
@@ -139,11 +139,8 @@ def pathological(lesions: Sequence[Lesion], sites: int, classes_per_site: int, s
 def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpose: str, seed: int) -> dict[str, int]:
     """Deal the lesions of a split that only reports, by the shares of each class that the sites learn from.
 
-    A site without training images of a class gets none of it here.
-
-    Args:
-        counts: Class → training images of each site; a class that nobody learns from follows the sites' sizes.
-        purpose: Keeps the splits independent.
+    `counts` are the training images of each class and site: a site without any gets none here, and a class that nobody
+    learns from follows the sites' sizes. `purpose` keeps the splits independent.
     """
     sizes = np.sum(np.array(list(counts.values()), dtype=np.int64), axis=0)
     site_of: dict[str, int] = {}
@@ -154,7 +151,7 @@ def follow(lesions: Sequence[Lesion], counts: Mapping[str, Sequence[int]], purpo
 
 
 def cut(ordered: Sequence[Lesion], shares: NDArray[np.float64] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """The site of each lesion of a class, cut in order by cumulative floors of the shares of their images.
+    """Deal the lesions of a class in order, cut by cumulative floors of the sites' shares of their images.
 
     Leftovers go to the last holder; a site whose share is 0 gets none.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from edgefl_trainer.data.dealing import Shares
 from edgefl_trainer.data.errors import DataError, SpecError
 from edgefl_trainer.data.lesions import OPTIONS, parse_settings, read_lesions
-from edgefl_trainer.data.rows import Table
+from edgefl_trainer.data.rows import SourceRows
 from edgefl_trainer.data.sources.cifar100 import read_cifar100
 from edgefl_trainer.data.sources.domainnet import read_domainnet
 from edgefl_trainer.data.sources.folder import read_folder
@@ -60,13 +60,13 @@ def parse_spec(text: str) -> Spec:
     return _with_suffixes(Spec(text, kind, body, options), suffixes)
 
 
-def read_spec(spec: Spec, seed: int) -> Table:
+def read_spec(spec: Spec, seed: int) -> SourceRows:
     """Read the rows of one SPEC, or raise a `DataError`; `seed` is the run's, for kinds that draw a split."""
     return READERS[spec.kind](spec, seed)
 
 
 def take_options(spec: Spec, allowed: Mapping[str, str]) -> dict[str, str]:
-    """The options of a SPEC over their defaults; a `SpecError` for one that is not known."""
+    """Put the options of a SPEC over their defaults; a `SpecError` for one that is not known."""
     for name in spec.options:
         if name not in allowed:
             known = ", ".join(allowed) or "none"
@@ -127,21 +127,21 @@ def _path(spec: Spec) -> Path:
     return Path(spec.body).expanduser()
 
 
-def _without_options(read: Callable[[Path], Table]) -> Callable[[Spec, int], Table]:
-    def reader(spec: Spec, seed: int) -> Table:
+def _without_options(read: Callable[[Path], SourceRows]) -> Callable[[Spec, int], SourceRows]:
+    def reader(spec: Spec, seed: int) -> SourceRows:
         take_options(spec, {})
         return read(_path(spec))
 
     return reader
 
 
-def _lesions(spec: Spec, seed: int) -> Table:
+def _lesions(spec: Spec, seed: int) -> SourceRows:
     if spec.body:
         raise SpecError(f"{spec.text!r} has {spec.body!r} before its options; write lesions:sites=6,images=600.")
     return read_lesions(parse_settings(take_options(spec, OPTIONS)))
 
 
-READERS: dict[str, Callable[[Spec, int], Table]] = {
+READERS: dict[str, Callable[[Spec, int], SourceRows]] = {
     "manifest": _without_options(read_manifest),
     "isic2019": lambda spec, _: read_isic2019(_path(spec), **take_options(spec, {"split": "lesion"})),
     "folder": _without_options(read_folder),

@@ -60,7 +60,7 @@ class BestEncoder:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is: `phases` finished, and the files of the states as they then were."""
 
     phases: int = 0
@@ -86,26 +86,26 @@ class Checkpoints:
         self._folder = folder
         make_folder(folder)
 
-    def progress(self) -> Progress:
-        """What `latest.json` says; nothing finished where there is none, a `RunError` where the file is not ours."""
+    def progress(self) -> RunProgress:
+        """Read `latest.json`; nothing is finished where there is none. A `RunError` where the file is not ours."""
         path = self._folder / "latest.json"
         if not path.exists():
-            return Progress()
+            return RunProgress()
         try:
             found = json.loads(read_bounded(path, MAX_METRICS_BYTES))
             best = {name: Best(**entry) for name, entry in found.get("best", {}).items()}
             encoder = BestEncoder(**found["encoder"]) if found.get("encoder") else None
-            return Progress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best, encoder)
+            return RunProgress(int(found["phases"]), str(found["server"]), dict(found["sites"]), best, encoder)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(f"{path} is damaged ({error}): start the run anew in another folder.", "damaged") from error
 
     def load_state(self, file: str) -> State:
-        """A state by the file name that `Progress` holds; raises as `load_payload`."""
+        """Load a state by the file name that `RunProgress` holds; raises as `load_payload`."""
         payload = self.load_payload(file)
         return State(payload.arrays, payload.scalars)
 
     def load_payload(self, file: str) -> Payload:
-        """A payload by the file name that `Progress` holds; a `RunError` where it is missing or damaged."""
+        """Load a payload by the file name that `RunProgress` holds; a `RunError` where it is missing or damaged."""
         try:
             return Payload.from_bytes(read_bounded(self._folder / file, MAX_STATE_BYTES), MAX_STATE_BYTES)
         except EdgeflError as error:
@@ -116,7 +116,7 @@ class Checkpoints:
             ) from error
 
     def load_site(self, phase: int, name: str) -> SiteResult | None:
-        """A site's work of an unfinished phase; None where it has to be done (again), also where a file is damaged."""
+        """Load a site's work of an unfinished phase; None where it has to be done (again), also as damaged."""
         folder = self._phase(phase)
         marker = folder / f"{name}.metrics.json"
         if not marker.exists():  # written last: state and reply are whole
@@ -170,7 +170,7 @@ class Checkpoints:
         if encoder is not None:
             kept_encoder = BestEncoder(encoder.round, encoder.figure, f"{folder.name}/encoder.safetensors")
             write_atomic(self._folder / kept_encoder.file, encoder.broadcast.to_bytes())
-        latest = Progress(phase + 1, f"{folder.name}/server.safetensors", files, best, kept_encoder)
+        latest = RunProgress(phase + 1, f"{folder.name}/server.safetensors", files, best, kept_encoder)
         write_atomic(self._folder / "latest.json", json.dumps(asdict(latest), indent=2, sort_keys=True).encode())
         named = {file for entry in best.values() for file in (entry.state, entry.broadcast)}
         named |= {kept_encoder.file} if kept_encoder else set()

@@ -27,7 +27,7 @@ def warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
-class Pace:
+class RunPace:
     """How much of a run is done, in images, and from that the time left."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Pace:
         self._share = self._site_start = self._site_size = 0.0
 
     def phase(self, phase: Phase, sites: Sequence[str]) -> None:
-        """A phase begins with these sites."""
+        """Note that a phase begins with these sites."""
         index = self._phases.index(phase)
         self.done = sum(self._sizes[:index])
         self._share = self._sizes[index] / max(1, sum(self._images[name] for name in sites))
@@ -55,22 +55,22 @@ class Pace:
             self._begun = self._clock(), self.done
 
     def site(self, name: str) -> None:
-        """A site begins."""
+        """Note that a site begins."""
         self._site_start, self._site_size = self.done, self._share * self._images[name]
 
     def within(self, share: float) -> None:
-        """Part of the site's work is done."""
+        """Note that part of the site's work is done."""
         self.done = self._site_start + share * self._site_size
 
     def left_seconds(self) -> float | None:
-        """Until the end of the run; None before anything was done here."""
+        """Estimate the seconds to the end of the run; None before anything was done here."""
         if self._begun is None or self.done <= self._begun[1]:
             return None
         return (self._clock() - self._begun[0]) * (self.total - self.done) / (self.done - self._begun[1])
 
 
 def duration(seconds: float | None) -> str:
-    """`40 s`, `58 min` or `2 h 05 min`; nothing where it is not known."""
+    """Write a duration: `40 s`, `58 min` or `2 h 05 min`; nothing where it is not known."""
     if seconds is None:
         return ""
     minutes = round(seconds / 60)
@@ -86,7 +86,7 @@ def _mean_of(sites: int) -> str:
 class Display:
     """Shows phase, site, loss, images per second, waiting and the time left."""
 
-    def __init__(self, pace: Pace, epochs: int) -> None:
+    def __init__(self, pace: RunPace, epochs: int) -> None:
         """Nothing is shown yet."""
         self._console = Console(stderr=True)
         self._bar = Progress(

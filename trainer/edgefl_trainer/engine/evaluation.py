@@ -128,7 +128,7 @@ def _labels_of_run(run: FinishedRun, classes: Sequence[str], labels: NDArray[np.
 def foreign_figures(
     run: FinishedRun, sources: Sequence[str], scored: Mapping[str, Scored], device: torch.device
 ) -> dict[str, dict[str, Any]]:
-    """How well each site's uncertainty tells its reported rows from foreign pictures (`data.foreign.read_foreign`).
+    """Measure how well each site's uncertainty tells its reported rows from foreign pictures (`read_foreign`).
 
     Gives for each source `images`, `auroc` by site (null where a site has no reported row), `mean_auroc` and
     `worst_auroc`. A `DataError` where a source cannot be used.

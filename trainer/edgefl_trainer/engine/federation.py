@@ -44,22 +44,22 @@ class RunObserver(Protocol):
     """Who watches a run: a progress display, or nobody."""
 
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
-        """A phase begins with these sites."""
+        """Hear that a phase begins with these sites."""
 
     def site_started(self, site: str) -> None:
-        """A site begins."""
+        """Hear that a site begins."""
 
     def site_reported(self, site: str, facts: Mapping[str, Scalar]) -> None:
-        """A training step, or another event inside a site."""
+        """Hear of a training step, or another event inside a site."""
 
     def site_finished(self, site: str, metrics: Mapping[str, Any]) -> None:
-        """A site is done and on disk."""
+        """Hear that a site is done and on disk."""
 
     def phase_judged(self, phase: Phase, metrics: Mapping[str, Mapping[str, Any]]) -> None:
-        """The sites' models were scored on tune rows after a phase."""
+        """Hear how the sites' models score on tune rows after a phase."""
 
     def phase_probed(self, phase: Phase, probed: "Probed") -> None:
-        """The encoder that is being learned was probed after a phase."""
+        """Hear what the encoder that is being learned is worth after a phase."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Probed:
         return self.reports[self.readout].mean
 
     def line_of(self, site: str) -> dict[str, dict[str, float | None]]:
-        """What a site's line of metrics tells of it: its own figures and the pooled ones, by readout."""
+        """Return what a site's line of metrics tells of it: its own figures and the pooled ones, by readout."""
         own = {name: report.sites.get(site) for name, report in self.reports.items()}
         return {"probe": own, "probe_pooled": {name: report.pooled for name, report in self.reports.items()}}
 
@@ -167,7 +167,7 @@ class FederationState:
     encoder: SelectedEncoder | None = None  # of a method that learns a backbone, where rounds are selected
 
     def digest(self) -> str:
-        """`state_sha256`: the server's digest and each site's, in name order."""
+        """Compute `state_sha256` from the server's digest and each site's, in name order."""
         return state_digest(self.server.digest(), {name: state.digest() for name, state in self.sites.items()})
 
 
@@ -302,7 +302,7 @@ class LocalEngine:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
+    """Read the lines of `metrics.jsonl`: one for each phase and site, with a list of its epochs.
 
     A `RunError` where a line is not an object.
     """
@@ -322,14 +322,14 @@ def write_metrics(folder: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 
 
 def placed(result: SiteResult, index: int, phase: Phase, site: str, broadcast: Payload) -> SiteResult:
-    """A result whose line of metrics says where in the run it stands and how many bytes went either way."""
+    """Add to a result's line of metrics where in the run it stands and how many bytes went either way."""
     where = {"phase_index": index, "phase": phase.kind, "round": phase.round, "site": site}
     sizes = {"bytes_up": len(result.reply.to_bytes()), "bytes_down": len(broadcast.to_bytes())}
     return replace(result, metrics={**where, **sizes, **result.metrics})
 
 
 def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Generator | None = None) -> Payload:
-    """A broadcast with the scalars every site reads: `phase`, `round` and `rounds`.
+    """Add to a broadcast the scalars that every site reads: `phase`, `round` and `rounds`.
 
     `dealing` deals new numbers to the peers whose maps it holds (`rules.maps`); None for a broadcast that stays.
     """
@@ -338,7 +338,7 @@ def stamped(payload: Payload, phase: Phase, rounds: int, dealing: np.random.Gene
 
 
 def participants(names: Sequence[str], share: float, seed: int, phase: Phase) -> list[str]:
-    """The sites of one phase, in name order: a seeded share in `train` and sampled phases, at least one; else all."""
+    """Choose a phase's sites, in name order: a seeded share in `train` and sampled phases, at least one; else all."""
     if share >= 1 or not (phase.kind == "train" or phase.sampled):
         return sorted(names)
     count = max(1, math.floor(share * len(names) + 0.5))  # a half counts up: 5 % of 90 sites are 5

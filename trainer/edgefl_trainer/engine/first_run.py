@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from edgefl_protocol.errors import EdgeflError
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.folder import CONFIG, finished_summary
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.methods import METHODS
 
 
 def first_run(backbone: str) -> Path | None:
-    """The folder that a backbone's name gives; None where it names no run."""
+    """Return the folder that a backbone's name gives; None where it names no run."""
     kind, _, where = backbone.partition(":")
     return Path(where) if kind == "run" else None
 
 
 def learned_by(backbone: str) -> dict[str, Any] | None:
-    """The results of the run without labels that learned a backbone, while they are there.
+    """Return the results of the run without labels that learned a backbone, while they are there.
 
     A run with labels keeps a copy of the network it started from: that network's run is looked for behind it.
     """
@@ -41,7 +41,7 @@ def learned_by(backbone: str) -> dict[str, Any] | None:
     return None
 
 
-def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, plan: Plan | None = None) -> str:
+def repetition_digest(settings: RunSettings, first: Mapping[str, Any] | None, plan: PartitionPlan | None = None) -> str:
     """Digest of what was asked of a run and of the run that learned its network, but for seeds and devices.
 
     Runs that share it are repetitions of one another. Of a first run, which `learned_by` found, its folder does not

@@ -71,7 +71,7 @@ def check_inputs(folder: Path, partition_sha256: str, backbone_sha256: str) -> N
 
 
 def finished_summary(folder: Path) -> dict[str, Any] | None:
-    """The results of a run that is finished; None where they are missing or damaged and have to be made (again)."""
+    """Read the results of a finished run; None where they are missing or damaged and have to be made (again)."""
     try:
         summary = json.loads((folder / "summary.json").read_text())
         if (folder / "models").exists():

@@ -12,27 +12,29 @@ from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Method, Phase, State, Task, declared
 from edgefl_trainer.errors import TrainingError
 
-ENCODER = "backbone."  # begins the names of the encoder's tensors
+ENCODER_PREFIX = "backbone."  # begins the names of the encoder's tensors
 
 
 def final_phase(task: Task) -> Phase:
-    """The phase of what is handed out at the end."""
+    """Return the phase of what is handed out at the end."""
     return Phase("final", task.rounds + 1)
 
 
 def handed_out(method: Method, task: Task, state: State, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """What each of `sites` receives after the last exchange."""
+    """Make what each of `sites` receives after the last exchange."""
     learns = declared(method)
     if learns.encoder and not learns.apart:
-        encoder = {ENCODER + name: value for name, value in learns.encoder(state).items()}
+        encoder = {ENCODER_PREFIX + name: value for name, value in learns.encoder(state).items()}
         return dict.fromkeys(sites, Payload(encoder, {}))
     return method.broadcast(state, final_phase(task), sites)
 
 
 def received_encoder(broadcast: Payload) -> Arrays:
-    """The encoder of a federation's last hand-out, by timm's names; a `TrainingError` where it holds none."""
+    """Read the encoder from a federation's last hand-out, by timm's names; a `TrainingError` where it holds none."""
     encoder = {
-        name.removeprefix(ENCODER): value for name, value in broadcast.arrays.items() if name.startswith(ENCODER)
+        name.removeprefix(ENCODER_PREFIX): value
+        for name, value in broadcast.arrays.items()
+        if name.startswith(ENCODER_PREFIX)
     }
     if not encoder:
         raise TrainingError("the federation handed out no network at its end: ask the operator to update.")

@@ -32,13 +32,13 @@ def newcomers(method: Method, task: Task, server: State, sites: Mapping[str, Sit
 
 
 def federation_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """All figures of some sites' models: see `sites_report`, then means over trained and over held-out sites."""
+    """Compute all figures of some sites' models (`sites_report`), and means over trained and over held-out sites."""
     report = sites_report(scored, facts)
     return {**report, **summary_of(report["sites"])}
 
 
 def summary_of(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Means, spread and worst over the trained sites, and under `held_out` the same over the others, if any."""
+    """Compute means, spread and worst over the trained sites, and under `held_out` the same over the others, if any."""
     trained = {name: found for name, found in figures.items() if not found.get("held_out")}
     apart = {name: found for name, found in figures.items() if found.get("held_out")}
     held_out = {"held_out": {"sites": sorted(apart), **federation_summary(apart)}} if apart else {}

@@ -73,7 +73,7 @@ class FinishedRun:
         return tuple(sorted(self.summary.get("further", {})))
 
     def predictor(self, site: str, further: str = "") -> Predictor:
-        """What a site scores with: the method's first model, or the one of `further` that is named.
+        """Return what a site scores with: the method's first model, or the one of `further` that is named.
 
         A `RunError` where there is no such site or its file is damaged.
         """
@@ -157,7 +157,7 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
 def predicted_classes(
     probabilities: NDArray[np.float32], vacuity: NDArray[np.float32] | None, seen: tuple[bool, ...]
 ) -> NDArray[np.int64]:
-    """The most probable class among those the site has seen in training; −1 where the model knows nothing.
+    """Pick the most probable class among those the site has seen in training; −1 where the model knows nothing.
 
     Source: docs/methods.md, prior: with little evidence the largest alpha is the prior of a class that is absent.
     """

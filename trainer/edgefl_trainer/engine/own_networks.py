@@ -16,7 +16,7 @@ from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Arrays, Method, Site, State, declared
 from edgefl_trainer.engine.first_run import first_run
 from edgefl_trainer.engine.folder import make_folder
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.averaging import weighted_mean
 from edgefl_trainer.models.backbones import backbone_bytes, load_backbone, weights_of
 from edgefl_trainer.models.spec import BackboneSpec
 
@@ -24,7 +24,7 @@ NETWORKS = "networks"
 
 
 def learned_network(method: Method, server: State, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
-    """The encoder that a method has learned: the server's, or the mean of those that sites keep; empty before any."""
+    """Return the encoder that a method has learned: the server's, or the mean of the sites'; empty before any."""
     learns = declared(method)
     if learns.encoder is None:
         return {}
@@ -32,13 +32,13 @@ def learned_network(method: Method, server: State, states: Mapping[str, State], 
 
 
 def mean_network(method: Method, states: Mapping[str, State], sites: Mapping[str, Site]) -> Arrays:
-    """The mean of the encoders of sites that have learned one, weighted by the images that each learned from."""
+    """Average the encoders of the sites that have learned one, weighted by the images that each learned from."""
     networks = {name: Payload(network, {}) for name, network in learned_networks(method, states).items()}
-    return steps.weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in networks})
+    return weighted_mean(networks, {name: float(len(sites[name].unlabelled)) for name in networks})
 
 
 def learned_networks(method: Method, states: Mapping[str, State]) -> dict[str, Arrays]:
-    """The encoder of each site that took part in a round, by name."""
+    """Return the encoder of each site that took part in a round, by name."""
     encoder = declared(method).encoder
     networks = {name: encoder(states[name]) for name in sorted(states)} if encoder else {}
     return {name: network for name, network in networks.items() if network}
@@ -53,7 +53,7 @@ def write_networks(folder: Path, spec: BackboneSpec, method: Method, states: Map
 
 
 def start_apart(backbone: str, image_px: int, sites: Mapping[str, Site]) -> Mapping[str, Site]:
-    """The sites, each with its own encoder to learn on where the run that the backbone names has one for it."""
+    """Give each site its own encoder to learn on, where the run that the backbone names has one for it."""
     folder = first_run(backbone)
     if folder is None:
         return sites

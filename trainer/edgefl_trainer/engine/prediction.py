@@ -57,7 +57,7 @@ def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterato
 
 
 def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:
-    """A run stands in for the bundle made from it: named by folder and site, version 0, digest that of the run."""
+    """Describe a run as if it were a bundle: named by folder and site, version 0, digest that of the run."""
     state = digest(predictor.tensors)
     name, sha256 = f"{run.folder.name}/{site}", str(run.summary["state_sha256"])
     return ModelInfo(id=name, sha256=sha256, version=0, state_kind="bundle", state_sha256=state)

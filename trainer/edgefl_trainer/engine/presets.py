@@ -56,7 +56,7 @@ _OF_FAMILY: Mapping[str, Presets] = {"prompt tokens": _TOKENS}
 
 
 def preset_of(method: type[Method], preset: PresetName, backbone: str, hyper: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings that a preset stands for with one method; `backbone` and `hyper` are what is given, if anything."""
+    """Return what a preset stands for with one method; `backbone` and `hyper` are what is given, if anything."""
     own = declared(method).presets
     if own is not None:
         return own(backbone, hyper)[preset]

@@ -29,7 +29,7 @@ ProbedRows = Mapping[str, tuple[Examples, Examples]]  # site → rows to fit on,
 
 
 def make_prober(method: Method, task: Task, sites: Mapping[str, Site], every: int) -> Prober | None:
-    """A function that probes a run's encoder after a phase, if it is due.
+    """Make a function that probes a run's encoder after a phase, if it is due.
 
     `every` counts the rounds from one probe to the next; the last round is always probed. 0: never. None instead of a
     function where the method learns no backbone or no site has labelled rows.
@@ -54,7 +54,7 @@ def make_prober(method: Method, task: Task, sites: Mapping[str, Site], every: in
 def as_if_finished(
     method: Method, task: Task, server: State, states: Mapping[str, State], sites: Mapping[str, Site]
 ) -> State:
-    """The server if the run ended now: its `final` phases are played and nothing of them is kept.
+    """Make the server's state as if the run ended now: its `final` phases are played and nothing of them is kept.
 
     So FedMAE's encoder has the mean of the class tokens as they are, without any site learning it (docs/methods.md 3).
     """
@@ -90,13 +90,13 @@ def probe_readouts(backbone: Backbone, rows: ProbedRows, device: torch.device) -
 
 
 def rows_of(site: Site) -> tuple[Examples, Examples]:
-    """The rows a run's probes read at this site."""
+    """Return the rows of this site that a run's probes read."""
     rng = site.rng("probe")
     return even_draw(site.train, TRAIN_ROWS, rng), even_draw(site.tune, TUNE_ROWS, rng)
 
 
 def even_draw(examples: Examples, most: int, rng: np.random.Generator) -> Examples:
-    """At most `most` labelled rows, in order: one of each class, then a second of each, and so on."""
+    """Draw at most `most` labelled rows, in order: one of each class, then a second of each, and so on."""
     order = rng.permutation(np.flatnonzero(examples.targets >= 0))
     targets = examples.targets[order]
     turn = np.zeros(len(order), dtype=np.int64)  # how many of its class come before

@@ -149,7 +149,7 @@ def _kept_rounds(method: Method, task: Task, final: FederationState, names: Sequ
 
 
 def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str, Predictor]:
-    """A site's further models, calibrated; none where the method answers in one way only."""
+    """Return a site's further models, calibrated; none where the method answers in one way only."""
     further = declared(method).further_predictors
     offered = further(method, site, kept.state, kept.broadcast) if further else {}
     return {way: calibrate(predictor, site)[0] for way, predictor in sorted(offered.items())}
@@ -172,7 +172,7 @@ def _held_out_models(
 
 
 def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
-    """What is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
+    """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
     predictor, tune = with_usual(predictor, site), site.tune
     if len(tune) == 0:
         return predictor, {"temperature": 1.0, "refer_above": 0.999}
@@ -190,7 +190,7 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
 
 
 def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: torch.device) -> Scored:
-    """The scores of some rows; of none, where there are none. `lesions` are those of every row of the federation."""
+    """Score some rows; none gives none. `lesions` are those of every row of the federation."""
     names = tuple(lesions[i] for i in rows.rows)
     if len(rows) == 0:
         empty = np.zeros((0, len(predictor.seen)), dtype=np.float32)
@@ -200,7 +200,7 @@ def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: 
 
 
 def tune_logits(predictor: Predictor, rows: Examples, device: torch.device) -> NDArray[np.float64]:
-    """(B, K) logits of some rows before temperature and evidence."""
+    """Compute the logits (B, K) of some rows, before temperature and evidence."""
     module = predictor.module.to(device)
     tensors = {name: torch.from_numpy(np.array(value)).to(device) for name, value in predictor.tensors.items()}
     parts = []
@@ -246,7 +246,7 @@ def learned_backbone_results(
 
 
 def probe_backbone(backbone: Backbone, sites: Mapping[str, Site]) -> dict[str, Any] | None:
-    """Class-balanced linear probe of every readout, per site and pooled; None where no site has labelled rows."""
+    """Fit a class-balanced linear probe to every readout, per site and pooled; None where no site has labelled rows."""
     rows = {name: (site.train, site.tune) for name, site in sites.items() if len(site.train) and len(site.tune)}
     if not rows:
         return None

@@ -28,7 +28,7 @@ from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
-from edgefl_trainer.engine.display import Display, Pace
+from edgefl_trainer.engine.display import Display, RunPace
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
@@ -47,7 +47,7 @@ from edgefl_trainer.models.backbones import (
     weights_of,
 )
 from edgefl_trainer.models.cnn import Backbone
-from edgefl_trainer.models.kind import names_learned_positions
+from edgefl_trainer.models.network_kind import names_learned_positions
 
 SELF_SUPERVISED_TASK = "pixels"
 
@@ -112,7 +112,7 @@ def write_summary(
 
 
 def what_was_asked(settings: RunSettings, method: Method, partition: Partition | None) -> dict[str, Any]:
-    """The head of a summary."""
+    """Write the head of a summary: what was asked for."""
     first = learned_by(settings.backbone)
     return {
         "method": settings.method,
@@ -132,12 +132,12 @@ def what_was_asked(settings: RunSettings, method: Method, partition: Partition |
 def run_phases(
     settings: RunSettings, folder: Path, method: Method, task: Task, sites: Mapping[str, Site]
 ) -> FederationState:
-    """Every phase that is left, with progress on stderr."""
+    """Run every phase that is left, with progress on stderr."""
     judge = None
     if declared(method).encoder is None:
         judge = tune_judge(method, sites) if settings.select == "last" else tune_judge(method, sites, most=None)
     learning = {name: len(site.train if method.needs_labels else site.unlabelled) for name, site in sites.items()}
-    pace = Pace(method.phases(settings.rounds), learning, settings.participation)
+    pace = RunPace(method.phases(settings.rounds), learning, settings.participation)
     with Display(pace, settings.epochs) as display:
         if declared(method).freezes and not is_trained(settings.backbone):
             display.warn(
@@ -160,7 +160,7 @@ def run_phases(
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Deterministic algorithms on the CPU, as before afterwards; on CUDA runs agree to a tolerance (docs/design.md)."""
+    """Use deterministic algorithms on the CPU, for a while; on CUDA runs agree to a tolerance (docs/design.md)."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(before or device.type == "cpu")
     try:
@@ -170,7 +170,7 @@ def repeatable(device: torch.device) -> Iterator[None]:
 
 
 def load_data(settings: RunSettings, image_px: int, partition: Partition | None = None) -> Federation:
-    """The federation that the settings describe, with the share of labels they give it."""
+    """Read the federation that the settings describe, with the share of labels they give it."""
     federation = load_federation(
         settings.data,
         image_px=image_px,
@@ -188,7 +188,7 @@ def load_data(settings: RunSettings, image_px: int, partition: Partition | None 
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:
-    """What server and sites agree on."""
+    """Make the task: what server and sites agree on."""
     learns = declared(method).encoder is not None
     starts = declared(method).trains_network or (learns and is_trained(settings.backbone))
     return Task(
@@ -221,7 +221,7 @@ def check_backbone(settings: RunSettings, method: Method) -> None:
 
 
 def environment(settings: RunSettings) -> dict[str, Any]:
-    """What a reader needs to judge or repeat the run."""
+    """Describe machine, versions and commit, by which a reader judges or repeats the run."""
     packages = ("edgefl", "torch", "timm", "numpy", "pillow", "scikit-learn")
     return {
         "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
@@ -237,7 +237,7 @@ def environment(settings: RunSettings) -> dict[str, Any]:
 
 
 def traffic(folder: Path) -> dict[str, float]:
-    """Bytes of payloads: mean over train rounds of the sum over sites, and the sum of all phases."""
+    """Sum the bytes of payloads: mean over train rounds of the sum over sites, and the sum of all phases."""
     lines = read_metrics(folder)
     rounds = len({line["round"] for line in lines if line["phase"] == "train"}) or 1
     figures: dict[str, float] = {}
@@ -249,7 +249,7 @@ def traffic(folder: Path) -> dict[str, float]:
 
 
 def speed(folder: Path) -> dict[str, float]:
-    """Images learned from per second of site work, and the share of it spent waiting for data; where methods tell."""
+    """Compute images learned from per second of the sites' work, and the share spent waiting for data, where told."""
     lines = [line for line in read_metrics(folder) if line["phase"] == "train"]
     figures: dict[str, float] = {}
     for told, name, places in (("images", "images_per_second", 1), ("wait_seconds", "wait_share", 4)):
@@ -261,7 +261,7 @@ def speed(folder: Path) -> dict[str, float]:
 
 
 def privacy_cost(states: Mapping[str, State]) -> dict[str, dict[str, float]]:
-    """What privacy noise has cost each site in all, as `epsilon_spent`; nothing where a method adds none."""
+    """Sum what privacy noise has cost each site, as `epsilon_spent`; nothing where a method adds none."""
     told = {name: state.values.get("epsilon_spent") for name, state in sorted(states.items())}
     spent = {name: float(value) for name, value in told.items() if value is not None}
     return {"epsilon_spent": spent} if spent else {}

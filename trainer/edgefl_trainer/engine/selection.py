@@ -21,7 +21,7 @@ WATCHED_ROWS = 200  # enough to see a trend, few enough not to slow the round
 
 
 def selecting_sites(sites: Mapping[str, Site]) -> frozenset[str]:
-    """The sites whose tune rows can tell rounds apart: enough of them to calibrate on, and of two classes at least."""
+    """Name the sites whose tune rows can tell rounds apart: enough of them to calibrate on, of two classes at least."""
     return frozenset(
         name
         for name, site in sites.items()
@@ -32,7 +32,7 @@ def selecting_sites(sites: Mapping[str, Site]) -> frozenset[str]:
 def tune_judge(
     method: Method, sites: Mapping[str, Site], most: int | None = WATCHED_ROWS
 ) -> Callable[[str, State, Payload], Mapping[str, Scalar]]:
-    """A function that scores a site's current model on its tune rows.
+    """Make a function that scores a site's current model on its tune rows.
 
     At most `most` of them, drawn once for the whole run; None takes all.
     """

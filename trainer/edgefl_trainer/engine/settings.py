@@ -19,7 +19,7 @@ from msgspec import Meta
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.data.specs import parse_spec
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
@@ -74,11 +74,11 @@ class RunSettings:
             read_value(getattr(self, name), wanted, name)
 
     def build_method(self) -> Method:
-        """The method with its hyper-parameters."""
+        """Make the method with its hyper-parameters."""
         method: Method = build(METHODS[self.method], self.hyper)
         return method
 
-    def digest_but_seed(self, plan: Plan | None = None) -> str:
+    def digest_but_seed(self, plan: PartitionPlan | None = None) -> str:
         """Digest of everything but seed and device: runs that share it are repetitions of one another.
 
         The plan of a partition counts instead of its file: partitions differ by their seed too.
@@ -88,13 +88,13 @@ class RunSettings:
         return hashlib.sha256(same.to_toml(without=_ADDED_SINCE).encode()).hexdigest()
 
     def to_toml(self, without: Mapping[str, Any] | None = None) -> str:
-        """The text of `config.toml`, without these settings where they have these values."""
+        """Write the text of `config.toml`, without these settings where they have these values."""
         told = {name: value for name, value in asdict(self).items() if (without or {}).get(name, ...) != value}
         return tomli_w.dumps({name: list(value) if isinstance(value, tuple) else value for name, value in told.items()})
 
 
 def from_toml(data: bytes, source: str) -> dict[str, Any]:
-    """The settings a TOML file names; a `SettingError` where it is no TOML or names one that does not exist."""
+    """Read the settings a TOML file names; a `SettingError` where it is no TOML or names one that does not exist."""
     try:
         found: dict[str, Any] = msgspec.toml.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -109,7 +109,7 @@ def from_toml(data: bytes, source: str) -> dict[str, Any]:
 
 
 def read_settings(path: Path) -> RunSettings:
-    """The settings of a run from its `config.toml`.
+    """Read the settings of a run from its `config.toml`.
 
     A `RunError` (code `damaged`) where it does not hold them; a `StorageError` where it cannot be read.
     """
@@ -123,7 +123,7 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignments: Sequence[str]) -> RunSettings:
-    """The settings of a run: preset, then file, then flags that are not None, then `key=value` assignments.
+    """Settle a run's settings: preset, then file, then flags that are not None, then `key=value` assignments.
 
     Raises:
         SettingError: unknown method, setting, hyper-parameter or kind of data, or a value out of range.
@@ -167,10 +167,10 @@ def _check_specs(specs: Sequence[str]) -> None:
 
 
 def method_class(name: str) -> type[Method]:
-    """A method by name; a `SettingError` that names the nearest one where there is none."""
+    """Find a method by name; a `SettingError` that names the nearest one where there is none."""
     if name not in METHODS:
         raise SettingError(
-            f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? See `edgefl-train methods`."
+            f"there is no method {name!r}; did you mean {nearest(name, METHODS)}? `edgefl-train methods` lists all."
         )
     return METHODS[name]
 
@@ -178,7 +178,7 @@ def method_class(name: str) -> type[Method]:
 def preset_of(
     method: str, preset: PresetName, backbone: str = "", hyper: Mapping[str, Any] | None = None
 ) -> Mapping[str, Any]:
-    """The settings a preset stands for with one method, a backbone's name and the hyper-parameters that are given."""
+    """Return what a preset stands for with one method, a backbone's name and the hyper-parameters that are given."""
     kind = METHODS[method]
     found = presets.preset_of(kind, preset, backbone, hyper or {})
     known = hyper_types(kind)
@@ -186,7 +186,7 @@ def preset_of(
 
 
 def hyper_types(kind: type[Any]) -> dict[str, Any]:
-    """Every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as its own."""
+    """List every hyper-parameter that `--set` can name, with its type; those of a nested recipe count as its own."""
     types = hints(kind)
     found: dict[str, Any] = {}
     for entry in fields(kind):
@@ -196,7 +196,7 @@ def hyper_types(kind: type[Any]) -> dict[str, Any]:
 
 
 def hyper_values(method: Any) -> dict[str, Any]:
-    """Every hyper-parameter of a method with its value; those of a nested recipe count as its own."""
+    """List every hyper-parameter of a method with its value; those of a nested recipe count as its own."""
     found: dict[str, Any] = {}
     for entry in fields(method):
         value = getattr(method, entry.name)
@@ -205,7 +205,7 @@ def hyper_values(method: Any) -> dict[str, Any]:
 
 
 def build(kind: type[Any], hyper: Mapping[str, Any]) -> Any:
-    """An instance from flat hyper-parameters; what is not named keeps the default of `kind`, in its recipe too.
+    """Make an instance from flat hyper-parameters; what is not named keeps the default of `kind`, in its recipe too.
 
     Raises:
         SettingError: a name that the method does not have, or a value of another type or out of range.
@@ -232,7 +232,7 @@ def _adjusted(instance: Any, hyper: Mapping[str, Any]) -> Any:
 
 
 def assignment(kind: type[Any], text: str) -> tuple[str, HyperValue]:
-    """`key=value` with the type of the method's field; a `SettingError` where there is no such key or value."""
+    """Read `key=value` by the type of the method's field; a `SettingError` where there is no such key or value."""
     key, equals, value = text.partition("=")
     known = hyper_types(kind)
     if not known:

@@ -14,14 +14,14 @@ from edgefl_trainer.models.cnn import Backbone
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes CUDA where there is one; a `SettingError` where `cuda` was asked for and there is none."""
+    """Choose the device: `auto` takes CUDA where there is one; a `SettingError` where `cuda` is not to be had."""
     if name == "cuda" and not torch.cuda.is_available():
         raise SettingError("this machine has no CUDA device: use --device cpu or auto.")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
-    """Type of the backbone's matrix products; the head, evidence, loss and rollout stay float32."""
+    """Choose the type of the backbone's matrix products; head, evidence, loss and rollout stay float32."""
     wanted = device.type == "cuda" if name == "auto" else name == "bf16"
     return torch.bfloat16 if wanted else None
 
@@ -29,7 +29,7 @@ def autocast_dtype(name: str, device: torch.device) -> torch.dtype | None:
 def build_sites(
     federation: Federation, task: Task, backbone: Backbone, settings: RunSettings, method: Method
 ) -> Mapping[str, Site]:
-    """One `Site` for each member of the federation that trains.
+    """Make one `Site` for each member of the federation that trains.
 
     A `TrainingError` names each that has fewer rows than the method learns from.
     """
@@ -51,7 +51,7 @@ def build_sites(
 def build_held_out_sites(
     federation: Federation, task: Task, backbone: Backbone, settings: RunSettings
 ) -> Mapping[str, Site]:
-    """One `Site` for each that never trains; its training rows tell a predictor its class counts."""
+    """Make one `Site` for each that never trains; its training rows tell a predictor its class counts."""
     return _sites(federation, federation.held_out, task, backbone, settings)
 
 
@@ -77,7 +77,7 @@ def _sites(
 
 
 def report_rows(federation: Federation, name: str) -> Examples:
-    """The rows that results are reported on: `test` where the data has any, else `val`."""
+    """Return the rows that results are reported on: `test` where the data has any, else `val`."""
     return _examples(federation, federation.sites[name].rows(federation.report_split))
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from edgefl_trainer.evaluate.plot import COLOURS, png
+from edgefl_trainer.evaluate.plot import PALETTE, png
 
 PAPER = "the paper, in italics"
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "oo", "++")
-MAX_BARS = len(COLOURS)
+MAX_BARS = len(PALETTE)
 SPAN = 0.8  # share of a group's width that its bars take
 ROOM = 0.07  # share of the axis that a figure needs above its bar
 CLEAR = {"facecolor": "white", "alpha": 0.85, "edgecolor": "none", "pad": 0.8}  # behind a figure
@@ -71,7 +71,7 @@ def _draw(axes: Axes, left: Sequence[float], line: Sequence[Bar], name: str, pla
         width * 0.92,
         yerr=[bar.std or 0.0 for bar in line] if any(bar.std for bar in line) else None,
         capsize=3,
-        color=COLOURS[place],
+        color=PALETTE[place],
         hatch=HATCHES[place],
         edgecolor="white",
         label=name,

@@ -22,11 +22,11 @@ PANEL_INCHES = 1.85  # width of a panel
 ROW_INCHES = 0.25  # height of a row
 ROOM = 0.3  # share of the span of the figures that stays free on either side, for the numbers
 
-Rows = Mapping[str, Sequence[Bar]]
+BarRows = Mapping[str, Sequence[Bar]]
 """Name of a row → its figures, column by column."""
 
 
-def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "") -> bytes:
+def plot_dots(parts: Mapping[str, tuple[BarRows, Sequence[str]]], *, title: str = "") -> bytes:
     """Return the picture as PNG bytes; `parts` holds each part's rows and the names of its columns.
 
     A `ValueError` where there is no figure to draw, or there are too many rows.
@@ -59,7 +59,7 @@ def plot_dots(parts: Mapping[str, tuple[Rows, Sequence[str]]], *, title: str = "
     return png(figure, dpi=150)
 
 
-def _lines(part: str, rows: Rows, columns: Sequence[str]) -> list[dict[str, dict[str, Bar]]]:
+def _lines(part: str, rows: BarRows, columns: Sequence[str]) -> list[dict[str, dict[str, Bar]]]:
     """The panels of a part, as many beside one another as fit: title → row → figure; the first has the part's name."""
     panels = [(name, {row: bars[place] for row, bars in rows.items()}) for place, name in enumerate(columns)]
     lines = [panels[start : start + ACROSS] for start in range(0, len(panels), ACROSS)]

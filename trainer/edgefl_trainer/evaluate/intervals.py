@@ -39,14 +39,14 @@ class Scored:
         return entropy_nats(self.probabilities) if self.vacuity is None else self.vacuity
 
     def take(self, rows: Int[np.ndarray, " M"]) -> "Scored":
-        """Some of the rows, in the order given."""
+        """Return some of the rows, in the order given."""
         vacuity = None if self.vacuity is None else self.vacuity[rows]
         lesions = tuple(self.lesions[i] for i in rows)
         return Scored(self.probabilities[rows], self.target[rows], self.predicted[rows], vacuity, lesions)
 
 
 def pooled(parts: Sequence[Scored]) -> Scored:
-    """The rows of several sites as one set."""
+    """Return the rows of several sites as one set."""
     vacuities = [part.vacuity for part in parts if part.vacuity is not None]
     return Scored(
         np.concatenate([part.probabilities for part in parts]),
@@ -58,13 +58,13 @@ def pooled(parts: Sequence[Scored]) -> Scored:
 
 
 def resample(scored: Scored, resamples: int = RESAMPLES) -> dict[str, Float[np.ndarray, " R"]]:
-    """Every figure of ``METRIC_NAMES`` over the draws of at least one row; NaN where a draw does not define it."""
+    """Compute every figure of ``METRIC_NAMES`` over draws of at least one row; NaN where a draw does not define it."""
     parts = [weighted_figures(scored, weights) for weights in _draws(scored.lesions, resamples)]
     return {name: np.concatenate([part[name] for part in parts]) for name in METRIC_NAMES}
 
 
 def interval(values: Float[np.ndarray, " R"]) -> list[float] | None:
-    """The middle 95 % of a figure's draws; ``None`` where more than half of them do not define it."""
+    """Return the middle 95 % of a figure's draws; ``None`` where more than half of them do not define it."""
     defined = values[np.isfinite(values)]
     if 2 * defined.size < values.size or defined.size == 0:
         return None
@@ -73,7 +73,7 @@ def interval(values: Float[np.ndarray, " R"]) -> list[float] | None:
 
 
 def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[str, Float[np.ndarray, " R"]]:
-    """Every figure of ``METRIC_NAMES`` for each draw, each row counting as often as its weight (whole) says."""
+    """Compute every figure of ``METRIC_NAMES`` for each draw; each row counts as often as its weight (whole) says."""
     classes = scored.probabilities.shape[1]
     probabilities = scored.probabilities.astype(np.float64)
     correct = scored.predicted == scored.target

@@ -11,12 +11,12 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from edgefl_trainer.data.partition import KINDS, Partition
-from edgefl_trainer.evaluate.plot import COLOURS, png
+from edgefl_trainer.data.partition import ROW_KINDS, Partition
+from edgefl_trainer.evaluate.plot import PALETTE, png
 
 MAX_NAMED = 40  # sites or classes along an axis whose names can still be read
 MAX_NUMBERED = 400  # fields whose counts can still be read
-HELD_OUT_COLOUR = COLOURS[3]
+HELD_OUT_COLOUR = PALETTE[3]
 
 
 def plot_partition(partition: Partition, title: str = "") -> bytes:
@@ -38,7 +38,7 @@ def plot_partition(partition: Partition, title: str = "") -> bytes:
 
 
 def headline(partition: Partition) -> str:
-    """Scheme, numbers and seed in one line."""
+    """Write scheme, numbers and seed in one line."""
     plan = {name: value for name, value in partition.plan.to_json().items() if name not in ("scheme", "sites")}
     words = [f"{name.replace('_', ' ')} {value}" for name, value in plan.items() if value]
     return " · ".join([partition.plan.scheme, f"{len(partition.sites)} sites", *words, f"seed {partition.seed}"])
@@ -68,16 +68,16 @@ def _draw_counts(axes: Axes, counts: NDArray[np.int64], classes: list[str]) -> N
 
 def _draw_sizes(axes: Axes, partition: Partition) -> None:
     bottom = np.zeros(len(partition.sites))
-    for place, kind in enumerate(KINDS):
+    for place, kind in enumerate(ROW_KINDS):
         sizes = np.array([len(rows[kind]) for rows in partition.sites.values()])
         if sizes.any():
-            axes.bar(range(len(sizes)), sizes, bottom=bottom, color=COLOURS[(0, 5, 1, 2)[place]], width=0.8, label=kind)
+            axes.bar(range(len(sizes)), sizes, bottom=bottom, color=PALETTE[(0, 5, 1, 2)[place]], width=0.8, label=kind)
             bottom += sizes
     axes.set_ylabel("images")
     axes.grid(alpha=0.25, axis="y")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(KINDS), fontsize=8)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=len(ROW_KINDS), fontsize=8)
 
 
 def _name_sites(axes: Axes, partition: Partition) -> None:

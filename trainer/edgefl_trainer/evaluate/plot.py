@@ -24,7 +24,7 @@ Track = tuple[list[float], list[float]]
 """Where a line goes: x, y."""
 
 # Okabe and Ito's colours, told apart with colour-blind eyes too; black is kept for the mean.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F")
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#8C564B", "#7F7F7F")
 DASHES = ("-", "--", "-.", (0, (1, 1.2)))
 MARKERS = "osD^vPX*"
 MAX_NAMES = 20  # beyond, the names at the ends would not fit below one another
@@ -46,7 +46,7 @@ def curves(lines: Lines, metric: str = "balanced_accuracy") -> Curves:
 
 
 def bytes_by_round(lines: Lines) -> dict[int, float]:
-    """Bytes of all sites, up and down, from the start to the end of each round."""
+    """Sum the bytes of all sites, up and down, from the start to the end of each round."""
     spent: dict[int, float] = {}
     for line in lines:
         both = float(line.get("bytes_up", 0)) + float(line.get("bytes_down", 0))
@@ -93,7 +93,7 @@ def plot_progress(runs: Mapping[str, Sequence[Lines]], *, metric: str = "balance
 
 
 def png(figure: Figure, **options: Any) -> bytes:
-    """The bytes of a figure as PNG."""
+    """Write a figure as the bytes of a PNG."""
     out = io.BytesIO()
     figure.savefig(out, format="png", **options)
     return out.getvalue()
@@ -141,11 +141,11 @@ def _draw(axes: Axes, tracks: Mapping[str, Track]) -> None:
         axes.plot(
             across,
             up,
-            linestyle="-" if mean else DASHES[place // len(COLOURS) % len(DASHES)],
-            marker=MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
+            linestyle="-" if mean else DASHES[place // len(PALETTE) % len(DASHES)],
+            marker=MARKERS[(place + place // len(PALETTE)) % len(MARKERS)],
             markevery=max(1, len(across) // 8),
             markersize=4.5,
-            color="black" if mean else COLOURS[place % len(COLOURS)],
+            color="black" if mean else PALETTE[place % len(PALETTE)],
             linewidth=2.4 if mean else 1.6,
             label=name,
         )
@@ -198,7 +198,7 @@ def _name_lines(axes: Axes) -> None:
 
 
 def spread_out(wanted: Sequence[float], room: float) -> list[float]:
-    """Heights (shares of the axes) as near the wanted ones as can be, in order, `room` apart, within [0, 1]."""
+    """Move heights (shares of the axes) at least `room` apart within [0, 1], in order, as little as possible."""
     order = np.argsort(wanted, kind="stable")
     room = min(room, 1 / max(1, len(order) - 1))
     groups: list[tuple[float, int]] = []  # middle and number of names that touch one another

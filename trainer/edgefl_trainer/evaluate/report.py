@@ -12,13 +12,13 @@ from jaxtyping import Float
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
 
-Draws = dict[str, Float[np.ndarray, " R"]]
+Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
 NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METRIC_NAMES)])
 
 
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The figures of `summary.json` that need every row: of each site, and of all rows of the sites that trained.
+    """Compute the figures of `summary.json` that need every row: of each site, and of all rows of trained sites.
 
     Gives `sites`, `pooled`, and the interval of the mean balanced accuracy over sites.
 
@@ -41,8 +41,8 @@ def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, 
     }
 
 
-def figures_of(scored: Scored, draws: Draws) -> dict[str, Any]:
-    """Every figure with its interval as `NAME_interval`; null where undefined."""
+def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
+    """Compute every figure with its interval as `NAME_interval`; null where undefined."""
     figures = site_metrics(scored.probabilities, scored.target, predicted=scored.predicted, vacuity=scored.vacuity)
     intervals = {
         f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
@@ -54,7 +54,7 @@ def figures_of(scored: Scored, draws: Draws) -> dict[str, Any]:
 def thin_sites(
     scored: Mapping[str, Scored], seen: Mapping[str, Sequence[bool]], classes: Sequence[str], rows: str
 ) -> list[str]:
-    """A sentence for each site whose figures flatter it, since they are over fewer classes than the run has.
+    """Write a sentence for each site whose figures come out too high, since they cover fewer classes than the run has.
 
     In name order; from the tenth site on one for all that are left. `seen` are the classes that each site can name,
     `rows` is the kind of the scored rows, `test` or `val`.
@@ -82,6 +82,6 @@ def thin_sites(
     return found
 
 
-def _draws_of(scored: Scored) -> Draws:
+def _draws_of(scored: Scored) -> Resamples:
     """The figures over draws; none where there are not two lesions to draw from."""
     return resample(scored) if len(set(scored.lesions)) > 1 else {}

@@ -21,7 +21,7 @@ Summary = Mapping[str, Any]
 """The content of a run's ``summary.json``; may carry ``label`` (name of the row) and ``reported_rows`` (val, test)."""
 
 FORMATS = ("md", "csv", "json", "latex")
-MAX_SITES = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
+MAX_SITE_COLUMNS = 12  # columns of sites that a page still holds; beyond, `csv` and `json` have them
 UNDEFINED = "–"
 LOWER_IS_BETTER = ("ece", "brier", "aurc")  # the worst site has the largest
 SPREADS = {1: "sample standard deviation (ddof=1)", 0: "population standard deviation (ddof=0)"}
@@ -181,7 +181,7 @@ def unlike(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _named(sites: Sequence[str]) -> str:
-    return ", ".join(sites) if len(sites) <= MAX_SITES else f"{len(sites)} sites"
+    return ", ".join(sites) if len(sites) <= MAX_SITE_COLUMNS else f"{len(sites)} sites"
 
 
 def origin(environments: Sequence[Mapping[str, Any]]) -> str:
@@ -215,7 +215,7 @@ def render_table(
     names = sorted({name for row in rows for name in row.sites})
     if style == "csv":
         return _csv(rows, names)
-    names = names if len(names) <= MAX_SITES else []
+    names = names if len(names) <= MAX_SITE_COLUMNS else []
     pooled = any(row.pooled.mean is not None for row in rows)
     head = [
         "method",

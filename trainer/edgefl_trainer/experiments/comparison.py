@@ -18,7 +18,7 @@ import numpy as np
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.evaluate.bars import Bar
 from edgefl_trainer.evaluate.table import SPREADS, UNDEFINED, bytes_text, latex, markdown, origin, time_text, unlike
-from edgefl_trainer.experiments.files import Column, Experiment, Part, Row
+from edgefl_trainer.experiments.files import Column, Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import Cell, Measurement, cell_of, tracked
 
 PER_CENT = ("mean", "worst", "p5", "p10", "p15", "pooled")  # figures that are shares
@@ -38,7 +38,7 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class ComparedRow:
     """A row of one part: ours and the paper's, column by column."""
 
     label: str
@@ -51,8 +51,8 @@ class Line:
     seconds_before: float | None = None  # the same, of the first stage
 
 
-def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[Line]:
-    """Every row of a part, run or not."""
+def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: int = 1) -> list[ComparedRow]:
+    """Compare every row of a part with the paper's, run or not."""
     return [
         _line(experiment, part, row, _runs_of(part, row, found), ddof)
         for where, row in experiment.pairs()
@@ -60,14 +60,14 @@ def lines_of(experiment: Experiment, part: Part, found: Sequence[Found], ddof: i
     ]
 
 
-def _runs_of(part: Part, row: Row, found: Sequence[Found]) -> list[Found]:
+def _runs_of(part: Part, row: MethodRow, found: Sequence[Found]) -> list[Found]:
     return [one for one in found if (one.part, one.row) == (part.name, row.folder)]
 
 
-def _line(experiment: Experiment, part: Part, row: Row, found: Sequence[Found], ddof: int) -> Line:
+def _line(experiment: Experiment, part: Part, row: MethodRow, found: Sequence[Found], ddof: int) -> ComparedRow:
     runs = [one.measured for one in found]
     before = [] if row.pretrain is None else [one.first_seconds for one in found if one.first_seconds is not None]
-    return Line(
+    return ComparedRow(
         label=row.label,
         seeds=tuple(sorted(run.seed for run in runs)),
         ours=tuple(cell_of(column, experiment.metric, experiment.spread, runs, ddof) for column in part.columns),
@@ -84,7 +84,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def bars_of(experiment: Experiment, found: Sequence[Found]) -> tuple[dict[str, list[Bar]], list[str]]:
-    """The rows that were run as bars, and the names of the groups: the columns of all parts that have a run."""
+    """Return the rows that were run as bars, and the names of the groups: the columns of all parts that have a run."""
     parts = [part for part in experiment.parts if any(one.part == part.name for one in found)]
     rows: dict[str, list[Bar]] = {}
     groups: list[str] = []
@@ -210,7 +210,7 @@ def _schedule(settings: RunSettings) -> str:
     return f"{settings.preset}, {settings.rounds} rounds of {settings.epochs} epochs{labels}{share}"
 
 
-def _page(part: Part, lines: Sequence[Line]) -> tuple[list[str], list[list[str]]]:
+def _page(part: Part, lines: Sequence[ComparedRow]) -> tuple[list[str], list[list[str]]]:
     """Heads and cells: ours, then the paper's, under each heading that has them."""
     head, columns = ["method"], []
     for i, column in enumerate(part.columns):
@@ -242,7 +242,7 @@ def _shown(cell: Cell, column: Column) -> str:
     return shown if cell.std is None else f"{shown} ± {scale * cell.std:.{digits}f}"
 
 
-def _csv(tables: Sequence[tuple[Part, Sequence[Line]]]) -> str:
+def _csv(tables: Sequence[tuple[Part, Sequence[ComparedRow]]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     head = ["part", "row", "column", "ours", "ours_std", "seeds", "paper", "bytes_up", "bytes_down", "seconds"]

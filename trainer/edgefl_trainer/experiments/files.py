@@ -15,13 +15,13 @@ from msgspec import Struct
 
 from edgefl_protocol.durable import read_bounded
 from edgefl_trainer.data import DataError
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.settings import RunSettings
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.typed_values import PlainTable, hints, nearest, read_table, read_value
 
-MAX_FILE_BYTES = 1 << 20
-NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a folder
+MAX_EXPERIMENT_BYTES = 1 << 20
+FOLDER_NAME = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of a folder
 PRINTED = re.compile(r"[>~]?\d+(\.\d+)?( ?± ?\d+(\.\d+)?)?( M)?|NA|")  # one cell of a paper's table; empty: no cell
 GIVEN_ELSEWHERE = ("method", "data", "hyper", "partition", "seed")  # settings that have a place of their own
 SHARED = ("preset", "task", "classes", "image_px", "images_per_site", "device", "autocast")  # by both stages of a row
@@ -84,7 +84,7 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     data: tuple[str, ...]
     columns: tuple[Column, ...]
-    partition: PlainTable = {}  # numbers of a `Plan` and seed; empty: the data's sites
+    partition: PlainTable = {}  # numbers of a `PartitionPlan` and seed; empty: the data's sites
     settings: PlainTable = {}
     federation: str = ""  # parts of one name share partition and pre-training runs; empty: the part's own name
 
@@ -94,7 +94,7 @@ class Part(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.federation or self.name
 
 
-class Stage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PretrainingStage(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What every pre-training run is given."""
 
     settings: PlainTable = {}
@@ -115,7 +115,7 @@ class Pretrain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.run or self.method
 
 
-class Row(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class MethodRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A method with its settings: a line of the table."""
 
     label: str
@@ -140,7 +140,7 @@ class Tiny(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     settings: PlainTable = {}
     partition: Mapping[str, PlainTable] = {}  # scheme → numbers that replace the part's
     backbones: Mapping[str, str] = {}  # the file's → a smaller one
-    pretrain: Stage = Stage()
+    pretrain: PretrainingStage = PretrainingStage()
 
 
 class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -152,20 +152,20 @@ class Experiment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     spread: Literal["sites", "seeds"]  # what the printed ± runs over
     commands: tuple[Command, ...]
     parts: tuple[Part, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     tiny: Tiny
     settings: PlainTable = {}
     hyper: PlainTable = {}  # of every row whose method has it
     notes: tuple[str, ...] = ()
-    pretrain: Stage = Stage()
+    pretrain: PretrainingStage = PretrainingStage()
     plot: Literal["progress", "bars", "dots"] = "progress"  # what `table --plot` draws: lines over rounds, or figures
 
     def part(self, name: str) -> Part:
-        """The part of that name."""
+        """Find the part of that name."""
         return next(part for part in self.parts if part.name == name)
 
-    def pairs(self) -> Iterator[tuple[Part, Row]]:
-        """Every part with every row that stands in it."""
+    def pairs(self) -> Iterator[tuple[Part, MethodRow]]:
+        """List every part with every row that stands in it."""
         for part in self.parts:
             for row in self.rows:
                 if not row.parts or part.name in row.parts:
@@ -180,7 +180,7 @@ def read_experiment(path: Path) -> Experiment:
         StorageError: it cannot be read.
     """
     try:
-        found = msgspec.toml.decode(read_bounded(path, MAX_FILE_BYTES))
+        found = msgspec.toml.decode(read_bounded(path, MAX_EXPERIMENT_BYTES))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise SettingError(f"{path} is not valid TOML: {error}.") from error
     try:
@@ -198,7 +198,7 @@ def _check(experiment: Experiment) -> None:
     stages = [row.pretrain for row in experiment.rows if row.pretrain is not None]
     folders = [*names, *(part.shared for part in experiment.parts), *(row.folder for row in experiment.rows)]
     for text in (*folders, *(stage.folder for stage in stages)):
-        if not NAME.fullmatch(text):
+        if not FOLDER_NAME.fullmatch(text):
             raise SettingError(f"{text!r} is to be the name of a folder: use small letters, digits, - and dots.")
     for row in experiment.rows:
         for name in (*row.parts, *row.paper):
@@ -240,7 +240,7 @@ def _check_unique(what: str, names: list[str]) -> None:
             raise SettingError(f"there is more than one {what} called {name!r}.")
 
 
-def _check_cells(part: Part, row: Row, cells: tuple[str, ...]) -> None:
+def _check_cells(part: Part, row: MethodRow, cells: tuple[str, ...]) -> None:
     if row.parts and part.name not in row.parts:
         raise SettingError(f"row {row.label!r} has numbers of part {part.name!r}, where it does not stand.")
     if len(cells) != len(part.columns):
@@ -259,8 +259,8 @@ def _check_settings(settings: PlainTable) -> None:
             raise SettingError(f"there is no setting {name!r} to give here; did you mean {nearest(name, known)}?")
 
 
-def plan_of(partition: PlainTable) -> tuple[Plan, int] | None:
-    """The plan and the seed of a part's partition; None where the data's own sites are taken.
+def plan_of(partition: PlainTable) -> tuple[PartitionPlan, int] | None:
+    """Return the plan and the seed of a part's partition; None where the data's own sites are taken.
 
     Raises:
         SettingError: a key that a plan does not have.
@@ -268,7 +268,7 @@ def plan_of(partition: PlainTable) -> tuple[Plan, int] | None:
     """
     if not partition:
         return None
-    known = hints(Plan).keys() | {"seed"}
+    known = hints(PartitionPlan).keys() | {"seed"}
     for name in partition:
         if name not in known:
             raise SettingError(f"a partition has no {name!r}; did you mean {nearest(name, known)}?")
@@ -276,4 +276,4 @@ def plan_of(partition: PlainTable) -> tuple[Plan, int] | None:
     seed = read_value(numbers.pop("seed", 0), int, "seed of a partition")
     if "scheme" not in numbers:
         raise SettingError("a partition needs a scheme: add it.")
-    return Plan(**numbers), seed
+    return PartitionPlan(**numbers), seed

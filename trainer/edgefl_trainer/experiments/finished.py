@@ -13,13 +13,13 @@ from edgefl_trainer.engine.models import FinishedRun, open_run
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.experiments.comparison import Found
-from edgefl_trainer.experiments.files import Experiment, Part, Row
+from edgefl_trainer.experiments.files import Experiment, MethodRow, Part
 from edgefl_trainer.experiments.measured import Measurement
 from edgefl_trainer.experiments.planning import federation_of, place_of
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The run itself, or the finished runs anywhere below a folder, in name order; a `RunError` where there is none."""
+    """Find the run itself, or the finished runs below a folder, in name order; a `RunError` where there is none."""
     if (folder / CONFIG).exists():
         return [folder]
     below = sorted(path.parent for path in folder.rglob(CONFIG))
@@ -31,7 +31,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
-    """What `environment.json` of a run says; empty where it cannot be read, since a table can do without."""
+    """Read a run's `environment.json`; empty where it cannot be read, since a table can do without."""
     try:
         found = json.loads((folder / "environment.json").read_text())
     except (OSError, ValueError):
@@ -40,7 +40,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
 
 
 def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
-    """The runs of an experiment among folders.
+    """Find the runs of an experiment among folders.
 
     Args:
         folders: runs, or folders of runs; below a folder of runs those of other experiments are passed over.
@@ -64,7 +64,7 @@ def find_runs(experiment: Experiment, folders: Sequence[Path]) -> list[Found]:
     return found
 
 
-def _found(path: Path, part: Part, row: Row) -> Found:
+def _found(path: Path, part: Part, row: MethodRow) -> Found:
     run = open_run(path)
     measured = Measurement(seed=run.settings.seed, summary=run.summary, lines=read_metrics(path))
     return Found(
@@ -96,7 +96,7 @@ def _first_seconds(settings: RunSettings) -> float | None:
     return None if summary is None else float(summary["seconds"])
 
 
-def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, Row] | None:
+def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, MethodRow] | None:
     """Find a run's row by its folder; of a run made by hand, by method and settings."""
     lies = place_of(path)
     candidates = []
@@ -112,7 +112,7 @@ def _place(experiment: Experiment, run: FinishedRun, path: Path) -> tuple[Part, 
     return closest[0] if len(closest) == 1 else None
 
 
-def _named(row: Row) -> int:
+def _named(row: MethodRow) -> int:
     """How many hyper-parameters a row names, of both stages."""
     return len(row.hyper) + (0 if row.pretrain is None else len(row.pretrain.hyper))
 
@@ -123,7 +123,7 @@ def _has(settings: RunSettings, hyper: Mapping[str, Any]) -> bool:
     return all(values.get(name) == value for name, value in hyper.items())
 
 
-def _starts(settings: RunSettings, part: Part, row: Row) -> bool:
+def _starts(settings: RunSettings, part: Part, row: MethodRow) -> bool:
     """Whether a run starts from the pre-training, or from the network, that a row names.
 
     A pre-training that lies where an experiment puts it was made on that experiment's data: it is of that federation.
@@ -136,7 +136,7 @@ def _starts(settings: RunSettings, part: Part, row: Row) -> bool:
     return federation_of(Path(settings.backbone.partition(":")[2])) in (None, part.shared)
 
 
-def _labels(settings: RunSettings, part: Part, row: Row) -> bool:
+def _labels(settings: RunSettings, part: Part, row: MethodRow) -> bool:
     """Whether a run uses the share of labels that a row of a part names."""
     wanted = {**part.settings, **row.settings}.get("labels", settings.labels)
     return bool(wanted == settings.labels)

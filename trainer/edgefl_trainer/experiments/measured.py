@@ -34,7 +34,7 @@ class Cell:
 
 
 def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement], ddof: int = 1) -> Cell:
-    """Ours under a heading, of the runs of one row, one for each seed.
+    """Return our figure under a heading, of the runs of one row, one for each seed.
 
     The spread `seeds` is ± over runs; `sites`, for a mean over sites, is ± over the sites, each its mean over runs.
     """
@@ -50,7 +50,7 @@ def cell_of(column: Column, metric: str, spread: str, runs: Sequence[Measurement
 
 
 def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
-    """A column's figure of one run; None where it is undefined or was never reached."""
+    """Return a column's figure of one run; None where it is undefined or was never reached."""
     if column.figure == "none":
         return None
     if column.figure in ("rounds", "seconds", "bytes"):
@@ -70,7 +70,7 @@ def figure_of(column: Column, metric: str, run: Measurement) -> float | None:
 
 
 def site_figures(column: Column, metric: str, summary: Mapping[str, Any]) -> dict[str, float]:
-    """The metric of every site that counts in a column."""
+    """Return the metric of every site that counts in a column."""
     return {
         name: float(figures[column.metric or metric])
         for name, figures in summary["sites"].items()
@@ -81,7 +81,7 @@ def site_figures(column: Column, metric: str, summary: Mapping[str, Any]) -> dic
 
 
 def tracked(metric: str) -> str:
-    """The key of the lines of ``metrics.jsonl`` that an experiment of this metric follows over rounds."""
+    """Return the key of the lines of ``metrics.jsonl`` that an experiment of this metric follows over rounds."""
     return OPEN if metric.startswith("open_") else JUDGED
 
 

@@ -13,7 +13,7 @@ from edgefl_trainer.experiments.measured import tracked
 
 
 def of_runs(folders: Sequence[Path]) -> bytes:
-    """PNG of the tune figures of runs over rounds and bytes; runs whose folders share a name stand under their paths.
+    """Plot the tune figures of runs over rounds and bytes, as PNG; runs of equal folder names stand under paths.
 
     A `ValueError` where there is nothing to draw.
     """
@@ -23,7 +23,7 @@ def of_runs(folders: Sequence[Path]) -> bytes:
 
 
 def of_experiment(experiment: Experiment, found: Sequence[Found]) -> bytes:
-    """PNG of the form that an experiment's file asks for.
+    """Plot an experiment as PNG, in the form that its file asks for.
 
     A `ValueError` where there is nothing to draw, or the runs cannot stand in one picture.
     """

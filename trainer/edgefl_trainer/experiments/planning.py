@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from edgefl_trainer.data.plan import Plan
+from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.engine.settings import RunSettings, hyper_types, method_class, preset_of, resolve
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.experiments.files import SHARED, Experiment, Part, Pretrain, Row, plan_of
+from edgefl_trainer.experiments.files import SHARED, Experiment, MethodRow, Part, Pretrain, plan_of
 from edgefl_trainer.typed_values import nearest
 
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
@@ -32,7 +32,7 @@ class PlannedPartition:
 
     path: Path
     data: tuple[str, ...]
-    plan: Plan
+    plan: PartitionPlan
     seed: int
 
 
@@ -50,7 +50,7 @@ class PlannedRun:
     """One row of one part with one seed."""
 
     part: Part
-    row: Row
+    row: MethodRow
     settings: RunSettings
     folder: Path
     partition: PlannedPartition | None
@@ -76,7 +76,7 @@ class Choice:
 
 
 def plan_runs(experiment: Experiment, choice: Choice, environment: Mapping[str, str]) -> list[PlannedRun]:
-    """Every chosen run, resolved; nothing is read but the environment, for `$NAME` in data and backbones.
+    """Resolve every chosen run; nothing is read but the environment, for `$NAME` in data and backbones.
 
     Raises:
         SettingError: a row, part, setting or hyper-parameter that is not there, or a variable that is not set.
@@ -127,7 +127,7 @@ def _check_hyper(names: Sequence[str], methods: Sequence[str]) -> None:
 
 
 def _planned(
-    experiment: Experiment, choice: Choice, part: Part, row: Row, seed: int, environment: Mapping[str, str]
+    experiment: Experiment, choice: Choice, part: Part, row: MethodRow, seed: int, environment: Mapping[str, str]
 ) -> PlannedRun:
     given: dict[str, Any] = {**experiment.settings, **part.settings, **row.settings}
     data, numbers = part.data, dict(part.partition)
@@ -200,7 +200,7 @@ def _known_assignments(method: str, assignments: Sequence[str]) -> list[str]:
 
 
 def pretraining_of(runs: Sequence[PlannedRun]) -> list[PlannedPretraining]:
-    """The pre-training runs that runs start from, each once, in the order of their first use.
+    """List the pre-training runs that runs start from, each once, in the order of their first use.
 
     A `SettingError` where two rows name one with different settings.
     """
@@ -217,7 +217,7 @@ def pretraining_of(runs: Sequence[PlannedRun]) -> list[PlannedPretraining]:
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """A text with `$NAME` replaced from the environment; a `SettingError` where it is not set."""
+    """Replace `$NAME` in a text from the environment; a `SettingError` where it is not set."""
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in environment:
@@ -230,7 +230,7 @@ def expanded(text: str, environment: Mapping[str, str]) -> str:
 
 
 def place_of(folder: Path) -> tuple[str, str, int] | None:
-    """Part, row folder and seed of a run that lies where `plan_runs` puts one."""
+    """Return part, row folder and seed of a run that lies where `plan_runs` puts one."""
     seed = SEED.fullmatch(folder.name)
     if seed is None or len(folder.absolute().parts) < 4:
         return None
@@ -238,20 +238,20 @@ def place_of(folder: Path) -> tuple[str, str, int] | None:
 
 
 def federation_of(folder: Path) -> str | None:
-    """The federation of a pre-training run that lies where `plan_runs` puts one."""
+    """Return the federation of a pre-training run that lies where `plan_runs` puts one."""
     parts = folder.absolute().parts
     lies = len(parts) >= 4 and parts[-4] == PRETRAINING and SEED.fullmatch(parts[-1])
     return parts[-3] if lies else None
 
 
 def partitions_of(runs: Sequence[PlannedRun]) -> list[PlannedPartition]:
-    """The partitions that runs need, each once."""
+    """List the partitions that runs need, each once."""
     found = {run.partition.path: run.partition for run in runs if run.partition is not None}
     return list(found.values())
 
 
 def commands(runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """The command lines that make the same folders, partitions and runs."""
+    """Write the command lines that make the same folders, partitions and runs."""
     partitions = partitions_of(runs)
     if partitions:
         yield shlex.join(["mkdir", "-p", str(partitions[0].path.parent)])

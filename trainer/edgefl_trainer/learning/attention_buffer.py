@@ -1,6 +1,6 @@
 """The uncertainty-aware attention buffer: rollout maps as what a federation shares.
 
-    site:   of each class, the M training images of lowest vacuity; their maps travel        most_certain_maps
+    site:   of each class, the M training images of lowest vacuity; their maps travel        chosen_maps
     server: a reply replaces all maps of its site; a site receives those of all others       rules.maps
     site:   lambda·L_KD pulls its maps of class k to the mean of the peers' mean maps of k   distillation
 
@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from edgefl_protocol.rules.bounds import FEDEVPROMPT
-from edgefl_protocol.rules.defaults import FedEvPrompt as Default
+from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
 from edgefl_protocol.rules.maps import (
     PeerWeight,
     first_of_each_class,
@@ -68,7 +68,7 @@ class Distillation:
 
 
 def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Distillation]:
-    """The term that the peers' maps make; none while there are no maps or lambda is 0."""
+    """Make the term of the peers' maps; none while there are no maps or lambda is 0."""
     if sharing.kd_weight == 0 or not any(map(is_maps, broadcast)):
         return []
     spec = require_vit(site.task.backbone, "a rollout map")
@@ -78,8 +78,8 @@ def distillation(sharing: MapSharing, site: Site, broadcast: Arrays) -> list[Dis
     return [Distillation(sharing.kd_weight, means, counts, gram.float().to(site.device))]
 
 
-def most_certain_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:
-    """The maps of a reply: at most M of each class of the site's own training images, in the deterministic view."""
+def chosen_maps(sharing: MapSharing, site: Site, predictor: Predictor, round_: int) -> Arrays:
+    """Choose the maps of a reply by `select`: at most M of each class of the site's training images, as they are."""
     scores, targets = training_scores(site, predictor), site.train.targets
     assert scores.maps is not None
     uncertainty = scores.vacuity if scores.vacuity is not None else 1 - scores.probabilities.max(axis=1)

@@ -17,9 +17,19 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import softmax, steps
+from edgefl_trainer.learning import softmax
+from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent, readout_named
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, STATISTICS, SoftmaxRecipe, check_fits, head_init, token_init
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import (
+    HEAD_WEIGHT,
+    PROMPTS,
+    STATISTICS,
+    SoftmaxRecipe,
+    check_fits,
+    head_init,
+    token_init,
+)
 from edgefl_trainer.models.inserts import Insert, Tokens
 from edgefl_trainer.models.spec import BackboneSpec, settled_readout
 
@@ -47,7 +57,7 @@ class AveragesAll(AveragesTensors, Protocol):
         """Prompt tokens of a block; 0 without any."""
 
     def insert_for(self, backbone: BackboneSpec) -> Tokens | None:
-        """Where they enter that network; None without any."""
+        """Say where the prompts enter that network; None without any."""
 
 
 def travels(*kinds: str) -> property:
@@ -75,7 +85,7 @@ def fresh_tensors(task: Task, insert: Tokens | None, n: int) -> dict[str, Tensor
     check_fits(task, insert)
     spec, generator = task.backbone, torch.Generator().manual_seed(task.seed)
     prompts = {PROMPTS: token_init(spec, (len(insert.blocks), n, spec.width), generator)} if insert else {}
-    return {**prompts, HEAD: head_init(spec, len(task.classes), generator)}
+    return {**prompts, HEAD_WEIGHT: head_init(spec, len(task.classes), generator)}
 
 
 def begin(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> State:
@@ -85,7 +95,7 @@ def begin(recipe: SoftmaxRecipe, task: Task, tensors: Mapping[str, Tensor]) -> S
     """
     readout = settled_readout(recipe.readout, task.backbone)
     standardise = int(recipe.standardises(task.backbone))
-    return State(steps.as_arrays(tensors), {"readout": readout, "standardise": standardise})
+    return State(as_arrays(tensors), {"readout": readout, "standardise": standardise})
 
 
 def broadcast(method: object, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
@@ -100,7 +110,7 @@ def local_round(method: AveragesAll, site: Site, state: State, broadcast: Payloa
     if broadcast.scalars["phase"] == "warm":
         return State(), warm_reply(method.recipe, site)
     insert = method.insert_for(site.task.backbone)
-    names = (HEAD,) if insert is None else (PROMPTS, HEAD)
+    names = (HEAD_WEIGHT,) if insert is None else (PROMPTS, HEAD_WEIGHT)
     learned = train(method.recipe, site, insert, broadcast.arrays, broadcast, names)
     return State(learned), reply(site, learned)
 
@@ -120,7 +130,7 @@ def train(
     module = recipe.module(site, readout_named(received.scalars["readout"]), insert)
     tensors = softmax.trainable(model, names, site.device)
     softmax.learn(recipe, site, module, tensors, names, int(received.scalars["round"]))
-    return steps.as_arrays({name: tensors[name] for name in names})
+    return as_arrays({name: tensors[name] for name in names})
 
 
 def reply(site: Site, learned: Arrays) -> Payload:
@@ -136,7 +146,7 @@ def aggregate(method: AveragesTensors, state: State, phase: Phase, replies: Mapp
         found = common_features(replies, str(state.values["readout"]), standardise=bool(state.values["standardise"]))
         return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
     shared = [name for name in state.arrays if name not in STATISTICS]
-    mean = steps.weighted_mean(replies, steps.weights(method.weighting, replies), shared)
+    mean = weighted_mean(replies, site_weights(method.weighting, replies), shared)
     return State({**state.arrays, **mean}, state.values)
 
 

@@ -19,14 +19,14 @@ LabelledBatch = tuple[Images, Int[Tensor, " B"], int]
 
 
 def autocast(site: Site) -> torch.autocast:
-    """The arithmetic a site asks for inside a network; losses and heads stay in float32."""
+    """Use the arithmetic that a site asks for inside a network; losses and heads stay in float32."""
     return torch.autocast(site.device.type, dtype=site.autocast, enabled=site.autocast is not None)
 
 
 def labelled_batches(
     site: Site, batch: int, augment: Literal["none", "dihedral"], round_: int, epoch: int
 ) -> tuple[int, Iterator[LabelledBatch]]:
-    """How many batches, and the shuffled training images of one epoch, turned and mirrored where asked for."""
+    """Count and read the batches of one epoch: shuffled training images, turned and mirrored where asked for."""
     rng = site.rng("augment", round_, epoch)
     given = site.batches(site.train, batch, round_, epoch)
     views = ((dihedral(images, rng) if augment == "dihedral" else images, target) for images, target in given)
@@ -34,7 +34,7 @@ def labelled_batches(
 
 
 def read_ahead(site: Site, examples: Examples, parts: Sequence[NDArray[np.int64]]) -> Iterator[Images]:
-    """Images at the positions of each part; the next part is read while one is learned."""
+    """Read images at the positions of each part; the next part is read while one is learned."""
 
     def read(part: NDArray[np.int64]) -> Tensor:
         images = examples.read(part)[0]

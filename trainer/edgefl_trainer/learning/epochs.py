@@ -95,7 +95,7 @@ def run_epochs(
 
 
 def check_finite(loss: Float[Tensor, ""], site: Site, round_: int, step: int) -> float:
-    """The loss as a number; a `TrainingError` that names site, round and step where it is NaN or infinite.
+    """Return the loss as a number; a `TrainingError` that names site, round and step where it is not finite.
 
     `step` counts from 0; the sentence counts from 1, as the progress display does.
     """

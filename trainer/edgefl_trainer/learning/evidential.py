@@ -21,17 +21,17 @@ from torch.nn.functional import cross_entropy
 from edgefl_protocol.rules.bounds import FEDEVPROMPT
 from edgefl_protocol.rules.class_prior import counts_shown
 from edgefl_protocol.rules.dead_evidence import NO_EVIDENCE, dead_warning
-from edgefl_protocol.rules.defaults import FedEvPrompt as Default
+from edgefl_protocol.rules.defaults import FedEvPromptDefaults as Default
 from edgefl_protocol.rules.defaults import usual_prompt_length
 from edgefl_protocol.rules.draws import Augment
 from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.loss_terms import Step, Term
+from edgefl_trainer.learning.named_arrays import as_tensors, moments_of, restore_moments
 from edgefl_trainer.learning.unusual_features import everything_usual
 from edgefl_trainer.losses import class_prior, evidential_loss
 from edgefl_trainer.models.head import EvidenceKind, dirichlet_summary, evidence_of, init_head
@@ -40,7 +40,7 @@ from edgefl_trainer.models.spec import BackboneSpec, Readout, ViTSpec, require_v
 from edgefl_trainer.models.vit import PrefixPlace, PromptInit, ViTOutput, init_prompts
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
 
-HEAD = ("head.weight", "head.bias")
+HEAD_TENSORS = ("head.weight", "head.bias")
 STATISTICS = ("features.mean", "features.std")
 LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 
@@ -81,10 +81,10 @@ class EvidentialRecipe:
     @property
     def trained(self) -> tuple[str, ...]:
         """Tensors that learn."""
-        return (*self.prompt_names, *HEAD)
+        return (*self.prompt_names, *HEAD_TENSORS)
 
     def standardises(self, spec: BackboneSpec) -> bool:
-        """Whether features are standardised before the head."""
+        """Tell whether features are standardised before the head."""
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
 
     @property
@@ -93,11 +93,11 @@ class EvidentialRecipe:
         return {name: getattr(self, rate_setting(name)) for name in self.trained}
 
     def kl_weight(self, round_: int, epoch: int, epochs: int) -> float:
-        """Weight of the KL term in an epoch, see `rules.rates.kl_weight`."""
+        """Compute the weight of the KL term in an epoch, see `rules.rates.kl_weight`."""
         return kl_weight(epoch, (round_ - 1) * epochs, self.anneal_epochs, self.anneal_clock)
 
     def options(self, spec: BackboneSpec, readout: Readout, mode: PrefixMode = "renormalise") -> ScoreOptions:
-        """How a model of this recipe scores."""
+        """Say how a model of this recipe scores."""
         norm: Literal["standardise", "none"] = "standardise" if self.standardises(spec) else "none"
         return ScoreOptions(
             readout=readout,
@@ -131,7 +131,7 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
 
 
 def initial_tensors(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int, seed: int) -> dict[str, Tensor]:
-    """Prompts and head before the first step: the same at every site and at the server; raises as `check_fits`."""
+    """Make the first prompts and head, the same at every site and at the server; raises as `check_fits`."""
     check_fits(recipe, spec, classes)
     generator = torch.Generator().manual_seed(seed)
     prompts = [] if recipe.prompts == "none" else _prompts(recipe, require_vit(spec, "prompts"), generator)
@@ -147,7 +147,7 @@ def _prompts(recipe: EvidentialRecipe, spec: ViTSpec, generator: torch.Generator
 
 
 def site_prior(recipe: EvidentialRecipe, site: Site) -> Tensor:
-    """(K,) W from the class frequencies that training shows the site's model.
+    """Compute the prior W (K,) from the class frequencies that training shows the site's model.
 
     These are the site's training counts, or equal ones where `--balance class` draws the classes equally: correcting
     for the counts a second time would favour the rare classes (docs/methods.md, prior). A class without a row counts
@@ -182,7 +182,7 @@ def learn(
     epochs: int | None = None,
     watch: Callable[[int, Step], None] | None = None,
 ) -> None:
-    """E local epochs: steps `tensors` in place and reports loss, each term's share of it and dead evidence.
+    """Learn E epochs: step `tensors` in place, report loss, each term's share of it and dead evidence.
 
     Args:
         tensors: the trained ones as leaves that require gradients, `STATISTICS` as constants where they are used.
@@ -229,24 +229,24 @@ def learn(
 def make_optimizer(
     recipe: EvidentialRecipe, tensors: Mapping[str, Tensor], state: State | None
 ) -> torch.optim.Optimizer:
-    """The recipe's optimiser over the trained tensors; with `state`, its moments go on where they stopped."""
+    """Make the recipe's optimiser over the trained tensors; with `state`, its moments go on where they stopped."""
     learned = {name: tensors[name] for name in recipe.trained}
     groups = [{"params": [value], "lr": recipe.rates[name]} for name, value in learned.items()]
     kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[recipe.optimizer]
     optimizer: torch.optim.Optimizer = kind(groups, weight_decay=recipe.weight_decay)
-    steps.restore_moments(optimizer, learned, state)
+    restore_moments(optimizer, learned, state)
     return optimizer
 
 
 def optimizer_state(recipe: EvidentialRecipe, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> State:
-    """The moments of `make_optimizer`'s optimiser; nothing of one that has none."""
+    """Return the moments of `make_optimizer`'s optimiser; nothing of one that has none."""
     learned = {name: tensors[name] for name in recipe.trained}
-    return State() if recipe.optimizer == "sgd" else steps.moments_of(optimizer, learned)
+    return State() if recipe.optimizer == "sgd" else moments_of(optimizer, learned)
 
 
 def trainable(recipe: EvidentialRecipe, arrays: Arrays, device: torch.device) -> dict[str, Tensor]:
-    """Tensors to learn with: the trained ones as leaves with gradients, the others as constants."""
-    tensors = steps.as_tensors(arrays, device)
+    """Make tensors to learn with: the trained ones as leaves with gradients, the others as constants."""
+    tensors = as_tensors(arrays, device)
     for name in recipe.trained:
         tensors[name].requires_grad_(True)
     return tensors
@@ -255,7 +255,7 @@ def trainable(recipe: EvidentialRecipe, arrays: Arrays, device: torch.device) ->
 def make_predictor(
     recipe: EvidentialRecipe, site: Site, arrays: Arrays, readout: Readout, mode: PrefixMode = "renormalise"
 ) -> Predictor:
-    """What a site scores with: the learned tensors, its own prior, temperature 1 until calibrated."""
+    """Make what a site scores with: the learned tensors, its own prior, temperature 1 until calibrated."""
     assert site.backbone is not None
     module = ScoreModule(site.backbone, recipe.options(site.task.backbone, readout, mode))
     own: dict[str, NDArray[np.float32]] = {"temperature": np.asarray(1.0, dtype=np.float32)}

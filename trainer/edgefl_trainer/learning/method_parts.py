@@ -12,22 +12,22 @@ from edgefl_trainer.contract import Method, Phase, Predictor, Site, State, Task
 
 
 def train_rounds(method: object, rounds: int) -> Sequence[Phase]:
-    """R rounds, nothing before and nothing behind them."""
+    """Plan R rounds, nothing before and nothing behind them."""
     return [Phase("train", r) for r in range(1, rounds + 1)]
 
 
 def nothing_sent(method: object, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """An empty broadcast to each site."""
+    """Send an empty broadcast to each site."""
     return dict.fromkeys(sites, Payload({}, {}))
 
 
 def nothing_averaged(method: object, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-    """The server's state as it was."""
+    """Leave the server's state as it was."""
     return state
 
 
 def no_predictor(method: object, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-    """None: what is learned names no class."""
+    """Return no predictor: what is learned names no class."""
     return None
 
 

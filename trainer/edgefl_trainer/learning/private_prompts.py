@@ -9,10 +9,11 @@ from typing import Protocol
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Predictor, Site, State
-from edgefl_trainer.learning import evidential, steps
+from edgefl_trainer.learning import evidential
 from edgefl_trainer.learning.evidential import EvidentialRecipe
 from edgefl_trainer.learning.features import own_features, readout_named
 from edgefl_trainer.learning.loss_terms import Step, Term
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.rollout import PrefixMode
 
@@ -57,7 +58,7 @@ def private_round(
     )
     kept = evidential.optimizer_state(recipe, optimizer, tensors) if keep_optimizer else State()
     values = {"readout": before.values["readout"], **kept.values}
-    return State({**steps.as_arrays(tensors), **kept.arrays}, values)
+    return State({**as_arrays(tensors), **kept.arrays}, values)
 
 
 def predictor(method: PrivatePrompts, site: Site, state: State, broadcast: Payload) -> Predictor:
@@ -82,7 +83,7 @@ def begin(recipe: EvidentialRecipe, site: Site, broadcast: Payload) -> State:
     """
     spec = site.task.backbone
     initial = evidential.initial_tensors(recipe, spec, len(site.task.classes), site.task.seed)
-    arrays: Arrays = steps.as_arrays(initial)
+    arrays: Arrays = as_arrays(initial)
     if "readout" in broadcast.scalars:
         common = {name: broadcast.arrays[name] for name in evidential.STATISTICS if name in broadcast.arrays}
         return State({**arrays, **common}, {"readout": broadcast.scalars["readout"]})

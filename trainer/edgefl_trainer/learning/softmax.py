@@ -20,14 +20,14 @@ from torch.nn.functional import cross_entropy
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Predictor, Site, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.models.inserts import Insert
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
 from edgefl_trainer.models.spec import BackboneSpec, Readout, require_vit
 
-HEAD = "head.weight"
+HEAD_WEIGHT = "head.weight"
 PROMPTS = "prompts.s"
 STATISTICS = ("features.mean", "features.std")
 MAX_COUNT = 10_000  # of prompt tokens
@@ -58,7 +58,7 @@ class SoftmaxRecipe:
 
     def rate(self, name: str, round_: int) -> float:
         """Return the learning rate of a tensor in a round, counted from 1."""
-        return (self.lr_head or self.lr if name == HEAD else self.lr) * self.lr_decay ** (round_ - 1)
+        return (self.lr_head or self.lr if name == HEAD_WEIGHT else self.lr) * self.lr_decay ** (round_ - 1)
 
     @property
     def asks_features(self) -> bool:
@@ -66,7 +66,7 @@ class SoftmaxRecipe:
         return self.readout == "auto" or self.head_norm != "none"
 
     def standardises(self, spec: BackboneSpec) -> bool:
-        """Whether features are standardised before the head."""
+        """Tell whether features are standardised before the head."""
         return spec.self_supervised if self.head_norm == "auto" else self.head_norm == "standardise"
 
     def module(self, site: Site, readout: Readout, insert: Insert | None, prompted: int = 0) -> ScoreModule:
@@ -89,7 +89,7 @@ def check_count(name: str, value: int) -> None:
 
 
 def rising(blocks: Sequence[int]) -> bool:
-    """Whether these are block numbers from 0, each above the one before; so is none at all."""
+    """Tell whether these are block numbers from 0, each above the one before, or none at all."""
     return list(blocks) == sorted({block for block in blocks if block >= 0})
 
 
@@ -126,10 +126,10 @@ def head_init(spec: BackboneSpec, classes: int, generator: torch.Generator) -> F
 
 def trainable(arrays: Arrays, names: Sequence[str], device: torch.device) -> dict[str, Tensor]:
     """Make tensors to learn with: `names` as leaves with gradients, the others constant, a head's bias of zero."""
-    tensors = steps.as_tensors(arrays, device)
+    tensors = as_tensors(arrays, device)
     for name in names:
         tensors[name].requires_grad_(True)
-    tensors["head.bias"] = torch.zeros(len(arrays[HEAD]), device=device)
+    tensors["head.bias"] = torch.zeros(len(arrays[HEAD_WEIGHT]), device=device)
     return tensors
 
 
@@ -176,7 +176,7 @@ def learn(
     for sums in run_epochs(site, round_, numbers, batches, loss_of, optimizer, take_step=take_step):
         site.report({"summary": 1, "loss": sums.mean_of_images})
     buffers = {name: optimizer.state[tensors[name]].get("momentum_buffer") for name in names}
-    return steps.as_arrays({name: buffer for name, buffer in buffers.items() if buffer is not None})
+    return as_arrays({name: buffer for name, buffer in buffers.items() if buffer is not None})
 
 
 def plain_forward(site: Site, module: ScoreModule, tensors: Tensors) -> Forward:

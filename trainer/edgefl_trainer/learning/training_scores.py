@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_trainer.contract import Predictor, Site
-from edgefl_trainer.learning.steps import as_tensors
+from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.models.scoring import ScoreModule
 
 BATCH = 64

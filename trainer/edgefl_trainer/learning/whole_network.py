@@ -22,12 +22,12 @@ from edgefl_trainer.augment import dihedral, random_crops
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Presets, Site, State
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import Images, autocast, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
-from edgefl_trainer.models.kind import network_kind
+from edgefl_trainer.learning.named_arrays import moments_of, restore_moments
+from edgefl_trainer.models.network_kind import network_kind
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, Readout
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 STEP_FACTOR = 0.2  # of the rate at each step of `schedule=steps`
 STEP_SHARES = (0.6, 0.8)  # of all epochs: 12 and 16 of the paper's 20
@@ -98,7 +98,7 @@ class Classifier(nn.Module):
         self.readout = readout
 
     def features(self, pixels: Float[Tensor, "B 3 S S"]) -> Float[Tensor, "B D"]:
-        """What the head reads, (B, D) in float32; the same as the frozen network's readout in evaluation mode."""
+        """Compute what the head reads, (B, D) in float32; as the frozen network's readout in evaluation mode."""
         if self.readout == "pooled":
             return self.network(pixels).float()  # type: ignore[no-any-return]
         tokens = self.network.forward_features(pixels)  # (B, 1+N, D)
@@ -138,7 +138,7 @@ def rate_share(name: str, depth: int, layer_decay: float) -> float:
 def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: State | None) -> torch.optim.Optimizer:
     """Make the optimiser, one group for each parameter, with the factor of its rate (see `rate_share`).
 
-    The moments go on from `state`, see `steps.moments_of`; None begins afresh.
+    The moments go on from `state`, see `moments_of`; None begins afresh.
     """
     learned = learned_tensors(model)
     undecayed = ("network.cls_token", "network.pos_embed")
@@ -152,7 +152,7 @@ def make_optimizer(recipe: NetworkRecipe, model: Classifier, depth: int, state: 
     ]
     kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
     optimizer = kind(groups, lr=recipe.lr)
-    steps.restore_moments(optimizer, learned, state)
+    restore_moments(optimizer, learned, state)
     return optimizer
 
 
@@ -189,7 +189,7 @@ def learn(recipe: NetworkRecipe, site: Site, model: Classifier, round_: int, bef
     rate = partial(recipe.rate, total=total)
     for sums in run_epochs(site, round_, range(epochs), batches, loss_of, optimizer, rate=rate, tells_wait=True):
         site.report({"summary": 1, "loss": sums.mean_of_images})
-    return steps.moments_of(optimizer, learned_tensors(model))
+    return moments_of(optimizer, learned_tensors(model))
 
 
 def _batches(recipe: NetworkRecipe, site: Site, round_: int, epoch: int) -> tuple[int, Iterator[_Batch]]:
@@ -260,7 +260,7 @@ _CNN_FEDERATED: Presets = {
 
 
 def presets_of(backbone: str, hyper: Mapping[str, Any]) -> Presets:
-    """The presets for the kind of network that a backbone's name stands for, and for `mode`, federated unless given."""
+    """Return the presets of a backbone's kind of network and of `mode`, federated unless given."""
     local = hyper.get("mode") == "local"
     if network_kind(backbone) == "vit":
         return _VIT_LOCAL if local else _VIT_FEDERATED

@@ -10,6 +10,6 @@ Of the device's package `edgefl_exchange` alone is used. Source: docs/design.md 
 """
 
 from edgefl_trainer.live.joining import Join, join
-from edgefl_trainer.live.work import SiteOptions
+from edgefl_trainer.live.site_work import SiteOptions
 
 __all__ = ["Join", "SiteOptions", "join"]

@@ -1,7 +1,7 @@
 """One exchange of a live federation at this site, each step on the disk before the next.
 
     broadcast → the method's site half → state, reply and line of metrics in `checkpoints/`     learned
-    reply → outbox → coordinator                                                               Seat.meet
+    reply → outbox → coordinator                                                               SiteMembership.meet
     accepted: state → `checkpoints/latest.json`, line → `metrics.jsonl`; else both are dropped  settled
 
 Guarantees: a kill at any moment loses at most a round of learning that was not finished; a finished one is neither
@@ -21,11 +21,11 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Phase, Scalar, State
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
-from edgefl_trainer.engine.display import Display, Pace
+from edgefl_trainer.engine.display import Display, RunPace
 from edgefl_trainer.engine.federation import InProcessSite, placed, read_metrics, write_metrics
 from edgefl_trainer.engine.selection import tune_judge
 from edgefl_trainer.errors import RunError, TrainingError
-from edgefl_trainer.live.work import Work
+from edgefl_trainer.live.site_work import SiteWork
 
 REFUSED = "refused.json"
 
@@ -34,9 +34,9 @@ REFUSED = "refused.json"
 class Exchanges:
     """The exchanges of one site, kept in its run directory."""
 
-    work: Work  # what it learns
+    work: SiteWork  # what it learns
     folder: Path  # the run directory
-    pace: Pace  # how much of the run is done
+    pace: RunPace  # how much of the run is done
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ class Exchanges:
             self._checkpoints.finish_phase(number - 1, State(), {self.name: found})
 
     def refused(self, number: int) -> bool:
-        """Whether the reply of an exchange was refused for good, so that it is not learned again."""
+        """Tell whether the reply of an exchange was refused for good, so that it is not learned again."""
         path = self.folder / REFUSED
         try:
             return bool(json.loads(path.read_bytes())["round"] == number) if path.exists() else False

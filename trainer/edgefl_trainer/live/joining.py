@@ -14,22 +14,22 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from edgefl_exchange.delivery import Delivery
-from edgefl_exchange.errors import NotEnrolled, Refused, Unavailable
+from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.membership import Membership, load_membership
 from edgefl_protocol import Payload
 from edgefl_protocol.durable import write_atomic
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
-from edgefl_trainer.engine.display import Pace
+from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
 from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.run import environment, repeatable
 from edgefl_trainer.errors import FederationRefused, TrainingError
-from edgefl_trainer.live.ending import write_results
 from edgefl_trainer.live.exchanges import Exchanges
-from edgefl_trainer.live.seat import Reply, Seat, refusals
-from edgefl_trainer.live.work import SiteOptions, Work, prepare
+from edgefl_trainer.live.final_results import write_results
+from edgefl_trainer.live.site_membership import Reply, SiteMembership, refusals
+from edgefl_trainer.live.site_work import SiteOptions, SiteWork, prepare
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_GONE_S = 1.0, 15.0, 300.0
 AGREED = ("method", "classes", "settings", "train_rounds", "epochs", "seed", "backbone")
@@ -65,7 +65,7 @@ def join(call: Join) -> dict[str, Any]:
         Unavailable: with `once`, nothing answered; the same command goes on.
         EdgeflError: one sentence about what is wrong and what to do.
     """
-    seat = Seat(call.folder, call.passphrase)
+    seat = SiteMembership(call.folder, call.passphrase)
     membership = _patiently(call, lambda: seat.enrolled(call.invite, call.ca, call.proxy))
     call.say(f"{membership.name} in the federation {membership.federation}, fingerprint {membership.fingerprint}")
     if (finished := finished_summary(call.folder)) is not None:
@@ -89,7 +89,7 @@ def join(call: Join) -> dict[str, Any]:
         return _take_part(call, seat, membership, work, told)
 
 
-def _approved(call: Join, seat: Seat, membership: Membership) -> TaskReply | None:
+def _approved(call: Join, seat: SiteMembership, membership: Membership) -> TaskReply | None:
     """The task, once the operator has approved; None where `once` does not wait for that."""
     wait = _Wait(call, LONGEST_WAIT_S)
     while True:
@@ -104,10 +104,12 @@ def _approved(call: Join, seat: Seat, membership: Membership) -> TaskReply | Non
             )
 
 
-def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun: TaskReply) -> dict[str, Any]:
+def _take_part(
+    call: Join, seat: SiteMembership, membership: Membership, work: SiteWork, begun: TaskReply
+) -> dict[str, Any]:
     """Every exchange that is left."""
     images = {work.site.name: len(work.site.train if work.method.needs_labels else work.site.unlabelled)}
-    exchanges = Exchanges(work, call.folder, Pace(work.method.phases(work.task.rounds), images))
+    exchanges = Exchanges(work, call.folder, RunPace(work.method.phases(work.task.rounds), images))
     wait = _Wait(call, LONGEST_WAIT_S)
     skipped: set[int] = set()
     sent: list[Delivery] = []
@@ -133,7 +135,7 @@ def _take_part(call: Join, seat: Seat, membership: Membership, work: Work, begun
                 reply = _learn(call, seat, exchanges, told)
                 wait.over()
                 continue
-            except Refused as refusal:
+            except SignedRefusal as refusal:
                 if refusal.code not in COMING:
                     skipped.add(told.round)
                     call.say(f"round {told.round} goes on without this site: {refusal}")
@@ -150,10 +152,11 @@ def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> boo
     return told.state == "open" and not (told.replied or offered or exchanges.refused(told.round))
 
 
-def _learn(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply) -> Reply:
+def _learn(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskReply) -> Reply:
     """Learn the open round, or give what was learned before a kill.
 
-    `Refused` where its broadcast is not to be had; a `TrainingError` where learning failed, or the reply is too large.
+    `SignedRefusal` where its broadcast is not to be had; a `TrainingError` where learning failed, or the reply
+    is too large.
     """
     number = told.round
     broadcast = _patiently(call, lambda: _broadcast(seat, number))
@@ -168,7 +171,7 @@ def _learn(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply) -> Rep
     return Reply(number, content)
 
 
-def _broadcast(seat: Seat, number: int) -> Payload:
+def _broadcast(seat: SiteMembership, number: int) -> Payload:
     with seat.member() as member:
         return member.broadcast(number)
 
@@ -182,7 +185,7 @@ def _tell_sent(say: Say, sent: Sequence[Delivery]) -> None:
         say(f"the reply of round {one.round}, {one.bytes:,} bytes, {word}")
 
 
-def _end(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply, federation: str) -> dict[str, Any]:
+def _end(call: Join, seat: SiteMembership, exchanges: Exchanges, told: TaskReply, federation: str) -> dict[str, Any]:
     """Fetch what is handed out at the end and write the results."""
     work = exchanges.work
     last = _patiently(call, lambda: _handed_out(seat, work, told))
@@ -191,11 +194,11 @@ def _end(call: Join, seat: Seat, exchanges: Exchanges, told: TaskReply, federati
     return write_results(work, exchanges.folder, told, federation, exchanges.state, last)
 
 
-def _handed_out(seat: Seat, work: Work, told: TaskReply) -> Payload:
+def _handed_out(seat: SiteMembership, work: SiteWork, told: TaskReply) -> Payload:
     """The last hand-out; where only maps travel a site's model is its own, and it can do without."""
     try:
         return _broadcast(seat, told.rounds + 1)
-    except Refused as refusal:
+    except SignedRefusal as refusal:
         if refusal.code in COMING:  # it is being prepared
             raise Unavailable(str(refusal), refusal.code) from refusal
         if refusal.code != "small_cohort" or not travel_alone(work.method.travels):
@@ -234,7 +237,7 @@ class _Wait:
         self.over()
 
     def over(self) -> None:
-        """Something happened: begin with short waits again."""
+        """Begin with short waits again: something happened."""
         self._next_s, self._said = FIRST_WAIT_S, ""
 
     def because(self, why: str, at_least_s: float = 0.0) -> None:

@@ -22,11 +22,13 @@ from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import is_maps, others_maps, replaced
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import evidential, private_prompts, steps
-from edgefl_trainer.learning.attention_buffer import MapSharing, distillation, most_certain_maps
+from edgefl_trainer.learning import evidential, private_prompts
+from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
+from edgefl_trainer.learning.averaging import site_weights, weighted_mean
 from edgefl_trainer.learning.evidential import STATISTICS, EvidentialRecipe
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Term
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.learning.private_prompts import begun, readout_of
 from edgefl_trainer.models.spec import settled_readout
 
@@ -66,20 +68,20 @@ class FedAvg:
         return ("prompts.b",) if self.share == "b" else self.recipe.trained
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """One warm exchange of feature moments where the head is averaged, then R rounds."""
+        """Plan one warm exchange of feature moments where the head is averaged, then R rounds."""
         warm = [] if self.share == "b" else [Phase("warm", 0)]
         return [*warm, *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Initial prompts and head."""
+        """Begin with the initial prompts and head."""
         initial = evidential.initial_tensors(self.recipe, task.backbone, len(task.classes), task.seed)
-        shared = steps.as_arrays({name: initial[name] for name in self.shared})
+        shared = as_arrays({name: initial[name] for name in self.shared})
         standardise = int(self.recipe.standardises(task.backbone))
         wanted = settled_readout(self.recipe.readout, task.backbone)
         return State(shared, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
+        """Send the averaged tensors, and with `kd` the others' maps; nothing in the warm phase."""
         if phase.kind == "warm":
             return dict.fromkeys(sites, Payload({}, {}))
         averaged = {name: value for name, value in state.arrays.items() if not is_maps(name)}
@@ -88,7 +90,7 @@ class FedAvg:
         return {name: Payload({**averaged, **maps[name]}, readout) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Moments and probes in the warm phase, then E epochs from the averaged tensors."""
+        """Compute moments and probes in the warm phase, then E epochs from the averaged tensors."""
         if broadcast.scalars["phase"] == "warm":
             standardise = self.recipe.standardises(site.task.backbone)
             return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
@@ -98,7 +100,7 @@ class FedAvg:
     def learned(
         self, site: Site, state: State, broadcast: Payload, terms: Sequence[Term] = (), epochs: int | None = None
     ) -> State:
-        """E epochs, or as many as named, from the averaged tensors, with a method's own `terms` in the loss."""
+        """Learn E epochs, or as many as named, from the averaged tensors, with a method's own `terms` in the loss."""
         before = self.model(site, state, broadcast)
         tensors = evidential.trainable(self.recipe, before.arrays, site.device)
         evidential.learn(
@@ -112,39 +114,39 @@ class FedAvg:
             mode=self.maps.rollout,
             epochs=epochs,
         )
-        return State(steps.as_arrays(tensors), before.values)
+        return State(as_arrays(tensors), before.values)
 
     def reply(self, site: Site, new: State, broadcast: Payload) -> Payload:
-        """The shared tensors of a site that has learned, and with `kd` its most certain maps."""
+        """Make the reply of a site that has learned: the shared tensors, and with `kd` its chosen maps."""
         sent: Arrays = {name: new.arrays[name] for name in self.shared}
         if self.kd:
-            maps = most_certain_maps(self.maps, site, self.scoring(site, new), int(broadcast.scalars["round"]))
+            maps = chosen_maps(self.maps, site, self.scoring(site, new), int(broadcast.scalars["round"]))
             sent = {**sent, **maps}
         return Payload(sent, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Pooled feature statistics and the readout that probes best; then the mean of the sites' tensors."""
+        """Pool feature statistics and the readout that probes best; then average the sites' tensors."""
         if phase.kind == "warm":
             found = common_features(replies, str(state.values["wanted"]), standardise=bool(state.values["standardise"]))
             return State({**state.arrays, **found.arrays}, {**state.values, **found.values})
         if phase.kind == "final":
             return state
-        weights = steps.weights(self.weighting, replies)
+        weights = site_weights(self.weighting, replies)
         kept = state.arrays
         if self.kd:
             kept = replaced(kept, {name: reply.arrays for name, reply in replies.items()}, int(state.values["classes"]))
-        return State({**kept, **steps.weighted_mean(replies, weights, self.shared)}, state.values)
+        return State({**kept, **weighted_mean(replies, weights, self.shared)}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model, with what stayed at the site and the site's own prior."""
+        """Return the averaged model, with what stayed at the site and the site's own prior."""
         return self.scoring(site, self.model(site, state, broadcast))
 
     def scoring(self, site: Site, model: State) -> Predictor:
-        """What scores with a site's tensors."""
+        """Make what scores with a site's tensors."""
         return private_prompts.scoring(self.recipe, site, model, self.maps.rollout)
 
     def model(self, site: Site, state: State, broadcast: Payload) -> State:
-        """What a site starts a round from: the broadcast's tensors, its own for the rest, initial where it has none."""
+        """Return what a site begins a round with: the broadcast's tensors, else its own, else the initial ones."""
         own = begun(self.recipe, site, state, broadcast)
         names = (*self.shared, *STATISTICS)
         received = {name: broadcast.arrays[name] for name in names if name in broadcast.arrays}

@@ -39,18 +39,18 @@ class FedAvgPers:
         check_bounds(self, final_epochs=(0 <= self.final_epochs <= 10_000, "0 (as many as a round has) to 10000"))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """FedAvg's, then the fine-tuning."""
+        """Plan FedAvg's, then the fine-tuning."""
         return [*self.base.phases(rounds), Phase("final", rounds + 1)]
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """A round of FedAvg; in the final phase the same at home, with nothing sent."""
+        """Do a round of FedAvg; in the final phase the same at home, with nothing sent."""
         if broadcast.scalars["phase"] != "final":
             return self.base.local_round(site, state, broadcast)
         own = self.base.learned(site, state, broadcast, epochs=self.final_epochs or None)
         return State(own.arrays, {**own.values, "personal": 1}), Payload({}, {})
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The fine-tuned model; before it exists, the averaged one."""
+        """Return the fine-tuned model; before it exists, the averaged one."""
         if "personal" in state.values:
             return self.base.scoring(site, state)
         return self.base.predictor(site, state, broadcast)

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import feature_rows
-from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.feature_rows import BANK
 from edgefl_protocol.rules.negatives import Negatives, keeps_local, shares
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
@@ -32,7 +32,7 @@ from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import contrast, feature_bank, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 from edgefl_trainer.learning.unlabelled.feature_bank import FeatureNoise
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,17 +65,17 @@ class FedCLF:
         return ("features", "weights") if self.shares else ("weights",)
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """A warm exchange of features where they travel, then R rounds."""
+        """Plan a warm exchange of features where they travel, then R rounds."""
         warm = [Phase("warm", 0)] if self.shares else []
         return [*warm, *self_supervised.phases(self.contrast.sgd, rounds)]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh network, or the backbone to learn on, and a fresh projection."""
+        """Begin with a fresh network, or the backbone to learn on, and a fresh projection."""
         self.noise.check_accountant()
         return contrast.start(self.contrast, task)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged weights, and in train rounds the others' features."""
+        """Send the averaged weights, and in train rounds the others' features."""
         weights = contrast.weights_to_send(state, phase)
         if phase.kind != "train" or not self.shares:
             return dict.fromkeys(sites, Payload(weights, {}))
@@ -83,7 +83,7 @@ class FedCLF:
         return {name: Payload({**weights, **remote[name]}, {}) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """The first bank in the warm phase, then E epochs; the last exchange collects batch norm where it stayed."""
+        """Send the first bank in the warm phase, then learn E epochs; at last send batch norm where it stayed."""
         kind, round_ = broadcast.scalars["phase"], int(broadcast.scalars["round"])
         if kind == "final":
             return contrast.last_exchange(site, state)
@@ -102,7 +102,7 @@ class FedCLF:
         return self._divided(site, new, weights, learned.slow, round_)
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of the weights by numbers of images; new banks replace those of their sites."""
+        """Average the weights by numbers of images; new banks replace those of their sites."""
         learned = contrast.average(state, phase, replies)
         if phase.kind == "final" or not self.shares:
             return learned
@@ -110,7 +110,9 @@ class FedCLF:
 
     predictor = method_parts.no_predictor
 
-    def _divided(self, site: Site, new: State, weights: Arrays, slow: Learner, round_: int) -> tuple[State, Payload]:
+    def _divided(
+        self, site: Site, new: State, weights: Arrays, slow: LearningNetwork, round_: int
+    ) -> tuple[State, Payload]:
         """Split a round's result into state and reply: Q_l leaves, or with noise fresh features and their epsilon."""
         scalars: dict[str, Scalar] = {"n_train": len(site.unlabelled)}
         if not self.shares:

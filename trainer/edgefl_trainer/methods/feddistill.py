@@ -27,9 +27,10 @@ from torch.nn.functional import kl_div
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Site, State, Task
-from edgefl_trainer.learning import method_parts, private_prompts, steps
+from edgefl_trainer.learning import method_parts, private_prompts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.loss_terms import Step
+from edgefl_trainer.learning.named_arrays import by_class, class_rows
 from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_scores
 
@@ -73,16 +74,16 @@ class FedDistill:
     predictor = private_prompts.predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """No output yet."""
+        """Begin without outputs."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """`outputs.<class>` (K,): the mean over the sites that have the class."""
+        """Send `outputs.<class>` (K,): the mean over the sites that have the class."""
         return {name: Payload(self._mean_outputs(state, name), {}) for name in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs drawn to the federation's outputs, then the site's own."""
+        """Learn E epochs drawn to the federation's outputs, then send the site's own."""
         terms = self._terms(site, broadcast)
         new = private_round(self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms)
         predictor = private_prompts.scoring(self.recipe, site, new)
@@ -90,10 +91,10 @@ class FedDistill:
         return new, Payload({f"outputs.{k}": mean for k, mean in means.items()}, {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """A site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
+        """Keep each site's latest outputs as `outputs.<class>.<site>`; those of sites that did not reply stay."""
         kept = {name: value for name, value in state.arrays.items() if name.split(".", 2)[2] not in replies}
         for site in sorted(replies):
-            found = steps.by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
+            found = by_class(replies[site].arrays, "outputs", int(state.values["classes"]))
             kept.update({f"outputs.{k}.{site}": mean for k, mean in found.items()})
         return State(kept, state.values)
 
@@ -109,6 +110,6 @@ class FedDistill:
         if not broadcast.arrays or self.distill_weight == 0:
             return []
         classes = len(site.task.classes)
-        found = steps.class_rows(broadcast.arrays, "outputs", classes, classes)
+        found = class_rows(broadcast.arrays, "outputs", classes, classes)
         outputs, known = (torch.from_numpy(array).to(site.device) for array in found)
         return [ToMeanOutput(self.distill_weight, outputs, known)]

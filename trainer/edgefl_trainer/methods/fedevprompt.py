@@ -3,7 +3,7 @@
     server keeps, for each (site, class), at most M rollout maps                     State of the server
     server sends site c the maps of all others, sites replaced by numbers            broadcast
     site c: E epochs of prompts and head, L_eps + lambda·L_KD (eq. 2, 4, 7)          local_round → private_round
-            prompts and head stay; the M maps of lowest vacuity of each class go     → most_certain_maps
+            prompts and head stay; the M maps of lowest vacuity of each class go     → chosen_maps
     server: the new maps of (c, k) replace the old ones                              aggregate
 
 Differs from the paper: maps travel at patch resolution as float16 and are compared through the Gram matrix of the
@@ -20,7 +20,7 @@ from edgefl_protocol.rules.maps import others_maps, replaced
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import method_parts
-from edgefl_trainer.learning.attention_buffer import MapSharing, distillation, most_certain_maps
+from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
 
@@ -44,12 +44,12 @@ class FedEvPrompt:
     phases = method_parts.train_rounds  # the buffer is empty in the first
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """An empty buffer."""
+        """Begin with an empty buffer."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         return State({}, {"classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """To each site the others' maps."""
+        """Send each site the others' maps."""
         return {name: Payload(maps, {}) for name, maps in others_maps(state.arrays, sites).items()}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
@@ -59,14 +59,14 @@ class FedEvPrompt:
             self.recipe, site, state, broadcast, keep_optimizer=True, terms=terms, mode=self.maps.rollout
         )
         predictor = scoring(self.recipe, site, new, self.maps.rollout)
-        return new, Payload(most_certain_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
+        return new, Payload(chosen_maps(self.maps, site, predictor, int(broadcast.scalars["round"])), {})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """A reply replaces all maps of its site."""
+        """Replace all maps of a site by those of its reply."""
         sent = {name: reply.arrays for name, reply in replies.items()}
         return State(replaced(state.arrays, sent, int(state.values["classes"])), state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own model; the initial one where it took part in no round."""
+        """Return the site's own model; the initial one where it took part in no round."""
         own = begun(self.recipe, site, state, broadcast)
         return scoring(self.recipe, site, own, self.maps.rollout)

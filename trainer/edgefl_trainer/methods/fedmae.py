@@ -29,9 +29,10 @@ from edgefl_trainer.augment import random_crops, to_float
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Presets, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import method_parts, steps
+from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.batches import autocast, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.unlabelled.self_supervised import BACKBONE, average, encoder_of
 from edgefl_trainer.models.backbones import architecture_of
 from edgefl_trainer.models.mae import MaskedAutoencoder
@@ -103,27 +104,27 @@ class FedMAE:
         )
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """R rounds, then one exchange that collects what stayed local and one that hands out its mean."""
+        """Plan R rounds, then one exchange that collects what stayed local and one that hands out its mean."""
         train = [Phase("train", r) for r in range(1, rounds + 1)]
         final = [Phase("final", rounds + 1), Phase("final", rounds + 2)]
         return train if self.keep_local == "none" else [*train, *final]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Weights of a fresh network, or of the backbone to learn on."""
+        """Begin with weights of a fresh network, or of the backbone to learn on."""
         model = self._model(task)
         if model.kept(self.mask_ratio) == 0:
             raise SettingError(f"mask_ratio is {self.mask_ratio} and hides all {model.tokens} patches: lower it.")
         model.initialise(task.seed)
-        arrays = {**steps.as_arrays(dict(model.named_parameters())), **_initial(task)}
+        arrays = {**as_arrays(dict(model.named_parameters())), **_initial(task)}
         return State(self._split(arrays)[0])
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """The averaged weights; in the `final` phases nothing, then the mean of what stayed local."""
+        """Send the averaged weights; in the `final` phases nothing, then the mean of what stayed local."""
         shared, kept = self._split(state.arrays)
         return dict.fromkeys(sites, Payload(shared if phase.kind == "train" else kept, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs from the averaged weights and the site's own part; at the end that part itself."""
+        """Learn E epochs from the averaged weights and the site's own part; at the end send that part."""
         n_train = len(site.unlabelled)
         if broadcast.scalars["phase"] == "final":
             mean = self._split(broadcast.arrays)[1]
@@ -131,16 +132,16 @@ class FedMAE:
         model = self._model(site.task).to(site.device)
         model.initialise(site.task.seed)  # local parts start equal; everything else is overwritten
         known = self._split(_initial(site.task))[1]
-        received = steps.as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
+        received = as_tensors({**known, **broadcast.arrays, **state.arrays}, site.device)
         missing, unknown = model.load_state_dict(received, strict=False)
         if unknown or any(name != POSITIONS and not self._stays(name) for name in missing):
             raise TrainingError(f"the broadcast lacks or adds tensors: {sorted({*missing, *unknown})[:3]}.")
         self._train(model, site, int(broadcast.scalars["round"]))
-        shared, kept = self._split(steps.as_arrays(dict(model.named_parameters())))
+        shared, kept = self._split(as_arrays(dict(model.named_parameters())))
         return State(kept), Payload(shared, {"n_train": n_train})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Mean weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
+        """Average weighted by the sites' numbers of images; at the end over the sites that have learned a part."""
         return average(state, replies)
 
     predictor = method_parts.no_predictor
@@ -172,7 +173,7 @@ class FedMAE:
             return len(parts), (drawn(images, rng) for images in read_ahead(site, site.unlabelled, parts))
 
         def drawn(images: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-            """Views, and the noise that hides patches."""
+            """Draw views, and the noise that hides patches."""
             views = random_crops(images, rng, self.smallest_crop)
             return views, torch.from_numpy(rng.random((len(views), spec.tokens), dtype=np.float32)).to(site.device)
 

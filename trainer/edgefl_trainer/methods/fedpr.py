@@ -24,14 +24,15 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
-from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import readout_named
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, check_count
 from edgefl_trainer.models.inserts import Tokens
 from edgefl_trainer.models.spec import BackboneSpec
 
-LEARNED = (PROMPTS, HEAD)
+TRAINED = (PROMPTS, HEAD_WEIGHT)
 VELOCITY = "velocity."
 
 
@@ -62,16 +63,16 @@ class FedPR:
         check_bounds(self, ratio=(0 <= self.ratio <= 1, "0 (the exact null space) to 1"))
 
     def insert_for(self, backbone: BackboneSpec) -> Tokens:
-        """Behind the class token, before block 0."""
+        """Insert behind the class token, before block 0."""
         return Tokens()
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs of P and H, the prompts only within the null space of what was sent."""
+        """Learn E epochs of P and H, the prompts only within the null space of what was sent."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_ = int(broadcast.scalars["round"])
         module = self.recipe.module(site, readout_named(broadcast.scalars["readout"]), Tokens())
-        tensors = softmax.trainable(broadcast.arrays, LEARNED, site.device)
+        tensors = softmax.trainable(broadcast.arrays, TRAINED, site.device)
         keep = self.optimizer_state == "keep"
         before = {name.removeprefix(VELOCITY): v for name, v in state.arrays.items() if name.startswith(VELOCITY)}
         project = {}
@@ -79,15 +80,15 @@ class FedPR:
             matrix = null_space(broadcast.arrays[PROMPTS][0].astype(np.float64), self.ratio, self.fro_norm)
             project = {PROMPTS: torch.from_numpy(matrix).float().to(site.device)}
         velocity = softmax.learn(
-            self.recipe, site, module, tensors, LEARNED, round_, project=project, velocity=before if keep else None
+            self.recipe, site, module, tensors, TRAINED, round_, project=project, velocity=before if keep else None
         )
-        learned = steps.as_arrays({name: tensors[name] for name in LEARNED})
+        learned = as_arrays({name: tensors[name] for name in TRAINED})
         kept = {f"{VELOCITY}{name}": value for name, value in velocity.items() if keep}
         return State({**learned, **kept}), averaged_prompts.reply(site, learned)
 
 
 def null_space(prompts: NDArray[np.float64], ratio: float = 0.0, fro_norm: bool = False) -> NDArray[np.float64]:
-    """The symmetric matrix T (D, D) that an update Δ (n, D) is multiplied with from the right.
+    """Compute the symmetric matrix T (D, D) that an update Δ (n, D) is multiplied with from the right.
 
     Args:
         prompts: global prompts P, (n, D).

@@ -27,10 +27,12 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import private_prompts, steps
+from edgefl_trainer.learning import private_prompts
+from edgefl_trainer.learning.averaging import image_count
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
 from edgefl_trainer.learning.loss_terms import Step
+from edgefl_trainer.learning.named_arrays import by_class, class_rows
 from edgefl_trainer.learning.private_prompts import private_round
 from edgefl_trainer.learning.training_scores import class_means, training_features
 from edgefl_trainer.models.scoring import ScoreModule
@@ -93,24 +95,24 @@ class FedProto:
         return ("prototypes", *features_sent(self.recipe.head_norm))
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """One warm exchange of feature moments, then R rounds."""
+        """Plan one warm exchange of feature moments, then R rounds."""
         return [Phase("warm", 0), *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """No prototype yet."""
+        """Begin without prototypes."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         standardise = int(self.recipe.standardises(task.backbone))
         wanted = settled_readout(self.recipe.readout, task.backbone)
         return State({}, {"wanted": wanted, "standardise": standardise, "classes": len(task.classes)})
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """`prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
+        """Send `prototypes.<class>` and the common feature statistics; nothing in the warm phase."""
         if phase.kind == "warm":
             return dict.fromkeys(sites, Payload({}, {}))
         return dict.fromkeys(sites, Payload(state.arrays, {"readout": state.values["readout"]}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Moments in the warm phase; then E epochs drawn to the prototypes, and the site's own."""
+        """Send moments in the warm phase; then learn E epochs drawn to the prototypes, and send the site's own."""
         if broadcast.scalars["phase"] == "warm":
             standardise = self.recipe.standardises(site.task.backbone)
             return State(), feature_reply(site, self.recipe.readout, standardise=standardise)
@@ -126,26 +128,26 @@ class FedProto:
         return new, Payload(arrays, {f"n.{k}": int(counts[k]) for k in means})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Each class's prototype is the mean over the sites that have it; a class nobody sent keeps its own."""
+        """Average each class's prototype over the sites that have it; a class nobody sent keeps its own."""
         if phase.kind == "warm":
             found = common_features(replies, str(state.values["wanted"]), standardise=bool(state.values["standardise"]))
             return State(found.arrays, {**state.values, **found.values})
         sums: dict[int, NDArray[np.float64]] = {}
         weights: dict[int, float] = {}
         for site in sorted(replies):
-            for k, mean in steps.by_class(replies[site].arrays, "prototypes", int(state.values["classes"])).items():
-                weight = 1.0 if self.weighting == "uniform" else steps.image_count(replies[site], f"n.{k}")
+            for k, mean in by_class(replies[site].arrays, "prototypes", int(state.values["classes"])).items():
+                weight = 1.0 if self.weighting == "uniform" else image_count(replies[site], f"n.{k}")
                 sums[k] = sums.get(k, 0.0) + weight * mean.astype(np.float64)
                 weights[k] = weights.get(k, 0.0) + weight
         new = {f"prototypes.{k}": (sums[k] / weights[k]).astype(np.float32) for k in sums if weights[k] > 0}
         return State({**state.arrays, **new}, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's own head, or the nearest prototype."""
+        """Return the site's model: its own head, or the nearest prototype."""
         return self._answers(site, state, broadcast)[self.predict]
 
     def further_predictors(self, site: Site, state: State, broadcast: Payload) -> Mapping[str, Predictor]:
-        """The other one of the two."""
+        """Return the other of the two models."""
         answers = self._answers(site, state, broadcast)
         return {name: answers[name] for name in answers if name != self.predict}
 
@@ -165,7 +167,7 @@ class FedProto:
 
 def _stacked(site: Site, broadcast: Payload) -> tuple[Prototypes, NDArray[np.bool_]]:
     """Prototypes (K, D), zero where there is none, and which exist (K,)."""
-    return steps.class_rows(broadcast.arrays, "prototypes", len(site.task.classes), site.task.backbone.width)
+    return class_rows(broadcast.arrays, "prototypes", len(site.task.classes), site.task.backbone.width)
 
 
 def _nearest(predictor: Predictor, prototypes: Prototypes, known: NDArray[np.bool_]) -> Predictor:

@@ -20,7 +20,7 @@ from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Site, State
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.loss_terms import Step
-from edgefl_trainer.learning.steps import as_tensors
+from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -61,7 +61,7 @@ class FedProx:
         check_bounds(self, mu=(0 <= self.mu <= 10, "0 to 10"))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs, held back towards the broadcast."""
+        """Learn E epochs, held back towards the broadcast."""
         if broadcast.scalars["phase"] == "warm":
             return self.base.local_round(site, state, broadcast)
         received = {name: broadcast.arrays[name] for name in self.base.shared}

@@ -21,7 +21,7 @@ from edgefl_trainer.augment import quarter_turns
 from edgefl_trainer.contract import Declaration, Site
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, Prepare, SgdRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +44,19 @@ class FedRotation:
     predictor = method_parts.no_predictor
 
     def head(self, width: int) -> nn.Module:
-        """A linear layer over the four turns."""
+        """Make a linear layer over the four turns."""
         return four_ways(width)
 
     def views(self, site: Site) -> Prepare:
-        """One view of each image."""
+        """Draw one view of each image."""
         return self_supervised.views(site, self.sgd, "rotation", 1)
 
-    def loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
-        """Cross-entropy of the turns."""
+    def loss(self, model: LearningNetwork, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+        """Compute the cross-entropy of the turns."""
         turned, which = quarter_turns(views[0])
         return cross_entropy(model(turned), which)
 
 
 def four_ways(width: int) -> nn.Module:
-    """A linear layer over the four turns."""
+    """Make a linear layer over the four turns."""
     return nn.Linear(width, 4)

@@ -23,7 +23,7 @@ from edgefl_trainer.contract import Declaration, Site
 from edgefl_trainer.learning import method_parts
 from edgefl_trainer.learning.unlabelled import averaged_network, self_supervised
 from edgefl_trainer.learning.unlabelled.contrast import unit
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, Prepare, SgdRecipe
 from edgefl_trainer.losses import paired_loss
 
 
@@ -51,19 +51,19 @@ class FedSimCLR:
     predictor = method_parts.no_predictor
 
     def head(self, width: int) -> nn.Module:
-        """The projection to the space of the contrast."""
+        """Make the projection to the space of the contrast."""
         return projection(width)
 
     def views(self, site: Site) -> Prepare:
-        """Two views of each image."""
+        """Draw two views of each image."""
         return self_supervised.views(site, self.sgd, "simclr", 2)
 
-    def loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
-        """Each view has to find the other of its image."""
+    def loss(self, model: LearningNetwork, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+        """Compute the loss by which each view has to find the other of its image."""
         first, second = views
         return paired_loss(unit(model(first)), unit(model(second)), self.temperature)
 
 
 def projection(width: int) -> nn.Module:
-    """One hidden layer, to 128 features."""
+    """Make a projection with one hidden layer, to 128 features."""
     return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, FEATURES))

@@ -47,7 +47,7 @@ class FedVPT:
         check_count("n", self.n)
 
     def insert_for(self, backbone: BackboneSpec) -> Tokens:
-        """Behind the class token, before block 0."""
+        """Insert behind the class token, before block 0."""
         return Tokens()
 
 
@@ -76,9 +76,9 @@ class FedVPTDeep:
         check_count("n", self.n)
 
     def insert(self, depth: int) -> Tokens:
-        """Where tokens enter a network of L = `depth` blocks."""
+        """Say where tokens enter a network of L = `depth` blocks."""
         return Tokens(tuple(range(depth - 1 if self.last_block == "L-2" else depth)))
 
     def insert_for(self, backbone: BackboneSpec) -> Tokens:
-        """Before every block of that network."""
+        """Insert before every block of that network."""
         return self.insert(require_vit(backbone, "fedvpt-deep").depth)

@@ -23,8 +23,10 @@ import numpy as np
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import method_parts, steps, whole_network
+from edgefl_trainer.learning import method_parts, whole_network
 from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.averaging import site_weights, weighted_mean
+from edgefl_trainer.learning.named_arrays import as_arrays, as_tensors
 from edgefl_trainer.learning.whole_network import Classifier, NetworkRecipe, presets_of
 from edgefl_trainer.models.backbones import build_network, frozen_network, is_trained, load_weights, weights_of
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOptions
@@ -59,7 +61,7 @@ class FineTune:
     phases = method_parts.train_rounds  # in local mode a round is E epochs after which the model is judged
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """The network to start from and a fresh head; nothing in local mode."""
+        """Begin with the pre-trained network and a fresh head; with nothing in local mode."""
         if len(task.classes) < 2:
             raise SettingError(
                 f"the task has {len(task.classes)} class; a classifier needs at least two: widen --classes."
@@ -73,11 +75,11 @@ class FineTune:
         return State() if self.mode == "local" else State(self.beginning(task))
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Network and head; nothing in local mode."""
+        """Send network and head; nothing in local mode."""
         return dict.fromkeys(sites, Payload(state.arrays, {}))
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs from the averaged model, or from where the site stopped."""
+        """Learn E epochs from the averaged model, or from where the site stopped."""
         model = self.model(site.task)
         _load(model, self.current(site, state, broadcast), site)
         before = state if self.keeps_moments else None
@@ -88,13 +90,13 @@ class FineTune:
         return new, Payload({}, {}) if self.mode == "local" else Payload(learned, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """The mean of networks and heads, running statistics included; nothing in local mode."""
+        """Average networks and heads, running statistics included; nothing in local mode."""
         if self.mode == "local" or phase.kind != "train":
             return state
-        return State(steps.weighted_mean(replies, steps.weights(self.weighting, replies)))
+        return State(weighted_mean(replies, site_weights(self.weighting, replies)))
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model, or the site's own; the beginning where it took part in no round."""
+        """Return the averaged model, or the site's own; the initial one where it took part in no round."""
         arrays, spec = self.current(site, state, broadcast), site.task.backbone
         network = _network(arrays)
         options = ScoreOptions(readout=self.recipe.readout_of(spec), output="softmax", head_norm="none", prompts=())
@@ -103,19 +105,19 @@ class FineTune:
         return Predictor(module, {**head, "temperature": np.asarray(1.0, dtype=np.float32)}, site.seen, network)
 
     def current(self, site: Site, state: State, broadcast: Payload) -> Arrays:
-        """Network and head as a site has them at the start of a round."""
+        """Return network and head as a site has them at the start of a round."""
         found = state.arrays if self.mode == "local" else broadcast.arrays
         return {name: value for name, value in found.items() if not name.startswith("optimizer.")} or self.beginning(
             site.task
         )
 
     def model(self, task: Task) -> Classifier:
-        """A model of the right shape; its weights are set by who asks for it."""
+        """Make a model of the right shape; its weights are set by whoever asks for it."""
         network = build_network(task.backbone, task.seed)
         return Classifier(network, task.backbone.width, len(task.classes), self.recipe.readout_of(task.backbone))
 
     def beginning(self, task: Task) -> Arrays:
-        """The pre-trained network, or a fresh one where the task has none, and a fresh head."""
+        """Return the pre-trained network, or a fresh one where the task has none, and a fresh head."""
         model = self.model(task)
         whole_network.fresh_head(model, task.seed)
         initial = {NETWORK + name: value for name, value in task.initial.items()}
@@ -125,7 +127,7 @@ class FineTune:
 def _arrays(model: Classifier) -> Arrays:
     """Everything of a model that learns or is averaged, by the names that travel."""
     network = {NETWORK + name: value for name, value in weights_of(model.network).items()}
-    return {**network, **steps.as_arrays({f"head.{name}": value for name, value in model.head.state_dict().items()})}
+    return {**network, **as_arrays({f"head.{name}": value for name, value in model.head.state_dict().items()})}
 
 
 def _network(arrays: Arrays) -> Arrays:
@@ -136,4 +138,4 @@ def _network(arrays: Arrays) -> Arrays:
 def _load(model: Classifier, arrays: Arrays, site: Site) -> None:
     load_weights(model.network, _network(arrays), site.task.backbone.name)
     head = {name: arrays[f"head.{name}"] for name in ("weight", "bias")}
-    model.head.load_state_dict(steps.as_tensors(head, model.head.weight.device))
+    model.head.load_state_dict(as_tensors(head, model.head.weight.device))

@@ -38,4 +38,4 @@ class Head:
     predictor = averaged_prompts.predictor
 
     def insert_for(self, backbone: BackboneSpec) -> None:
-        """No prompt enters."""
+        """Insert no prompt."""

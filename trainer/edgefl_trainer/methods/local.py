@@ -35,11 +35,11 @@ class Local:
     predictor = private_prompts.predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """The server knows nothing."""
+        """Begin with an empty state: the server knows nothing."""
         check_fits(self.recipe, task.backbone, len(task.classes))
         return State()
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs at home."""
+        """Learn E epochs at home."""
         keep = self.optimizer_state == "keep"
         return private_round(self.recipe, site, state, broadcast, keep_optimizer=keep), Payload({}, {})

@@ -43,11 +43,11 @@ class LocalCL:
     predictor = method_parts.no_predictor
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """The common start: a fresh network, or the backbone to learn on."""
+        """Make the common start: a fresh network, or the backbone to learn on."""
         return contrast.start(self.contrast, task)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs from where the site stopped."""
+        """Learn E epochs from where the site stopped."""
         round_ = int(broadcast.scalars["round"])
         learned = contrast.contrast_round(self.contrast, site, state, state.arrays, round_)
         new, network = contrast.divided(self.contrast, learned, state)

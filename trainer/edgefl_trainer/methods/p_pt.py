@@ -15,10 +15,11 @@ from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Arrays, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged_prompts, steps
+from edgefl_trainer.learning import averaged_prompts
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import features_sent
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, check_count
 from edgefl_trainer.models.inserts import Tokens
 
 
@@ -48,25 +49,25 @@ class PPT:
         return (*(("weights",) if self.head == "averaged" else ()), *features_sent(self.recipe.head_norm))
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh head; with `head=local` nothing."""
+        """Begin with a fresh head; with nothing for `head=local`."""
         initial = averaged_prompts.fresh_tensors(task, Tokens(), self.n)
-        shared = {HEAD: initial[HEAD]} if self.head == "averaged" else {}
+        shared = {HEAD_WEIGHT: initial[HEAD_WEIGHT]} if self.head == "averaged" else {}
         return averaged_prompts.begin(self.recipe, task, shared)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs of the own prompts and of H; the prompts stay."""
+        """Learn E epochs of the own prompts and of H; the prompts stay."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         model = self._model(site, state, broadcast)
-        learned = averaged_prompts.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD))
-        shared = {HEAD: learned[HEAD]} if self.head == "averaged" else {}
+        learned = averaged_prompts.train(self.recipe, site, Tokens(), model, broadcast, (PROMPTS, HEAD_WEIGHT))
+        shared = {HEAD_WEIGHT: learned[HEAD_WEIGHT]} if self.head == "averaged" else {}
         return State(learned), averaged_prompts.reply(site, shared)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's prompts, initial ones where it has none, and the averaged head, or its own."""
+        """Return the site's model: its prompts, else the initial ones, and the averaged head, or its own."""
         model = self._model(site, state, broadcast)
         return averaged_prompts.scoring(self.recipe, site, Tokens(), model, broadcast)
 
     def _model(self, site: Site, state: State, broadcast: Payload) -> Arrays:
-        own = state.arrays or steps.as_arrays(averaged_prompts.fresh_tensors(site.task, Tokens(), self.n))
+        own = state.arrays or as_arrays(averaged_prompts.fresh_tensors(site.task, Tokens(), self.n))
         return {**own, **broadcast.arrays, PROMPTS: own[PROMPTS]}

@@ -29,6 +29,7 @@ from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts
 from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.learning.prototypes import (
     PROTOTYPES,
     LaplaceNoise,
@@ -37,12 +38,11 @@ from edgefl_trainer.learning.prototypes import (
     contributions,
     moved,
 )
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
-from edgefl_trainer.learning.steps import as_tensors
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.models.inserts import Mixed
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
-TRAINED = ("prompts.s", "prompts.c", HEAD)  # theta: P_S, P_C, H
+TRAINED = ("prompts.s", "prompts.c", HEAD_WEIGHT)  # theta: P_S, P_C, H
 SUM, COUNT = "period.sum", "period.count"  # of the prototypes sent since the last update
 
 
@@ -83,36 +83,36 @@ class PepFedPT:
             raise SettingError(f"dp_clip_l1 is {self.dp_clip_l1} without noise: give dp_epsilon, too, or leave it out.")
 
     def insert(self, depth: int) -> Mixed:
-        """Where prompts enter a network of that many blocks."""
+        """Say where prompts enter a network of that many blocks."""
         first = 5 * depth // 12
         blocks = self.ccmp_blocks or tuple(range(first, min(first + 3, depth)))
         return Mixed(blocks=blocks, tau=self.tau, slot=self.slot)
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """The warm start of one round's sample of sites (S_0), then R rounds."""
+        """Plan the warm start of one round's sample of sites (S_0), then R rounds."""
         return [Phase("warm", 0, sampled=True), *(Phase("train", r) for r in range(1, rounds + 1))]
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Fresh prompts and head; no prototype yet."""
+        """Begin with fresh prompts and head, without prototypes."""
         insert, spec, classes = self._insert(task.backbone), task.backbone, len(task.classes)
         check_fits(task, insert)
         draw = torch.Generator().manual_seed(task.seed)
         theta = {
             "prompts.s": token_init(spec, (1, self.n_s, spec.width), draw),
             "prompts.c": token_init(spec, (classes, spec.width), draw),
-            HEAD: head_init(spec, classes, draw),
+            HEAD_WEIGHT: head_init(spec, classes, draw),
         }
         model = averaged_prompts.begin(self.recipe, task, theta)
         none = np.zeros((len(insert.blocks), classes, spec.width), dtype=np.float32)
         return State({**model.arrays, PROTOTYPES: none, **_empty(none)}, model.values)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """theta, prototypes and the common feature statistics; nothing for the warm start."""
+        """Send theta, prototypes and the common feature statistics; nothing for the warm start."""
         model = {name: value for name, value in state.arrays.items() if name not in (SUM, COUNT)}
         return averaged_prompts.broadcast(self, State(model, state.values), phase, sites)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Class means under what was received, then E epochs."""
+        """Compute class means under what was received, then learn E epochs."""
         insert = self._insert(site.task.backbone)
         if broadcast.scalars["phase"] == "warm":
             found = averaged_prompts.warm_reply(self.recipe, site)
@@ -125,7 +125,7 @@ class PepFedPT:
         return State(learned, spent), Payload({**learned, **sent}, {"n_train": len(site.train), **spent})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """FedAvg of theta; prototypes at once after the warm start, then after every R rounds."""
+        """Average theta as FedAvg; prototypes at once after the warm start, then after every R rounds."""
         if phase.kind == "final":
             return state
         own: dict[str, NDArray[Any]] = {name: state.arrays[name] for name in (PROTOTYPES, SUM, COUNT)}
@@ -141,12 +141,12 @@ class PepFedPT:
         return State({**new.arrays, **own}, new.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The shared model with this site's class shares; a site that never took part has them too."""
+        """Return the shared model with this site's class shares; a site that never took part has them too."""
         model = {**broadcast.arrays, "class_shares": self.class_shares(site)}
         return averaged_prompts.scoring(self.recipe, site, self._insert(site.task.backbone), model, broadcast)
 
     def class_shares(self, site: Site) -> NDArray[np.float32]:
-        """delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""
+        """Compute delta_k (eq. 22) from the labels of the training rows; equal shares where there are none."""
         counts = site.train.counts(len(site.task.classes)).astype(np.float64)
         known = self.prior and counts.sum() > 0
         return np.asarray(counts / counts.sum() if known else np.full_like(counts, 1 / len(counts)), dtype=np.float32)

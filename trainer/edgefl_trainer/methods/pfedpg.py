@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import method_parts, softmax, steps
+from edgefl_trainer.learning import method_parts, softmax
 from edgefl_trainer.learning.adamw import adamw_step
 from edgefl_trainer.learning.features import own_features, readout_named
-from edgefl_trainer.learning.softmax import HEAD, PROMPTS, SoftmaxRecipe, check_count, check_fits, head_init
+from edgefl_trainer.learning.named_arrays import as_arrays
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, PROMPTS, SoftmaxRecipe, check_count, check_fits, head_init
 from edgefl_trainer.models.inserts import Tokens
 from edgefl_trainer.models.prompt_generator import BASIS, generate, initial_weights, pull_back, uniform_tokens
 from edgefl_trainer.models.spec import require_vit
@@ -68,7 +69,7 @@ class PFedPG:
     phases = method_parts.train_rounds  # the paper has all sites take part in each
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """A fresh generator, and a descriptor for each site."""
+        """Begin with a fresh generator, and a descriptor for each site."""
         check_fits(task, Tokens())
         spec = require_vit(task.backbone, "pfedpg")
         values = {"seed": task.seed, "patch": spec.patch}
@@ -77,25 +78,25 @@ class PFedPG:
         return State({**weights, **{f"{DESCRIPTOR}{name}": _descriptor(state, name) for name in sites}}, values)
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """To each site its own P_n; nothing behind the last round to one that the generator was never taught."""
+        """Send each site its own P_n; after the last round nothing to a site that the generator was never taught."""
         known = [name for name in sites if phase.kind == "train" or f"{DESCRIPTOR}{name}" in state.arrays]
         made = {name: generate(state.arrays, _descriptor(state, name), self.residual) for name in known}
         return {n: Payload({PROMPTS: made[n][None].astype(np.float32)} if n in made else {}, {}) for n in sites}
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """E epochs of P_n and H_n; what goes is the change of the prompts."""
+        """Learn E epochs of P_n and H_n; the change of the prompts is sent."""
         own = self._begun(site, state)
         received = broadcast.arrays[PROMPTS]
-        names = (PROMPTS, HEAD)
+        names = (PROMPTS, HEAD_WEIGHT)
         tensors = softmax.trainable({**own.arrays, PROMPTS: received}, names, site.device)
         module = self.recipe.module(site, readout_named(own.values["readout"]), Tokens())
         softmax.learn(self.recipe, site, module, tensors, names, int(broadcast.scalars["round"]))
-        learned = steps.as_arrays({name: tensors[name] for name in names})
+        learned = as_arrays({name: tensors[name] for name in names})
         change = learned[PROMPTS] - received
         return State({**own.arrays, **learned}, own.values), Payload({CHANGE: change}, {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """One step of generator, basis and the descriptors of the sites that replied."""
+        """Take one step of generator, basis and the descriptors of the sites that replied."""
         if phase.kind == "final":
             return state
         gradients: dict[str, NDArray[np.float64]] = {}
@@ -112,7 +113,7 @@ class PFedPG:
         return State(arrays, state.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The site's adapted prompts and its head; made prompts and the initial head where it took part in no round.
+        """Return the site's adapted prompts and head; generated prompts and the initial head before its first round.
 
         None for a site that the server does not know: it has neither descriptor nor head.
         """
@@ -128,9 +129,9 @@ class PFedPG:
             return state
         spec = site.task.backbone
         generator = torch.Generator().manual_seed(site.task.seed)
-        head = {HEAD: head_init(spec, len(site.task.classes), generator)}
+        head = {HEAD_WEIGHT: head_init(spec, len(site.task.classes), generator)}
         own = own_features(site, self.recipe.readout, standardise=self.recipe.standardises(spec))
-        return State({**steps.as_arrays(head), **own.arrays}, own.values)
+        return State({**as_arrays(head), **own.arrays}, own.values)
 
 
 def _descriptor(state: State, site: str) -> NDArray[np.float64]:

@@ -35,14 +35,14 @@ class RandomInit:
     predictor = method_parts.no_predictor
 
     def phases(self, rounds: int) -> Sequence[Phase]:
-        """None."""
+        """List no exchange."""
         return ()
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """The fresh network of the seed."""
+        """Begin with the fresh network of the seed."""
         weights = weights_of(build_network(task.backbone, task.seed))
         return State({f"{BACKBONE}{name}": value for name, value in weights.items()})
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Nothing is learned."""
+        """Leave everything as it is: nothing is learned."""
         return state, Payload({}, {"n_train": len(site.unlabelled)})

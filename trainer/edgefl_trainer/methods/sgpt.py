@@ -28,8 +28,9 @@ from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged_prompts, softmax, steps
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.learning.prompt_groups import (
     KEYS,
     grouped,
@@ -38,12 +39,12 @@ from edgefl_trainer.learning.prompt_groups import (
     with_momentum,
     without_group,
 )
-from edgefl_trainer.learning.softmax import HEAD, SoftmaxRecipe, check_fits, head_init, rising, token_init
+from edgefl_trainer.learning.softmax import HEAD_WEIGHT, SoftmaxRecipe, check_fits, head_init, rising, token_init
 from edgefl_trainer.models.inserts import Grouped
 from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
 SHARED, GROUPS = "prompts.s", "prompts.g"
-FIRST_STAGE, SECOND_STAGE = (SHARED, HEAD), (GROUPS, KEYS, HEAD)
+FIRST_STAGE, SECOND_STAGE = (SHARED, HEAD_WEIGHT), (GROUPS, KEYS, HEAD_WEIGHT)
 SELECTIONS = "selections"  # of each group, (G,)
 KEY_EPOCHS = 6  # epochs of stage 2 whose loss draws keys: the reference counts `epoch <= 5` from 0
 
@@ -82,7 +83,7 @@ class SGPT:
         )
 
     def insert(self, depth: int) -> Grouped:
-        """Where prompts enter that many blocks; a `SettingError` where a shared one enters behind a group's."""
+        """Say where prompts enter that many blocks; a `SettingError` where a shared one enters behind a group's."""
         shared = self.shared_blocks or tuple(range(max(1, depth // 3)))
         behind = shared[-1] + 1
         group = self.group_blocks or tuple(range(behind, behind + max(1, depth // 4)))
@@ -93,7 +94,7 @@ class SGPT:
         return Grouped(shared_blocks=shared, group_blocks=group)
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Shared prompts zero, group prompts drawn, keys orthogonal, a fresh head, nothing selected."""
+        """Begin with shared prompts of zero, drawn group prompts, orthogonal keys, a fresh head, nothing selected."""
         insert, spec = self._insert(task.backbone), task.backbone
         draw = torch.Generator().manual_seed(task.seed)
         check_fits(task, insert)
@@ -103,13 +104,13 @@ class SGPT:
             SHARED: torch.zeros((len(insert.shared_blocks), 1, spec.width)),
             GROUPS: token_init(spec, (len(insert.group_blocks), self.groups, spec.width), draw),
             KEYS: orthogonal_keys(self.groups, spec.width, draw),
-            HEAD: head_init(spec, len(task.classes), draw),
+            HEAD_WEIGHT: head_init(spec, len(task.classes), draw),
         }
         model = averaged_prompts.begin(self.recipe, task, tensors)
         return State({**model.arrays, SELECTIONS: np.zeros(self.groups, dtype=np.int64)}, model.values)
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Stage 1, then stage 2 from what it left."""
+        """Do stage 1, then stage 2 from what it left."""
         if broadcast.scalars["phase"] == "warm":
             return State(), averaged_prompts.warm_reply(self.recipe, site)
         round_, theta = int(broadcast.scalars["round"]), dict(broadcast.arrays)
@@ -129,7 +130,7 @@ class SGPT:
         tensors = softmax.trainable(theta, FIRST_STAGE, site.device)
         forward = without_group(site, module, insert, tensors)
         softmax.learn(self.recipe, site, module, tensors, FIRST_STAGE, round_, forward=forward)
-        return steps.as_arrays({name: tensors[name] for name in FIRST_STAGE})
+        return as_arrays({name: tensors[name] for name in FIRST_STAGE})
 
     def _stage_2(
         self, site: Site, theta: Arrays, used: NDArray[Any], round_: int
@@ -154,10 +155,10 @@ class SGPT:
                 forward=forward,
                 velocity=velocity,
             )
-        return steps.as_arrays({name: tensors[name] for name in SECOND_STAGE}), selected.cpu().numpy()
+        return as_arrays({name: tensors[name] for name in SECOND_STAGE}), selected.cpu().numpy()
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Means by images, keys by selections, momentum for what belongs to groups."""
+        """Average by images, keys by selections, with momentum for what belongs to groups."""
         if phase.kind == "final":
             return state
         model = State({name: value for name, value in state.arrays.items() if name != SELECTIONS}, state.values)
@@ -174,7 +175,7 @@ class SGPT:
         return State({**new.arrays, **own}, new.values)
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """The averaged model; each image takes its nearest group."""
+        """Return the averaged model, in which each image takes its nearest group."""
         insert = self._insert(site.task.backbone)
         module = self.recipe.module(site, "prompted", insert, len(insert.group_blocks))
         return softmax.make_predictor(site, module, broadcast.arrays)

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from edgefl_trainer.errors import BackboneError
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -59,7 +59,7 @@ class Architecture:
 
 
 def sincos_positions(width: int, grid: int) -> Float[Tensor, "one tokens width"]:
-    """MAE's position table: a zero row for the class token, then sin|cos of the column and of the row, base 10000.
+    """Make MAE's position table: a zero row for the class token, then sin|cos of column and row, base 10000.
 
     (1, 1 + grid², D), with `grid` patches along one side and a width D divisible by 4.
     """
@@ -74,7 +74,7 @@ def sincos_positions(width: int, grid: int) -> Float[Tensor, "one tokens width"]
 
 
 def build_vit(architecture: Architecture) -> nn.Module:
-    """An untrained timm vision transformer of this shape with fixed positions; initialise with `initialise`."""
+    """Make an untrained timm vision transformer of this shape with fixed positions; initialise with `initialise`."""
     from timm.models.vision_transformer import VisionTransformer
 
     vit: Any = VisionTransformer(  # timm's annotations stop half-way
@@ -91,7 +91,7 @@ def build_vit(architecture: Architecture) -> nn.Module:
 
 
 def initialise(module: nn.Module, generator: torch.Generator) -> None:
-    """MAE's start: Xavier-uniform linears (the patch convolution seen as one), zero biases, unit norms."""
+    """Initialise as MAE does: Xavier-uniform linears (the patch convolution seen as one), zero biases, unit norms."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.xavier_uniform_(layer.weight.data.view(layer.weight.shape[0], -1), generator=generator)
@@ -103,7 +103,7 @@ def initialise(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def parse_architecture(name: str, image_px: int) -> Architecture | None:
-    """The architecture that `tiny` or `vit:WIDTHxDEPTH/PATCH` names; None for the other forms."""
+    """Return the architecture that `tiny` or `vit:WIDTHxDEPTH/PATCH` names; None for the other forms."""
     if name == "tiny":
         return Architecture(width=64, depth=4, heads=2, patch=12, image_px=image_px)
     match = re.fullmatch(r"vit:(\d{2,4})x(\d{1,2})/(\d{1,2})", name)
@@ -140,7 +140,7 @@ class CNNArchitecture:
 
 
 def build_cnn(name: str, seed: int) -> nn.Module:
-    """A fresh convolutional network without classifier; its forward gives pooled features (B, D).
+    """Make a fresh convolutional network without classifier; its forward gives pooled features (B, D).
 
     `name` is timm's, see `CNNArchitecture`; a `BackboneError` where it is no convolutional network.
     """
@@ -157,7 +157,7 @@ def build_cnn(name: str, seed: int) -> nn.Module:
 
 
 def uses_attention(network: nn.Module) -> bool:
-    """Whether any layer attends: such a network is no convolutional one, whatever stands before it."""
+    """Tell whether any layer attends: then the network is not convolutional, whatever stands before it."""
     return any(hasattr(layer, "num_heads") for layer in network.modules())
 
 

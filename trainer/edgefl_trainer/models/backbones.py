@@ -47,12 +47,12 @@ from edgefl_trainer.models.cnn import Backbone, FrozenCNN
 from edgefl_trainer.models.shipped import shipped_backbones
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 BACKBONE_FILE = "backbone.safetensors"
 MAX_BACKBONE_BYTES = 2 * 1024**3
 FORMS = "tiny, vit:WIDTHxDEPTH/PATCH, cnn:NAME, run:DIR, file:PATH or timm:NAME"
-STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
+RUNNING_STATISTICS = ("running_mean", "running_var")  # of batch norm: their range does not fit float16
 SELF_SUPERVISED_NAMES = ("mae", "dino", "clip")  # in a name of timm's hub
 
 
@@ -61,14 +61,14 @@ def architecture_of(spec: ViTSpec) -> Architecture: ...
 @overload
 def architecture_of(spec: CNNSpec) -> CNNArchitecture: ...
 def architecture_of(spec: BackboneSpec) -> Architecture | CNNArchitecture:
-    """The architecture behind a spec, to learn on from its weights."""
+    """Return the architecture behind a spec, to learn on from its weights."""
     if isinstance(spec, CNNSpec):
         return CNNArchitecture(cnn=spec.architecture, image_px=spec.image_px, mean=spec.mean, std=spec.std)
     return Architecture(width=spec.width, depth=spec.depth, heads=spec.heads, patch=spec.patch, image_px=spec.image_px)
 
 
 def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
-    """A fresh timm network of a backbone's architecture without classifier, to be trained.
+    """Make a fresh timm network of a backbone's architecture without classifier, to be trained.
 
     One of timm's hub is built as timm builds it, without asking the hub for weights. Of a convolutional one the forward
     gives pooled features (B, D); a vision transformer is timm's plain `VisionTransformer`. `load_weights` fills it,
@@ -83,7 +83,7 @@ def build_network(spec: BackboneSpec, seed: int) -> nn.Module:
 
 
 def weights_of(network: nn.Module) -> dict[str, NDArray[np.generic]]:
-    """Tensors of a network by timm's names, running statistics included; fixed position tables are left out."""
+    """Return tensors of a network by timm's names, running statistics included; fixed position tables are left out."""
     return {
         name: value.detach().cpu().numpy()
         for name, value in network.state_dict().items()
@@ -98,7 +98,7 @@ def backbone_bytes(
     self_supervised: bool,
     half: bool = False,
 ) -> bytes:
-    """The file of one of our own backbones: weights as safetensors, its shape in the metadata.
+    """Write the file of one of our own backbones: weights as safetensors, its shape in the metadata.
 
     The same input gives the same bytes.
 
@@ -144,7 +144,7 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
 
 
 def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]]) -> Backbone:
-    """The same architecture with other weights, frozen: what a site that learned its own network scores with.
+    """Put other weights into the architecture and freeze it: a site that learned its own network scores with it.
 
     Its spec has the digest of these weights (see `weights_of`). A `BackboneError` where they are not this
     architecture's.
@@ -156,12 +156,12 @@ def frozen_network(spec: BackboneSpec, weights: Mapping[str, NDArray[np.generic]
 
 
 def is_trained(name: str) -> bool:
-    """False for a bare architecture, whose features are those of a random network."""
+    """Tell whether a backbone has trained weights: a bare architecture gives the features of a random network."""
     return name.partition(":")[0] in {"run", "file", "timm"} or name in shipped_backbones()
 
 
 def names_fresh_network(name: str) -> bool:
-    """Whether a name stands for an architecture with fresh weights; False also for a name that stands for nothing."""
+    """Tell whether a name stands for an architecture with fresh weights; not where it stands for nothing."""
     return name == "tiny" or name.startswith(("cnn:", "vit:"))
 
 
@@ -190,7 +190,7 @@ def _stored(name: str, value: NDArray[np.generic], *, half: bool) -> NDArray[np.
     """A tensor as files hold it: counters as they are, everything else in the asked precision."""
     if not np.issubdtype(value.dtype, np.floating):
         return value
-    return value.astype(np.float16 if half and not name.endswith(STATISTICS) else np.float32)
+    return value.astype(np.float16 if half and not name.endswith(RUNNING_STATISTICS) else np.float32)
 
 
 def _fresh_vit(architecture: Architecture, seed: int) -> nn.Module:

@@ -21,7 +21,7 @@ class CNNOutput(NamedTuple):
     pooled: Float[Tensor, "B D"]
 
     def readout(self, name: Readout, prompts: int = 0) -> Float[Tensor, "B D"]:
-        """The feature that the head reads: `pooled`, there is no other, and there are no prompts.
+        """Return the pooled feature, the only one that the head can read; there are no prompts.
 
         A `ValueError` where a readout of tokens is asked for.
         """
@@ -56,7 +56,7 @@ class FrozenCNN(nn.Module):
         return normalised(image, self.pixel_mean, self.pixel_std)
 
     def forward(self, image: Float[Tensor, "B 3 S S"]) -> CNNOutput:
-        """The pooled feature of a batch from `normalise`; a `ValueError` where the image does not fit the backbone."""
+        """Compute the pooled feature of a batch from `normalise`; a `ValueError` where the image does not fit."""
         side = self.spec.image_px
         if tuple(image.shape[1:]) != (3, side, side):
             raise ValueError(

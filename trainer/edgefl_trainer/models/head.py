@@ -21,19 +21,19 @@ STD_FLOOR = 1e-6  # a feature that never varies must not be blown up
 
 
 def init_head(classes: int, width: int, generator: torch.Generator) -> tuple[Float[Tensor, "K D"], Float[Tensor, " K"]]:
-    """Fresh head: weights N(0, 0.02) and bias +1 for every class, so that ReLU evidence starts alive."""
+    """Make a fresh head: weights N(0, 0.02) and bias +1 for every class, so that ReLU evidence starts alive."""
     return torch.zeros((classes, width)).normal_(0, 0.02, generator=generator), torch.ones(classes)
 
 
 def standardise(
     features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], std: Float[Tensor, " D"]
 ) -> Float[Tensor, "B D"]:
-    """Features in units of their spread over the training rows; a std below `STD_FLOOR` counts as that."""
+    """Scale features to units of their spread over the training rows; a std below `STD_FLOOR` counts as that."""
     return (features - mean) / std.clamp(min=STD_FLOOR)
 
 
 def evidence_of(logits: Float[Tensor, "B K"], kind: EvidenceKind) -> Float[Tensor, "B K"]:
-    """Evidence of each class, not negative, from logits that are already divided by the temperature."""
+    """Compute the evidence of each class, not negative, from logits already divided by the temperature."""
     if kind == "softplus":
         return functional.softplus(logits)
     if kind == "relu":
@@ -44,7 +44,7 @@ def evidence_of(logits: Float[Tensor, "B K"], kind: EvidenceKind) -> Float[Tenso
 def dirichlet_summary(
     evidence: Float[Tensor, "B K"], prior: Float[Tensor, " K"]
 ) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
-    """Expected class probabilities p = (e + W)/S and vacuity u = K/S of Dir(e + W); u = 1 at zero evidence, ΣW = K."""
+    """Compute class probabilities p = (e + W)/S and vacuity u = K/S of Dir(e + W); u = 1 at zero evidence, ΣW = K."""
     alpha = evidence + prior
     strength = alpha.sum(dim=-1, keepdim=True)  # (B, 1)
     return alpha / strength, evidence.shape[-1] / strength[:, 0]
@@ -53,12 +53,12 @@ def dirichlet_summary(
 def unusualness(
     features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], whitening: Float[Tensor, "D D"]
 ) -> Float[Tensor, " B"]:
-    """d² = ‖A(f − m)‖², above 1 for features farther out than nearly all of the site's (see `unusual_features`)."""
+    """Compute d² = ‖A(f − m)‖²: above 1 for features farther out than nearly all of the site's (`unusual_features`)."""
     return ((features - mean) @ whitening.T).square().sum(dim=-1)
 
 
 def discounted(evidence: Float[Tensor, "B K"], unusual: Float[Tensor, " B"]) -> Float[Tensor, "B K"]:
-    """Evidence of an opinion that is trusted with t = min(1, 1/d²): its belief e/S becomes t·e/S, the rest is vacuity.
+    """Discount evidence by the trust t = min(1, 1/d²): the belief e/S becomes t·e/S, the rest is vacuity.
 
     Solved for evidence, never above `evidence`: t·e·K/(K + (1 − t)·Σe); the classes keep their proportions. `unusual`
     is d² of `unusualness`. Source: Jøsang, "Subjective logic" (2016), trust discounting; docs/decisions/0023.
@@ -69,7 +69,7 @@ def discounted(evidence: Float[Tensor, "B K"], unusual: Float[Tensor, " B"]) -> 
 
 
 def dissonance(evidence: Float[Tensor, "B K"], vacuity: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Conflict between the beliefs in different classes, in [0, 1 − u].
+    """Compute the conflict between the beliefs in different classes, in [0, 1 − u].
 
     Σ_k b_k · [Σ_{j≠k} b_j Bal(b_j, b_k)] / [Σ_{j≠k} b_j], Bal(x, y) = 1 − |x − y|/(x + y), 0 where a denominator is 0.
     Source: Jøsang et al. 2018, eq. 10 and 11.

@@ -44,7 +44,7 @@ class Insert(Protocol):
         """The last block it touches, from 0."""
 
     def bind(self, tensors: Mapping[str, Tensor], bare: BareTokens) -> Inserter:
-        """The inserter of one batch."""
+        """Make the inserter of one batch."""
 
 
 def _behind_class(tokens: Tensor, new: Tensor, replaced: int = 0) -> Tensor:
@@ -130,7 +130,7 @@ class Mixed:
     def scores(
         self, cls: Float[Tensor, "B D"], prototypes: Float[Tensor, "K D"], shares: Float[Tensor, " K"]
     ) -> Float[Tensor, "B K"]:
-        """Weights of the class prompts: softmax(cos/tau + log share); 0 where the share is 0. Rows sum to 1.
+        """Compute weights of the class prompts: softmax(cos/tau + log share); 0 where the share is 0. Rows sum to 1.
 
         Args:
             prototypes: mean class token of each class; a row of zeros counts as cosine 0.
@@ -167,7 +167,7 @@ class Grouped:
         return self.bind_selected(tensors, (group_queries(bare()) @ unit_keys(tensors["keys"]).T).argmax(dim=-1))
 
     def bind_selected(self, tensors: Mapping[str, Tensor], selected: Int[Tensor, " B"] | None) -> Inserter:
-        """With the group of each image named, or, where `selected` is None, without group tokens."""
+        """Make the inserter with the group of each image; without group tokens where `selected` is None."""
 
         def insert(block: int, tokens: Tensor) -> Tensor:
             if block in self.shared_blocks:
@@ -182,12 +182,12 @@ class Grouped:
 
 
 def group_queries(cls: Float[Tensor, "B D"]) -> Float[Tensor, "B D"]:
-    """What a group is selected by: the bare class token, rectified, unit norm."""
+    """Compute what a group is selected by: the bare class token, rectified, unit norm."""
     return functional.normalize(functional.relu(cls.float()), dim=-1)
 
 
 def unit_keys(keys: Float[Tensor, "G D"]) -> Float[Tensor, "G D"]:
-    """Keys at unit norm, so that a product with a query is a cosine."""
+    """Scale keys to unit norm, so that a product with a query is a cosine."""
     return functional.normalize(keys, dim=-1)
 
 
@@ -195,13 +195,13 @@ INSERTS: Mapping[str, type[Any]] = {kind.kind: kind for kind in (Tokens, Mixed, 
 
 
 def insert_to_json(insert: Insert) -> dict[str, Any]:
-    """Plain values that `insert_from_json` reads back."""
+    """Write the plain values that `insert_from_json` reads back."""
     found: Any = insert
     return {"kind": insert.kind, **asdict(found)}
 
 
 def insert_from_json(found: Mapping[str, Any]) -> Insert:
-    """An insert from plain values; a `ValueError` for an unknown kind or field."""
+    """Read an insert from plain values; a `ValueError` for an unknown kind or field."""
     kind = INSERTS.get(str(found.get("kind")))
     if kind is None:
         raise ValueError(f"unknown kind of prompt tokens {found.get('kind')!r}; known are {', '.join(INSERTS)}")

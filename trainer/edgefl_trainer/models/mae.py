@@ -43,7 +43,7 @@ class MaskedAutoencoder(nn.Module):
         self.register_buffer("decoder_positions", positions, persistent=False)
 
     def initialise(self, seed: int) -> None:
-        """MAE's initial values: Xavier-uniform linears, N(0, 0.02) class and mask tokens."""
+        """Initialise as MAE does: Xavier-uniform linears, N(0, 0.02) class and mask tokens."""
         generator = torch.Generator().manual_seed(seed)
         initialise(self, generator)
         nn.init.normal_(self.backbone.get_parameter("cls_token"), std=0.02, generator=generator)
@@ -56,12 +56,10 @@ class MaskedAutoencoder(nn.Module):
     def forward(
         self, images: Float[Tensor, "B 3 px px"], noise: Float[Tensor, "B N"], mask_ratio: float, norm_pix: bool
     ) -> Float[Tensor, ""]:
-        """Mean squared error over the hidden patches of a batch, all weighing the same.
+        """Compute the mean squared error over the hidden patches of a batch, all weighing the same.
 
-        Args:
-            noise: a uniform number for each patch; the patches with the smallest stay visible.
-            mask_ratio: share of the patches that is hidden.
-            norm_pix: standardise each target patch.
+        `noise` is uniform, a number for each patch: a share of `mask_ratio` is hidden, the smallest stay visible.
+        `norm_pix` standardises each target patch.
         """
         order = noise.argsort(dim=1)  # (B, N)
         visible = order[:, : self.kept(mask_ratio)]
@@ -72,7 +70,7 @@ class MaskedAutoencoder(nn.Module):
         return (error * hidden).sum() / hidden.sum()
 
     def encode(self, images: Float[Tensor, "B 3 px px"], visible: Int[Tensor, "B V"]) -> Float[Tensor, "B V1 D"]:
-        """Class token and visible patches after the encoder's last norm."""
+        """Encode class token and visible patches, up to the encoder's last norm."""
         vit = self.backbone
         positions = vit.pos_embed[:, 1:]  # the class token's own position is zero
         tokens = vit.patch_embed(images) + positions  # (B, N, D)
@@ -81,7 +79,7 @@ class MaskedAutoencoder(nn.Module):
         return vit.norm(vit.blocks(tokens))  # type: ignore[no-any-return]
 
     def decode(self, encoded: Float[Tensor, "B V1 D"], order: Int[Tensor, "B N"]) -> Float[Tensor, "B N pixels"]:
-        """Predicted pixels of every patch, in the image's order."""
+        """Predict the pixels of every patch, in the image's order."""
         embedded = self.decoder["embed"](encoded)  # (B, 1+V, D')
         hidden = self.mask_token.to(embedded.dtype).expand(len(order), self.tokens - embedded.shape[1] + 1, -1)
         shuffled = torch.cat([embedded[:, 1:], hidden], dim=1)  # (B, N, D'), in the order of `order`
@@ -101,6 +99,6 @@ def patches(images: Float[Tensor, "B 3 px px"], patch: int) -> Float[Tensor, "B 
 
 
 def standardised(targets: Float[Tensor, "B N pixels"]) -> Float[Tensor, "B N pixels"]:
-    """Each patch by its own mean and unbiased variance + 1e-6 (MAE's norm_pix_loss)."""
+    """Scale each patch by its own mean and unbiased variance + 1e-6 (MAE's norm_pix_loss)."""
     variance, mean = torch.var_mean(targets, dim=-1, keepdim=True)
     return (targets - mean) / (variance + 1e-6).sqrt()

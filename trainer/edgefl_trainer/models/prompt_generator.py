@@ -28,13 +28,13 @@ class _Forward(NamedTuple):
 
 
 def uniform_tokens(patch: int, shape: tuple[int, ...], rng: np.random.Generator) -> Floats:
-    """U(-v, v), v = sqrt(6/(3·patch² + D)), as prompt tokens begin; D is the last axis, `patch` in pixels."""
+    """Draw prompt tokens U(-v, v), v = sqrt(6/(3·patch² + D)); D is the last axis, `patch` in pixels."""
     bound = (6 / (3 * patch**2 + shape[-1])) ** 0.5
     return rng.uniform(-bound, bound, size=shape)
 
 
 def initial_weights(patch: int, width: int, n: int, attention: int, rng: np.random.Generator) -> dict[str, Floats]:
-    """`generator.*` by name: P_base as prompt tokens begin, four projections Xavier-uniform; `attention`: l_k = l_v."""
+    """Make `generator.*` by name: P_base as prompt tokens begin, four Xavier-uniform maps; `attention`: l_k = l_v."""
     bound = (6 / (width + attention)) ** 0.5
     projections = {name: rng.uniform(-bound, bound, size=(width, attention)) for name in (QUERY, KEY, VALUE)}
     out = rng.uniform(-bound, bound, size=(attention, width))
@@ -42,7 +42,7 @@ def initial_weights(patch: int, width: int, n: int, attention: int, rng: np.rand
 
 
 def generate(weights: Weights, descriptor: Floats, residual: bool = True) -> Floats:
-    """The prompts P (n, D) of the site with this descriptor d (D,); `residual` adds P_base."""
+    """Generate the prompts P (n, D) of the site with this descriptor d (D,); `residual` adds P_base."""
     w = _wide(weights)
     found = _forward(w, descriptor)
     attended: Floats = found.attention @ found.value @ w[OUT]
@@ -52,7 +52,7 @@ def generate(weights: Weights, descriptor: Floats, residual: bool = True) -> Flo
 def pull_back(
     weights: Weights, descriptor: Floats, vector: Floats, residual: bool = True
 ) -> tuple[dict[str, Floats], Floats]:
-    """(dP/dphi)' g for every weight, by name, and for the descriptor; `vector` is g, the rest as in `generate`."""
+    """Compute (dP/dphi)' g for every weight, by name, and the descriptor; `vector` is g, the rest as in `generate`."""
     w = _wide(weights)
     tokens, query, key, value, attention = _forward(w, descriptor)
     of_mixed = vector @ w[OUT].T  # (n, l_v)

@@ -87,13 +87,13 @@ class ScoreOptions:
 
 
 def options_to_json(options: ScoreOptions) -> dict[str, Any]:
-    """Plain values that `options_from_json` reads back."""
+    """Write the plain values that `options_from_json` reads back."""
     insert = None if options.insert is None else insert_to_json(options.insert)
     return {**asdict(options), "insert": insert}
 
 
 def options_from_json(found: Mapping[str, Any]) -> ScoreOptions:
-    """Options from plain values; a `ValueError` for unknown prompt tokens, a `TypeError` for an unknown option."""
+    """Read options from plain values; a `ValueError` for unknown prompt tokens, a `TypeError` for an unknown option."""
     insert = found.get("insert")
     read = {**found, "prompts": tuple(found["prompts"])}
     return ScoreOptions(**{**read, "insert": None if insert is None else insert_from_json(insert)})
@@ -113,7 +113,7 @@ class ScoreOutput(NamedTuple):
     map: Float[Tensor, "B N"] | None
 
     def named(self) -> dict[str, Tensor]:
-        """The outputs that exist, by name, in the order of the graph's outputs."""
+        """Return the outputs that exist, by name, in the order of the graph's outputs."""
         return {name: value for name, value in self._asdict().items() if value is not None}
 
 
@@ -137,13 +137,13 @@ class ScoreModule(nn.Module):
         return self.backbone
 
     def logits(self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor]) -> Float[Tensor, "B K"]:
-        """Head output in float32 before temperature and evidence."""
+        """Compute the head's output in float32, before temperature and evidence."""
         return features @ tensors["head.weight"].T + tensors["head.bias"]
 
     def output(
         self, image: UInt8[Tensor, "B S S 3"], tensors: Mapping[str, Tensor], *, need_attention: bool
     ) -> BackboneOutput:
-        """The prompted network's output, before head and evidence; `tensors` holds at least the prompts.
+        """Compute the prompted network's output, before head and evidence; `tensors` holds at least the prompts.
 
         With `need_attention` also the rollout factors; convolutional networks have none.
         """
@@ -164,7 +164,7 @@ class ScoreModule(nn.Module):
         return found
 
     def features(self, output: BackboneOutput, tensors: Mapping[str, Tensor]) -> Float[Tensor, "B D"]:
-        """What the head reads: the readout in float32, standardised where the options say so."""
+        """Compute what the head reads: the readout in float32, standardised where the options say so."""
         features = output.readout(self.options.readout, self.options.prompted).to(torch.float32)
         if self.options.head_norm == "standardise":
             features = standardise(features, tensors["features.mean"], tensors["features.std"])
@@ -185,7 +185,7 @@ class ScoreModule(nn.Module):
     def judge(
         self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor], maps: Float[Tensor, "B N"] | None
     ) -> ScoreOutput:
-        """What is shown of images whose features and max-normalised rollout maps, if any, are known."""
+        """Compute what is shown of images whose features and max-normalised rollout maps, if any, are known."""
         logits = self.logits(features, tensors) / tensors["temperature"]
         if self.options.output == "softmax":
             return ScoreOutput(logits.softmax(dim=-1), None, None, None, maps)

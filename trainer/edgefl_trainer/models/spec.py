@@ -65,12 +65,12 @@ BackboneSpec = ViTSpec | CNNSpec
 
 
 def readouts_of(spec: BackboneSpec) -> tuple[Readout, ...]:
-    """The features a bare network offers a head; the first is taken where nothing tells them apart."""
+    """List the features a bare network offers a head; the first is taken where nothing tells them apart."""
     return ("pooled",) if isinstance(spec, CNNSpec) else ("cls", "mean")
 
 
 def settled_readout(wanted: str, spec: BackboneSpec) -> str:
-    """`auto` only where there is something to decide: a network with one readout has settled it.
+    """Settle the readout: `auto` stays only for a network that has several.
 
     A `SettingError` where the network has no such readout.
     """
@@ -83,7 +83,7 @@ def settled_readout(wanted: str, spec: BackboneSpec) -> str:
 
 
 def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
-    """The specification, where it is a vision transformer's; `what` begins the sentence, such as `prompts=bt`.
+    """Return a vision transformer's specification, or refuse; `what` begins the sentence, such as `prompts=bt`.
 
     A `SettingError` where it is a convolutional network's, which has neither patches nor attention.
     """
@@ -96,7 +96,7 @@ def require_vit(spec: BackboneSpec, what: str) -> ViTSpec:
 
 
 def spec_from_facts(facts: Mapping[str, Any]) -> BackboneSpec:
-    """A specification from plain values, such as `dataclasses.asdict` gives.
+    """Make a specification of plain values, such as `dataclasses.asdict` gives.
 
     A `TypeError` where a value is missing or unknown, or `mean` or `std` is no sequence.
     """

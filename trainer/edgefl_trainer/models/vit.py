@@ -42,7 +42,7 @@ class ViTOutput(NamedTuple):
     factors: tuple[Float[Tensor, "B T T"], ...]
 
     def readout(self, name: Readout, prompts: int = 0) -> Float[Tensor, "B D"]:
-        """The feature that the head reads; for `prompted` the class token and that many of the prompt tokens.
+        """Return the feature that the head reads; for `prompted` the class token and that many of the prompt tokens.
 
         A `ValueError` where a readout of convolutional networks is asked for.
         """
@@ -56,7 +56,7 @@ class ViTOutput(NamedTuple):
 def init_prompts(
     spec: ViTSpec, blocks: int, length: int, init: PromptInit, generator: torch.Generator
 ) -> Float[Tensor, "L two P H dh"]:
-    """Fresh prefix prompts of some consecutive blocks: keys at index 0 of the second axis, values at 1.
+    """Make fresh prefix prompts of some consecutive blocks: keys at index 0 of the second axis, values at 1.
 
     `blocks` is the number that they serve (l for b-prompts, L − l for t-prompts); for `init` see `PromptInit`.
     """
@@ -155,7 +155,7 @@ class FrozenViT(nn.Module):
         prefix_mode: PrefixMode = "renormalise",
         prefix_place: PrefixPlace = "after",
     ) -> ViTOutput:
-        """Features of a batch from `normalise`, and the rollout factors when asked for.
+        """Compute the features of a batch from `normalise`, and the rollout factors when asked for.
 
         Args:
             prompts: prefix of every block, (L, 2, P, h, d_h), keys first; None for none.

@@ -12,7 +12,7 @@ import pytest
 
 from edgefl_client.home import Home
 from edgefl_client.learning.checkpoint import load_standing
-from edgefl_client.learning.limits import Limits
+from edgefl_client.learning.limits import LearningLimits
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.own_pictures import Table, remember_table
 from edgefl_client.sharing.enrolled_device import Device
@@ -27,7 +27,7 @@ from edgefl_protocol.payload import digest
 
 STEPS = 4  # 14 pictures that teach, four in a step, one epoch
 OPTIONS = TrainOptions(threads=1, checkpoint_seconds=0)
-PAUSE = replace(OPTIONS, limits=Limits(minutes=1e-9))
+PAUSE = replace(OPTIONS, limits=LearningLimits(minutes=1e-9))
 
 
 @dataclass

@@ -16,9 +16,9 @@ from tests.edge_client.learning.rounds.conftest import OPTIONS, Learner
 from edgefl_client.cli import cli
 from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.fedevprompt import FedEvPromptLearner
-from edgefl_client.learning.limits import Battery, Limits
+from edgefl_client.learning.limits import Battery, LearningLimits
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
-from edgefl_client.sharing.policy import Limits as PolicyLimits
+from edgefl_client.sharing.policy import Limits
 from edgefl_client.sharing.policy import Policy, save_policy
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
@@ -41,7 +41,7 @@ def test_a_reply_that_would_be_too_large_is_refused_before_the_work(
 ) -> None:
     """What a round's reply takes at most is held against the owner's limits and the federation's before any step."""
     monkeypatch.setattr(FedEvPromptLearner, "most_reply_bytes", lambda self, broadcast: size)
-    save_policy(device.home, Policy(allowed={"maps": None}, limits=PolicyLimits(bytes_per_day=2**27 - 1)))
+    save_policy(device.home, Policy(allowed={"maps": None}, limits=Limits(bytes_per_day=2**27 - 1)))
     found = device.report()["learning"]
     assert (found["state"], found["code"]) == ("failed", code) and str(size) in found["message"]
     assert not (device.home.learning / "live-round.payload").exists()
@@ -88,7 +88,7 @@ def test_an_empty_battery_only_exchanges(device: Learner) -> None:
     """docs/reference/device-learning.md: no picture is read and no step is taken; it is no failure, a timer asks
     again."""
     remember_table(device.home, Table(file=device.home.root / "none.csv"))  # it would be told to be missing
-    low = replace(OPTIONS, limits=Limits(battery=lambda: Battery(True, 3)))
+    low = replace(OPTIONS, limits=LearningLimits(battery=lambda: Battery(True, 3)))
     done = device.sync(low)
     found = done.report["learning"]
     assert (found["state"], found["code"], done.problem) == ("skipped", "paused", None)

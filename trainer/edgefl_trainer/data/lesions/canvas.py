@@ -20,7 +20,7 @@ _BANK_SIDE = 3  # noise is tiled this many canvas sides wide
 
 
 def stream(*path: int) -> Rng:
-    """An independent random generator for one place in the tree seed → site → lesion → view."""
+    """Return an independent random generator for one place in the tree seed → site → lesion → view."""
     return np.random.default_rng(path)
 
 
@@ -52,15 +52,15 @@ class Canvas:
         return np.take(table, self.angle_index)
 
     def px(self, units: float) -> float:
-        """Length in canvas pixels."""
+        """Convert a length in units to canvas pixels."""
         return units * self.side / (2 * EXTENT)
 
     def point(self, x: float, y: float) -> tuple[float, float]:
-        """Canvas pixel of a place in units."""
+        """Convert a place in units to its canvas pixel."""
         return self.px(x + EXTENT), self.px(y + EXTENT)
 
     def distance(self, x: float, y: float) -> Field:
-        """Distance from a place, units."""
+        """Compute the distance from a place, in units."""
         across, down = np.square(self.axis - np.float32(x)), np.square(self.axis - np.float32(y))
         found: Field = np.sqrt(across[None, :] + down[:, None])
         return found
@@ -68,12 +68,12 @@ class Canvas:
 
 @lru_cache(maxsize=4)
 def canvas(side: int) -> Canvas:
-    """The canvas of one size; its coordinates are computed once."""
+    """Return the canvas of one size; its coordinates are computed once."""
     return Canvas(side)
 
 
 def turn_table() -> Field:
-    """The angles, radians, that a table for `Canvas.by_angle` stands for."""
+    """Return the angles, radians, that a table for `Canvas.by_angle` stands for."""
     return np.arange(_ANGLES, dtype=np.float32) * np.float32(2 * np.pi / _ANGLES)
 
 
@@ -90,13 +90,13 @@ class Pen:
         self._draw = ImageDraw.Draw(self._image)
 
     def dot(self, x: float, y: float, radius: float, value: float = 1.0) -> None:
-        """A filled circle."""
+        """Draw a filled circle."""
         cx, cy = self._frame.point(x, y)
         r = max(self._frame.px(radius), 0.5)
         self._draw.ellipse((cx - r, cy - r, cx + r, cy + r), fill=round(255 * value))
 
     def oval(self, x: float, y: float, axes: tuple[float, float], turn: float, value: float = 1.0) -> None:
-        """A filled ellipse with half axes in units, turned by `turn` radians."""
+        """Draw a filled ellipse with half axes in units, turned by `turn` radians."""
         t = np.linspace(0, 2 * np.pi, 24, endpoint=False)
         u, v = axes[0] * np.cos(t), axes[1] * np.sin(t)
         xs, ys = x + u * np.cos(turn) - v * np.sin(turn), y + u * np.sin(turn) + v * np.cos(turn)
@@ -104,12 +104,12 @@ class Pen:
         self._draw.polygon(points, fill=round(255 * value))
 
     def line(self, places: NDArray[np.float64], width: float, value: float = 1.0) -> None:
-        """A line through places (m, 2)."""
+        """Draw a line through places (m, 2)."""
         points = [self._frame.point(float(x), float(y)) for x, y in places]
         self._draw.line(points, fill=round(255 * value), width=max(1, round(self._frame.px(width))), joint="curve")
 
     def layer(self, soft: float) -> Field:
-        """What was drawn, 0..1, softened by `soft` units."""
+        """Return what was drawn, 0..1, softened by `soft` units."""
         softened = self._image.filter(ImageFilter.GaussianBlur(max(self._frame.px(soft), 0.5)))
         return np.asarray(softened, dtype=np.float32) / np.float32(255)
 
@@ -130,7 +130,7 @@ class Noise:
         }
 
     def cut(self, name: str, rng: Rng) -> Field:
-        """A cut (n, n) of one texture: `broad` varies over half the canvas, `middle`, `fine`, `grain` over less."""
+        """Cut (n, n) out of one texture: `broad` varies over half the canvas, `middle`, `fine`, `grain` over less."""
         tile = self._tiles[name]
         room = tile.shape[0] - self._side
         y, x = (int(v) for v in rng.integers(0, room, 2))
@@ -140,7 +140,7 @@ class Noise:
 
 @lru_cache(maxsize=4)
 def noise(side: int) -> Noise:
-    """The textures for one canvas size."""
+    """Return the textures of one canvas size."""
     return Noise(side)
 
 
@@ -156,6 +156,6 @@ def _tile(side: int, wavelength: float, index: int) -> Field:
 
 
 def smoothstep(low: float, high: float, field: Field) -> Field:
-    """0 below `low`, 1 above `high`, smooth between."""
+    """Return 0 below `low`, 1 above `high`, smooth between."""
     t: Field = np.clip((field - np.float32(low)) * np.float32(1 / (high - low)), 0, 1)
     return t * t * (3 - 2 * t)

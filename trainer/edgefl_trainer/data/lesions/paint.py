@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from edgefl_trainer.data.lesions.canvas import Field, Rng
 
-Colour = tuple[float, float, float]  # ratio to the skin, RGB
+Rgb = tuple[float, float, float]  # ratio to the skin, RGB
 
 MELANIN = np.array([0.62, 1.0, 1.28], np.float32)  # absorption of one unit of pigment
 BLOOD = np.array([0.22, 1.05, 0.88], np.float32)
 _GREY = np.array([1.0, 0.6, 0.1], np.float32)  # how much more than blue each channel loses in a greyish lesion
-VEIL: Colour = (0.50, 0.66, 0.92)  # blue-white veil
-BLUE_GREY: Colour = (0.34, 0.42, 0.58)
-KERATIN: Colour = (1.22, 1.26, 1.18)  # milia-like cysts, white and yellowish
-SCAR: Colour = (1.05, 1.12, 1.16)  # regression
-PLUG: Colour = (0.26, 0.17, 0.12)  # comedo-like opening
+VEIL: Rgb = (0.50, 0.66, 0.92)  # blue-white veil
+BLUE_GREY: Rgb = (0.34, 0.42, 0.58)
+KERATIN: Rgb = (1.22, 1.26, 1.18)  # milia-like cysts, white and yellowish
+SCAR: Rgb = (1.05, 1.12, 1.16)  # regression
+PLUG: Rgb = (0.26, 0.17, 0.12)  # comedo-like opening
 
 MAX_RATIO = 1.45
 
@@ -31,9 +31,9 @@ class Paint:
 
     pigment: Field  # melanin, units of absorption
     blood: Field | None = None  # haemoglobin, units of absorption
-    coats: list[tuple[Colour, Field]] = field(default_factory=list)  # opaque layers in order: colour and share (0..1)
+    coats: list[tuple[Rgb, Field]] = field(default_factory=list)  # opaque layers in order: colour and share (0..1)
 
-    def coat(self, colour: Colour, share: Field) -> None:
+    def coat(self, colour: Rgb, share: Field) -> None:
         """Lay a colour over what is there."""
         self.coats.append((colour, share))
 
@@ -50,7 +50,7 @@ class Paint:
 
 
 def mean_tone(rng: Rng) -> NDArray[np.float32]:
-    """The mean ratio a lesion is set to, (3,): light to dark brown with some red or grey, whatever its class."""
+    """Draw the mean ratio a lesion is set to, (3,): light to dark brown with some red or grey, whatever its class."""
     pigment, blood = rng.uniform(0.32, 0.85), rng.uniform(0.0, 0.35)
     grey = rng.uniform(0.0, 0.12)
     tone: NDArray[np.float32] = np.exp(-pigment * MELANIN - blood * BLOOD) * (1 - grey * _GREY)

@@ -15,8 +15,8 @@ from edgefl_protocol.pictures.imaging import Fit, resize
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.plan import LesionSettings, plan_rows
 from edgefl_trainer.data.lesions.site import SiteStyle, site_styles
-from edgefl_trainer.data.lesions.view import Lesion, Mask, Photo, healthy_skin, paint_lesion, photograph
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.lesions.view import Mask, PaintedLesion, Photo, healthy_skin, paint_lesion, photograph
+from edgefl_trainer.data.rows import Row, SourceRows
 
 _LESION_STREAM, _VIEW_STREAM, _SKIN_STREAM = 2, 3, 5
 
@@ -43,7 +43,7 @@ class DrawnPixels:
         s = self.settings
         styles = site_styles(s.sites, s.seed)
         last: tuple[int, int] | None = None
-        lesion: Lesion | None = None
+        lesion: PaintedLesion | None = None
         for row in rows:
             site, number, view, label = row.source.split("/")
             if lesion is None or last != (int(site), int(number)):
@@ -53,14 +53,14 @@ class DrawnPixels:
             yield _fitted(image, mask, image_px, fit)
 
 
-def read_lesions(settings: LesionSettings) -> Table:
-    """The rows of `lesions:`."""
+def read_lesions(settings: LesionSettings) -> SourceRows:
+    """Read the rows of `lesions:`."""
     name = f"lesions:sites={settings.sites},images={settings.images},seed={settings.seed}"
-    return Table(name, plan_rows(settings), DrawnPixels(settings))
+    return SourceRows(name, plan_rows(settings), DrawnPixels(settings))
 
 
 def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> tuple[Photo, Mask]:
-    """One photograph of one lesion, as site `site` of `sites` (counted from 0) takes it.
+    """Draw one photograph of one lesion, as site `site` of `sites` (counted from 0) takes it.
 
     `label` is a key of `SIGNS`, `number` any from 0. Gives the picture, uint8 (px, px, 3), and its mask, uint8 (px,
     px): 0 = skin, 255 = lesion.
@@ -71,7 +71,7 @@ def draw_lesion(label: str, *, site: int, number: int, px: int, sites: int = 6, 
 
 
 def draw_skin(*, site: int, number: int, px: int, sites: int = 6, seed: int = 0) -> Photo:
-    """Healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion."""
+    """Draw healthy skin, uint8 (px, px, 3), for tests of what a model says about pictures without a lesion."""
     return healthy_skin(_style(site, sites, seed), px, stream(seed, _SKIN_STREAM, site, number))
 
 

@@ -40,7 +40,7 @@ class LesionSettings:
 
 
 def parse_settings(options: Mapping[str, str]) -> LesionSettings:
-    """Settings from the options of a SPEC.
+    """Read the settings from the options of a SPEC.
 
     Raises:
         SpecError: A value is not a number in its range, or a class is not drawn.
@@ -67,12 +67,12 @@ def parse_settings(options: Mapping[str, str]) -> LesionSettings:
 
 
 def site_name(site: int, sites: int) -> str:
-    """`site-1` …, padded so that name order is number order."""
+    """Name a site: `site-1` …, padded so that name order is number order."""
     return f"site-{site + 1:0{len(str(sites))}d}"
 
 
 def plan_rows(settings: LesionSettings) -> tuple[Row, ...]:
-    """One row for each picture; `source` is "site/lesion/view/class", all a picture needs to be drawn."""
+    """Plan one row for each picture; `source` is "site/lesion/view/class", all a picture needs to be drawn."""
     return tuple(row for site in range(settings.sites) for row in _site_rows(settings, site))
 
 

@@ -22,7 +22,7 @@ class Outline:
 
 
 def radius_table(outline: Outline, rng: Rng) -> Field:
-    """Radius of the outline over the turn, units; its area is that of the unit circle."""
+    """Compute the outline's radius over the turn, in units; its area is that of the unit circle."""
     turn = turn_table().astype(np.float64)
     wave = outline.stretch * rng.uniform(0.4, 1) * np.cos(2 * turn + rng.uniform(0, 2 * np.pi))
     for k in (1, 3, 4, 5, 6):
@@ -35,7 +35,7 @@ def radius_table(outline: Outline, rng: Rng) -> Field:
 
 
 def depth_field(frame: Canvas, table: Field, outline: Outline, rng: Rng) -> Field:
-    """How far inside the outline a place lies along its ray, units; negative outside."""
+    """Tell how far inside the outline a place lies along its ray, units; negative outside."""
     wobble = noise(frame.side).cut("middle", rng)
     return frame.by_angle(table) - frame.radius + np.float32(outline.wobble) * wobble
 

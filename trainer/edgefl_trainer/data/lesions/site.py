@@ -39,14 +39,14 @@ class SiteStyle:
     contrast: float  # exponent of the tone curve
 
     def skin(self, rng: Rng) -> NDArray[np.float32]:
-        """The skin of one patient, RGB 0..1, (3,)."""
+        """Draw the skin of one patient, RGB 0..1, (3,)."""
         tone = np.clip(self.tone + rng.normal(0, 0.45), 0, 5)
         base = np.array([np.interp(tone, np.arange(6), _SKIN[:, c]) for c in range(3)])
         return (base * rng.normal(1, 0.02, 3)).astype(np.float32)
 
 
 def site_styles(sites: int, seed: int) -> list[SiteStyle]:
-    """The styles of all sites; every quantity is spread evenly over its range, in its own random order."""
+    """Draw the styles of all sites; every quantity is spread evenly over its range, in its own random order."""
     rng = stream(seed, 1)
 
     def spread(low: float, high: float) -> NDArray[np.float64]:

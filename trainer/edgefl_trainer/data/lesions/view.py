@@ -25,7 +25,7 @@ Planes = NDArray[np.float32]  # (3, px, px), RGB 0..1
 
 
 @dataclass(frozen=True)
-class Lesion:
+class PaintedLesion:
     """A painted lesion in its own frame."""
 
     layers: Image.Image  # ratio to the skin (3 channels, 255 = `MAX_RATIO`) and cover, uint8 RGBA
@@ -34,7 +34,7 @@ class Lesion:
     turn: float  # its direction in the picture, radians
 
 
-def paint_lesion(label: str, style: SiteStyle, px: int, rng: Rng) -> Lesion:
+def paint_lesion(label: str, style: SiteStyle, px: int, rng: Rng) -> PaintedLesion:
     """Paint one lesion of a class for pictures of `px` pixels."""
     skin = style.skin(rng)
     area = float(np.clip(rng.normal(style.area, 0.045), *AREA_RANGE))
@@ -47,11 +47,11 @@ def paint_lesion(label: str, style: SiteStyle, px: int, rng: Rng) -> Lesion:
     ratio = set_mean(paint.ratio(), cover, tone)
     layers[..., :3] = np.moveaxis(ratio * np.float32(255 / MAX_RATIO) + np.float32(0.5), 0, 2)
     layers[..., 3] = cover * np.float32(255) + np.float32(0.5)
-    return Lesion(Image.fromarray(layers, "RGBA"), skin, area, turn)
+    return PaintedLesion(Image.fromarray(layers, "RGBA"), skin, area, turn)
 
 
-def photograph(lesion: Lesion, style: SiteStyle, px: int, rng: Rng) -> tuple[Photo, Mask]:
-    """Picture and mask of one view of a lesion that `paint_lesion` made at the same `px`."""
+def photograph(lesion: PaintedLesion, style: SiteStyle, px: int, rng: Rng) -> tuple[Photo, Mask]:
+    """Draw picture and mask of one view of a lesion that `paint_lesion` made at the same `px`."""
     placed = np.asarray(_place(lesion, px, rng))  # (px, px, 4)
     cover = placed[..., 3] * np.float32(1 / 255)
     planes = _skin(lesion.skin, px, rng)
@@ -63,11 +63,11 @@ def photograph(lesion: Lesion, style: SiteStyle, px: int, rng: Rng) -> tuple[Pho
 
 
 def healthy_skin(style: SiteStyle, px: int, rng: Rng) -> Photo:
-    """A photograph of skin without a lesion."""
+    """Draw a photograph of skin without a lesion."""
     return _expose(_skin(style.skin(rng), px, rng), style, rng)
 
 
-def _place(lesion: Lesion, px: int, rng: Rng) -> Image.Image:
+def _place(lesion: PaintedLesion, px: int, rng: Rng) -> Image.Image:
     """Turn, scale and shift the lesion's canvas into the picture."""
     area = float(np.clip(lesion.area * rng.uniform(0.85, 1.18), *AREA_RANGE))
     radius = np.sqrt(area / np.pi)  # share of the picture's side

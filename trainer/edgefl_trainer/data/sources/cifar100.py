@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.pictures.imaging import Fit, resize
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import Pixels, Row, Table
+from edgefl_trainer.data.rows import Pixels, Row, SourceRows
 from edgefl_trainer.data.sources.store import FileStore, open_store
 from edgefl_trainer.data.sources.tables import read_lines
 
@@ -52,8 +52,8 @@ class RecordPixels:
             yield (image if image_px == SIDE_PX else resize(image, image_px, fit)), None
 
 
-def read_cifar100(path: Path) -> Table:
-    """One row for each record of the binary form, training records first.
+def read_cifar100(path: Path) -> SourceRows:
+    """Read one row for each record of the binary form, training records first.
 
     Args:
         path: The folder (or a zip of it) with `train.bin`, `test.bin`, `fine_label_names.txt` and
@@ -74,7 +74,7 @@ def read_cifar100(path: Path) -> Table:
         for split, name in _SPLITS.items()
         for number, record in enumerate(files[f"{folder}{name}"][:, :2].tolist())
     )
-    return Table(f"cifar100:{path}", rows, RecordPixels(files, store.identity(list(files))))
+    return SourceRows(f"cifar100:{path}", rows, RecordPixels(files, store.identity(list(files))))
 
 
 def _folder(store: FileStore) -> str:

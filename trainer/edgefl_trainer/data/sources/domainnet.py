@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from edgefl_trainer.data.errors import DataError, SpecError
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
 from edgefl_trainer.data.sources.store import FileStore, check_relative, open_store
 from edgefl_trainer.data.sources.tables import TextFile, read_lines
@@ -39,14 +39,10 @@ _FOLDERS = ("", "splits/")
 _SPLITS = ("train", "test")
 
 
-def read_domainnet(path: Path, classes: str) -> Table:
-    """The rows of each domain of a folder (or zip) in the order of its files, training rows first.
+def read_domainnet(path: Path, classes: str) -> SourceRows:
+    """Read the rows of each domain of a folder (or zip) in the order of its files, training rows first.
 
-    Args:
-        classes: `ten` or `all`.
-
-    Raises:
-        DataError: There is no split file, one of a pair or a picture is missing, or a line is damaged.
+    A `DataError` where there is no split file, one of a pair or a picture is missing, or a line is damaged.
     """
     if classes not in CLASSES:
         raise SpecError(f"classes={classes} is not known for domainnet:; allowed are {' and '.join(CLASSES)}.")
@@ -65,7 +61,7 @@ def read_domainnet(path: Path, classes: str) -> Table:
     if not rows:
         names = ", ".join(DOMAINS)
         raise DataError(f"{store.name} has no DOMAIN_train.txt that lists a wanted class; domains are {names}.")
-    return Table(f"domainnet:{path}", tuple(rows), file_pixels(store, rows))
+    return SourceRows(f"domainnet:{path}", tuple(rows), file_pixels(store, rows))
 
 
 def _split_file(store: FileStore, domain: str, split: str) -> str | None:

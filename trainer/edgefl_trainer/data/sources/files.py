@@ -40,7 +40,7 @@ class FilePixels:
 
 
 def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
-    """The pixel source of rows whose `source` is a file name in `store`; a `DataError` where one is not there."""
+    """Make the pixel source of rows whose `source` is a file name in `store`; a `DataError` where one is missing."""
     return FilePixels(store, store.identity([row.source for row in rows]))
 
 

@@ -7,15 +7,15 @@ its own; where several pictures show one lesion, a manifest says so. Source: doc
 from pathlib import Path
 
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import UNDEALT, Row, Table
+from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
 from edgefl_trainer.data.sources.store import is_image_name, open_store
 
 UNLABELLED = "unlabelled"
 
 
-def read_folder(path: Path) -> Table:
-    """One row for each picture of a folder (or zip), in name order; the split is dealt later.
+def read_folder(path: Path) -> SourceRows:
+    """Read one row for each picture of a folder (or zip), in name order; the split is dealt later.
 
     Raises:
         DataError: There are no pictures, one of the outermost folders has none, or they do not lie two (or all one)
@@ -36,7 +36,7 @@ def read_folder(path: Path) -> Table:
     if odd is not None:
         raise DataError(f"{odd} in {path} is out of place; pictures lie at SITE/CLASS/NAME, or all at CLASS/NAME.")
     rows = tuple(_row(name) for name in names)
-    return Table(f"folder:{path}", rows, file_pixels(store, rows))
+    return SourceRows(f"folder:{path}", rows, file_pixels(store, rows))
 
 
 def _row(name: str) -> Row:

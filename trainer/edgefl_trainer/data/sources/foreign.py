@@ -23,7 +23,7 @@ MAX_PICTURES = 5_000  # all are in memory at once
 
 
 def read_foreign(source: str, image_px: int) -> NDArray[np.uint8]:
-    """The pictures of one source, uint8 (n, px, px, 3).
+    """Read the pictures of one source, uint8 (n, px, px, 3).
 
     Args:
         source: `textures`, `skin`, or the path of a folder or zip.

@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 
 from edgefl_trainer.data.dealing import choose_share
 from edgefl_trainer.data.errors import DataError, SpecError
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
 from edgefl_trainer.data.sources.store import is_image_name, open_store
 from edgefl_trainer.data.sources.tables import TableFile, read_table
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"[0-9]{1,4}")
 _SPLIT_NAME = re.compile(r"(user|geo)_[0-9]{1,6}k?")
 
 
-def read_inat(path: Path, options: Mapping[str, str]) -> Table:
+def read_inat(path: Path, options: Mapping[str, str]) -> SourceRows:
     """Read one federated split file and the pictures it names, both at any depth of a folder (or zip).
 
     Rows are those of the sites that are large enough, in the order of the file.
@@ -63,7 +63,7 @@ def read_inat(path: Path, options: Mapping[str, str]) -> Table:
     rows = _deal([_row(record, line, table, kind) for line, record in table.records], int(seed))
     rows = _large_enough(rows, int(least), table.where)
     rows = [_located(row, pictures, table.where, store.name) for row in rows]
-    return Table(f"inat:{path}", tuple(rows), file_pixels(store, rows))
+    return SourceRows(f"inat:{path}", tuple(rows), file_pixels(store, rows))
 
 
 def _row(record: Mapping[str, str], line: int, table: TableFile, kind: str) -> Row:

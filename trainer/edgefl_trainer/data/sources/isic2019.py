@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from edgefl_trainer.data.errors import DataError, SpecError
-from edgefl_trainer.data.rows import UNDEALT, Row, Table
+from edgefl_trainer.data.rows import UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
 from edgefl_trainer.data.sources.store import FileStore, is_image_name, open_store
 from edgefl_trainer.data.sources.tables import read_table
 
 CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 CENTRES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk", "vienna_dias")  # FLamby's numbers 0..5
-SPLITS = ("lesion", "flamby")
+LESION_SPLITS = ("lesion", "flamby")
 
 _GROUND_TRUTH = ("ISIC_2019_Training_GroundTruth.csv",)
 _METADATA = ("ISIC_2019_Training_Metadata.csv",)
@@ -27,7 +27,7 @@ _IMAGES = "ISIC_2019_Training_Input"
 _PREFIXES = {"BCN_": "bcn", "MSK4": "msk"}
 
 
-def read_isic2019(path: Path, split: str) -> Table:
+def read_isic2019(path: Path, split: str) -> SourceRows:
     """Read the tables and the pictures, which lie anywhere below a folder or in a zip.
 
     Args:
@@ -38,17 +38,17 @@ def read_isic2019(path: Path, split: str) -> Table:
     """
     store = open_store(path)
     rows = isic_rows(store, split)
-    return Table(f"isic2019:{path}", rows, file_pixels(store, rows))
+    return SourceRows(f"isic2019:{path}", rows, file_pixels(store, rows))
 
 
 def isic_rows(store: FileStore, split: str) -> tuple[Row, ...]:
-    """The rows of the tables alone, in the order of the metadata; pictures are located but not required.
+    """Return the rows of the tables alone, in the order of the metadata; pictures are located but not required.
 
     Images without a lesion id are unlabelled ones of no site; where not one of their pictures is there, as in FLamby's
     own folder, they are left out. Raises as `read_isic2019`.
     """
-    if split not in SPLITS:
-        raise SpecError(f"Split {split!r} is not known for isic2019:; allowed are {' and '.join(SPLITS)}.")
+    if split not in LESION_SPLITS:
+        raise SpecError(f"Split {split!r} is not known for isic2019:; allowed are {' and '.join(LESION_SPLITS)}.")
     names = store.names()
     labels = _labels(store, names)
     centre_of_ham = _ham_centres(store, names)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, Table
+from edgefl_trainer.data.rows import SPLITS, UNDEALT, Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
 from edgefl_trainer.data.sources.store import FileStore, ZipStore, check_relative, is_image_name, open_store
 from edgefl_trainer.data.sources.tables import TableFile, read_table
@@ -19,8 +19,8 @@ _REQUIRED = ("image", "label")
 _KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
 
 
-def read_manifest(path: Path) -> Table:
-    """The rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
+def read_manifest(path: Path) -> SourceRows:
+    """Read the rows of a CSV, or of the `index.csv` in a folder or zip, in its order.
 
     Without a `file` column the picture is `<image>.jpg`. A `DataError` is one sentence about the file, column, row or
     value that cannot be used.
@@ -34,7 +34,7 @@ def read_manifest(path: Path) -> Table:
     table = read_table(store, index, _REQUIRED)
     rows = tuple(_row(record, line, table) for line, record in table.records)
     _check_listed(store, rows)
-    return Table(f"manifest:{path}", rows, file_pixels(store, rows))
+    return SourceRows(f"manifest:{path}", rows, file_pixels(store, rows))
 
 
 def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:

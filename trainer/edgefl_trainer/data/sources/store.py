@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
+from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
 from edgefl_trainer.data.errors import DataError
 
-MAX_FILE_BYTES = 20_000_000  # one image; the image path refuses larger ones too
 MAX_TABLE_BYTES = 200_000_000  # one CSV
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -24,22 +24,22 @@ class FileStore(Protocol):
     name: str
 
     def names(self) -> Sequence[str]:
-        """All file names, relative, with `/`, in name order."""
+        """List all file names, relative, with `/`, in name order."""
         ...
 
     def top_folders(self) -> Sequence[str]:
-        """Names of the outermost folders, empty ones too, in name order; without hidden ones."""
+        """Return names of the outermost folders, empty ones too, in name order; without hidden ones."""
         ...
 
     def has(self, name: str) -> bool:
-        """Whether a file of this name is there; cheaper than `names` where a set has many files.
+        """Tell whether a file of this name is there; cheaper than `names` where a set has many files.
 
         A `DataError` where the name leaves the store.
         """
         ...
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """The bytes of one file.
+        """Read the bytes of one file.
 
         Raises:
             DataError: The name leaves the store, no such file is there, or it is larger than `max_bytes`.
@@ -61,7 +61,7 @@ def open_store(path: Path) -> FileStore:
 
 
 def is_image_name(name: str) -> bool:
-    """Whether a file name ends like an image we read and is not a hidden file."""
+    """Tell whether a file name ends like an image we read and is not a hidden file."""
     pure = PurePosixPath(name)
     return pure.suffix.lower() in IMAGE_SUFFIXES and not pure.name.startswith(".") and pure.parts[0] != "__MACOSX"
 
@@ -87,19 +87,19 @@ class FolderStore:
         self._root = root.resolve()
 
     def names(self) -> list[str]:
-        """All file names below the folder."""
+        """List all file names, relative, with `/`, in name order."""
         return sorted(p.relative_to(self._root).as_posix() for p in self._root.rglob("*") if p.is_file())
 
     def top_folders(self) -> list[str]:
-        """Names of the outermost folders (see `FileStore.top_folders`)."""
+        """Return names of the outermost folders (see `FileStore.top_folders`)."""
         return sorted(p.name for p in self._root.iterdir() if p.is_dir() and not _is_hidden(p.name))
 
     def has(self, name: str) -> bool:
-        """Whether a file of this name is there (see `FileStore.has`)."""
+        """Tell whether a file of this name is there (see `FileStore.has`)."""
         return self._path(name).is_file()
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """The bytes of one file (see `FileStore.read`)."""
+        """Read the bytes of one file (see `FileStore.read`)."""
         path = self._path(name)
         try:
             with path.open("rb") as stream:
@@ -141,21 +141,21 @@ class ZipStore:
         self._members = {info.filename: info for info in self._zip.infolist() if not info.is_dir()}
 
     def names(self) -> list[str]:
-        """All member names."""
+        """List all file names, relative, with `/`, in name order."""
         return sorted(self._members)
 
     def top_folders(self) -> list[str]:
-        """Names of the outermost folders (see `FileStore.top_folders`); empty ones where the zip lists them."""
+        """Return names of the outermost folders (see `FileStore.top_folders`); empty ones where the zip lists them."""
         outermost = {name.partition("/")[0] for name in self._zip.namelist() if "/" in name}
         return sorted(name for name in outermost if not _is_hidden(name))
 
     def has(self, name: str) -> bool:
-        """Whether a member of this name is there (see `FileStore.has`)."""
+        """Tell whether a member of this name is there (see `FileStore.has`)."""
         check_relative(name, self.name)
         return name in self._members
 
     def read(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """The bytes of one member (see `FileStore.read`); the bound holds for the unpacked size."""
+        """Read the bytes of one member (see `FileStore.read`); the bound holds for the unpacked size."""
         info = self._info(name)
         if info.file_size > max_bytes:
             raise DataError(f"{name} in {self.name} unpacks to more than the {max_bytes} bytes allowed.")

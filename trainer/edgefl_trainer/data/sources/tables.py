@@ -53,7 +53,7 @@ def read_table(store: FileStore, name: str, required: Sequence[str]) -> TableFil
 
 
 def read_lines(store: FileStore, name: str) -> TextFile:
-    """The lines of a text file that are not empty, stripped of white space at both ends.
+    """Read the lines of a text file that are not empty, stripped of white space at both ends.
 
     A `DataError` where the file is missing or not UTF-8.
     """

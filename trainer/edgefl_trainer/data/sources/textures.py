@@ -1,6 +1,6 @@
 """Drawn textures: pictures that are no skin, for asking a model what it says about things it has never seen.
 
-Guarantees: a texture depends on its number, seed and size alone; numbers go round the kinds in `KINDS`, each with
+Guarantees: a texture depends on its number, seed and size alone; numbers go round the kinds in `TEXTURES`, each with
 colours, scale and direction of its own.
 """
 
@@ -15,9 +15,9 @@ NOISE = 0.02  # of the sensor, share of full scale
 
 
 def draw_texture(number: int, *, px: int, seed: int = 0) -> NDArray[np.uint8]:
-    """One texture, uint8 (px, px, 3); `number` is any from 0, `seed` that of the whole set."""
+    """Draw one texture, uint8 (px, px, 3); `number` is any from 0, `seed` that of the whole set."""
     rng = np.random.default_rng([seed, number])
-    field = tuple(KINDS.values())[number % len(KINDS)](px, rng)
+    field = tuple(TEXTURES.values())[number % len(TEXTURES)](px, rng)
     low, high = rng.uniform(0, 1, (2, 3))
     planes = low + field[..., None] * (high - low) + rng.normal(0, NOISE, (px, px, 3))
     return np.asarray(np.clip(planes * 255 + 0.5, 0, 255).astype(np.uint8))
@@ -72,7 +72,7 @@ def _clouds(px: int, rng: Rng) -> Field:
     return np.asarray((field - field.min()) / np.ptp(field))
 
 
-KINDS: dict[str, Callable[[int, Rng], Field]] = {
+TEXTURES: dict[str, Callable[[int, Rng], Field]] = {
     "stripes": _stripes,
     "checks": _checks,
     "rings": _rings,

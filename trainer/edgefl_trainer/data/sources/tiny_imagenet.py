@@ -9,7 +9,7 @@ Source: Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS 231N, 2015
 from pathlib import Path
 
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.rows import Row, Table
+from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import file_pixels
 from edgefl_trainer.data.sources.store import FileStore, check_relative, open_store
 from edgefl_trainer.data.sources.tables import read_lines
@@ -18,8 +18,8 @@ _FOLDERS = ("", "tiny-imagenet-200/")
 _BOX = 4  # corner numbers after the names; not used
 
 
-def read_tiny_imagenet(path: Path) -> Table:
-    """Training images class by class in the order of `wnids.txt`, then the test images.
+def read_tiny_imagenet(path: Path) -> SourceRows:
+    """Read training images class by class in the order of `wnids.txt`, then the test images.
 
     Args:
         path: The folder or zip with `wnids.txt`, `train/` and `val/`; or one that holds `tiny-imagenet-200/`.
@@ -34,7 +34,7 @@ def read_tiny_imagenet(path: Path) -> Table:
     classes = [line for _, line in read_lines(store, f"{folder}wnids.txt").lines]
     rows = [row for name in classes for row in _train_rows(store, folder, name)]
     rows += _test_rows(store, folder, frozenset(classes))
-    return Table(f"tiny-imagenet:{path}", tuple(rows), file_pixels(store, rows))
+    return SourceRows(f"tiny-imagenet:{path}", tuple(rows), file_pixels(store, rows))
 
 
 def _train_rows(store: FileStore, folder: str, label: str) -> list[Row]:

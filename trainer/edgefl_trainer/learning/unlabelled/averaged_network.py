@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Site, State, Task
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, Prepare, SgdRecipe, Split
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, Prepare, SgdRecipe, Split
 
 
 class AveragesNetwork(Protocol):
@@ -30,32 +30,32 @@ class AveragesNetwork(Protocol):
         """Hyper-parameters of local learning."""
 
     def head(self, width: int) -> nn.Module:
-        """What stands on a network of D pooled features."""
+        """Make what stands on a network of D pooled features."""
 
     def views(self, site: Site) -> Prepare:
-        """How a batch of images is seen."""
+        """Draw the views of a batch of images."""
 
-    def loss(self, model: Learner, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
-        """Of the network on these views."""
+    def loss(self, model: LearningNetwork, views: tuple[Pixels, ...]) -> Float[Tensor, ""]:
+        """Compute the loss of the network on these views."""
 
 
 def phases(method: AveragesNetwork, rounds: int) -> Sequence[Phase]:
-    """R rounds, and a last exchange where batch norm stays."""
+    """Plan R rounds, and a last exchange where batch norm stays."""
     return self_supervised.phases(method.sgd, rounds)
 
 
 def start(method: AveragesNetwork, task: Task, sites: Sequence[str]) -> State:
-    """A fresh network, or the backbone to learn on, and a fresh head."""
+    """Begin with a fresh network, or the backbone to learn on, and a fresh head."""
     return self_supervised.start(method.sgd, task, method.head)
 
 
 def broadcast(method: AveragesNetwork, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-    """The averaged tensors, the same for all; nothing in the last exchange."""
+    """Send the averaged tensors, the same for all; nothing in the last exchange."""
     return dict.fromkeys(sites, Payload({} if phase.kind == "final" else state.arrays, {}))
 
 
 def local_round(method: AveragesNetwork, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-    """E epochs; the last exchange collects batch norm where it stayed."""
+    """Learn E epochs; the last exchange collects batch norm where it stayed."""
     n_train = len(site.unlabelled)
     if broadcast.scalars["phase"] == "final":
         return state, Payload(state.arrays, {"n_train": n_train})
@@ -69,5 +69,5 @@ def local_round(method: AveragesNetwork, site: Site, state: State, broadcast: Pa
 
 
 def aggregate(method: AveragesNetwork, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-    """The mean of the weights by numbers of images."""
+    """Average the weights by numbers of images."""
     return self_supervised.average(state, replies)

@@ -22,15 +22,15 @@ from torch import Tensor, nn
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import negatives as rules
 from edgefl_protocol.rules.bounds import FEDCLF
-from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.feature_rows import BANK, FEATURES, first_order
 from edgefl_protocol.rules.slow_encoder import SLOW, MomentumEncoder, key_momentum, leaving, round_begins, staying
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Phase, Scalar, Site, State, Task
-from edgefl_trainer.learning import steps
 from edgefl_trainer.learning.batches import read_ahead
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.learning.unlabelled import self_supervised
-from edgefl_trainer.learning.unlabelled.self_supervised import Learner, Pixels, SgdRecipe, Split, cut
+from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, Pixels, SgdRecipe, Split, cut
 from edgefl_trainer.losses import contrastive_loss
 
 NETWORK = ("backbone.", "head.")  # names of the network's tensors begin so
@@ -53,18 +53,18 @@ class ContrastRecipe:
     def __post_init__(self) -> None:
         check_ranges(self, FEDCLF)
 
-    def build(self, task: Task) -> Learner:
-        """The encoder as every site begins with it."""
+    def build(self, task: Task) -> LearningNetwork:
+        """Make the encoder as every site begins with it."""
         return self_supervised.build(task, self.head)
 
     def head(self, width: int) -> nn.Module:
-        """Projection of D pooled features to the sphere's space."""
+        """Make the projection of D pooled features to the sphere's space."""
         if self.projection == "linear":
             return nn.Linear(width, FEATURES)
         return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, FEATURES))
 
 
-class FeatureQueue:
+class FeatureRing:
     """The newest features, at most `capacity`, as a ring: a push overwrites the oldest."""
 
     def __init__(self, capacity: int, device: torch.device) -> None:
@@ -78,7 +78,7 @@ class FeatureQueue:
         return self._rows[: self._held].clone()
 
     def oldest_first(self) -> Float[Tensor, "held F"]:
-        """A copy of all features in the order in which they came."""
+        """Copy all features in the order in which they came."""
         return torch.cat([self._rows[self._next : self._held], self._rows[: self._next]])
 
     def push(self, features: Float[Tensor, "n F"]) -> None:
@@ -99,7 +99,7 @@ class Remote:
     rng: np.random.Generator
 
     def draw(self, count: int) -> Float[Tensor, "count F"]:
-        """B of them, see `rules.negatives.draw_others`."""
+        """Draw B of them, see `rules.negatives.draw_others`."""
         chosen = rules.draw_others(self.rng, len(self.features), count)
         return self.features[torch.from_numpy(chosen).to(self.features.device)]
 
@@ -112,18 +112,18 @@ class MomentumContrast:
     local features with `keeps_local`, others' with `remote`.
     """
 
-    encoder: Learner
-    slow: Learner
+    encoder: LearningNetwork
+    slow: LearningNetwork
     momentum: float  # m
     temperature: float  # tau
-    bank: FeatureQueue
-    negatives: FeatureQueue
+    bank: FeatureRing
+    negatives: FeatureRing
     remote: Remote | None = None
     keeps_local: bool = True
     sums: list[tuple[Tensor, int]] = field(default_factory=list)  # of each step's keys since `similarity` was asked
 
     def similarity(self) -> float:
-        """Mean similarity of the keys of different images of a batch since this was last asked: near 1, all are one."""
+        """Compute the mean similarity of different images' keys since this was last asked: near 1, all are one."""
         found = [rules.mean_similarity(total.cpu().numpy(), count) for total, count in self.sums]
         self.sums.clear()
         return float(np.mean(found))
@@ -145,12 +145,12 @@ class MomentumContrast:
 
 
 def unit(features: Float[Tensor, "B F"]) -> Float[Tensor, "B F"]:
-    """Rows of length 1."""
+    """Scale rows to length 1."""
     return nn.functional.normalize(features, dim=1)
 
 
 def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
-    """theta_k <- m theta_k + (1 - m) theta_q, for every parameter that learns, in place."""
+    """Update theta_k <- m theta_k + (1 - m) theta_q for every parameter that learns, in place."""
     pairs = [pair for pair in zip(slow.parameters(), encoder.parameters(), strict=True) if pair[1].requires_grad]
     theirs: list[Tensor] = [pair[0] for pair in pairs]
     ours: list[Tensor] = [pair[1] for pair in pairs]
@@ -159,8 +159,8 @@ def follow(slow: nn.Module, encoder: nn.Module, momentum: float) -> None:
         torch._foreach_add_(theirs, ours, alpha=1 - momentum)
 
 
-def slow_copy(model: Learner, arrays: Arrays) -> Learner:
-    """The momentum encoder at the start of a round: a copy, with the tensors that came or stayed as `momentum.*`."""
+def slow_copy(model: LearningNetwork, arrays: Arrays) -> LearningNetwork:
+    """Make the momentum encoder of a round's start: a copy, with the tensors that came or stayed as `momentum.*`."""
     slow = deepcopy(model)
     self_supervised.fill(
         slow, {name.removeprefix(SLOW): value for name, value in arrays.items() if name.startswith(SLOW)}
@@ -168,15 +168,15 @@ def slow_copy(model: Learner, arrays: Arrays) -> Learner:
     return slow.train()
 
 
-def momentum_arrays(slow: Learner) -> Arrays:
-    """The slow copy's tensors by the names under which they travel or stay."""
+def momentum_arrays(slow: LearningNetwork) -> Arrays:
+    """Return the slow copy's tensors by the names under which they travel or stay."""
     return {f"{SLOW}{name}": value for name, value in self_supervised.tensors_of(slow).items()}
 
 
 def local_features(
-    recipe: ContrastRecipe, site: Site, encoder: Learner, *purpose: str | int, training: bool = True
+    recipe: ContrastRecipe, site: Site, encoder: LearningNetwork, *purpose: str | int, training: bool = True
 ) -> Float[Tensor, "n F"]:
-    """Unit vectors of at most K of a site's images, one random view of each; the encoder is left as it was.
+    """Compute unit vectors of at most K of a site's images, one random view of each; the encoder stays as it was.
 
     Args:
         *purpose: names the draws.
@@ -195,9 +195,9 @@ def local_features(
     return torch.cat(found)
 
 
-def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: Learner) -> FeatureQueue:
-    """Q_l as the site left it; where it has none yet, its images' features of today, never random vectors."""
-    bank = FeatureQueue(recipe.queue, site.device)
+def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: LearningNetwork) -> FeatureRing:
+    """Return Q_l as the site left it, else its images' features of today, never random vectors."""
+    bank = FeatureRing(recipe.queue, site.device)
     if BANK in state.arrays:
         bank.push(torch.from_numpy(np.array(state.arrays[BANK])).to(site.device))
     else:
@@ -205,31 +205,31 @@ def begun_bank(recipe: ContrastRecipe, site: Site, state: State, encoder: Learne
     return bank
 
 
-def kept(bank: FeatureQueue) -> Arrays:
-    """Q_l for a site's state."""
-    return steps.as_arrays({BANK: bank.oldest_first()})
+def kept(bank: FeatureRing) -> Arrays:
+    """Return Q_l for a site's state."""
+    return as_arrays({BANK: bank.oldest_first()})
 
 
 class Learned(NamedTuple):
     """What a round leaves at a site: the encoder, its slow copy and Q_l."""
 
-    encoder: Learner
-    slow: Learner
-    bank: FeatureQueue
+    encoder: LearningNetwork
+    slow: LearningNetwork
+    bank: FeatureRing
 
 
 def start(recipe: ContrastRecipe, task: Task) -> State:
-    """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh projection."""
+    """Make the server's first state: a fresh network, or the backbone to learn on, and a fresh projection."""
     return self_supervised.start(recipe.sgd, task, recipe.head)
 
 
 def weights_to_send(state: State, phase: Phase) -> Arrays:
-    """All tensors of the network, and of its slow copy where it is averaged; nothing in the last exchange."""
+    """Return all tensors of the network, and of its slow copy where it is averaged; nothing in the last exchange."""
     return {} if phase.kind == "final" else {name: v for name, v in state.arrays.items() if name.startswith(TENSORS)}
 
 
-def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -> Learner:
-    """The network a site begins a round with: tensors of a broadcast, its own batch norm where that stays."""
+def received(recipe: ContrastRecipe, site: Site, state: State, arrays: Arrays) -> LearningNetwork:
+    """Build the network a site begins a round with: tensors of a broadcast, its own batch norm where that stays."""
     model = recipe.build(site.task)
     mine = round_begins(arrays, state.arrays, recipe.momentum_encoder)
     self_supervised.fill(model, {name: value for name, value in mine.items() if name.startswith(NETWORK)})
@@ -246,7 +246,7 @@ def contrast_round(
     others: Float[Tensor, "M F"] | None = None,
     keeps_local: bool = True,
 ) -> Learned:
-    """E epochs of one site.
+    """Learn E epochs at one site.
 
     Args:
         arrays: tensors of the network, from the server or from the site itself.
@@ -261,7 +261,7 @@ def contrast_round(
     if others is not None:
         remote = Remote(others, site.rng("remote", round_))
         most = rules.most_negatives(recipe.queue, len(others), keeps_local=keeps_local)
-        negatives = FeatureQueue(most, site.device)
+        negatives = FeatureRing(most, site.device)
         negatives.push(rules.first_negatives(bank.oldest_first(), others, keeps_local=keeps_local))
     momentum, share = pace(recipe, site, round_)
     objective = MomentumContrast(model, slow, momentum, recipe.temperature, bank, negatives, remote, keeps_local)
@@ -277,7 +277,7 @@ def contrast_round(
 
 
 def divided(recipe: ContrastRecipe, learned: Learned, state: State) -> tuple[State, Arrays]:
-    """What a site keeps after a round, and the weights it sends."""
+    """Divide what a site keeps after a round from the weights it sends."""
     network = self_supervised.tensors_of(learned.encoder)
     found = {**network, **momentum_arrays(learned.slow)}
     rule = (tuple(network), Split.of(learned.encoder, recipe.sgd.bn).kept, recipe.momentum_encoder)
@@ -286,20 +286,20 @@ def divided(recipe: ContrastRecipe, learned: Learned, state: State) -> tuple[Sta
 
 
 def last_exchange(site: Site, state: State) -> tuple[State, Payload]:
-    """With `bn=local`: batch norm, sent once; nothing where the site has not learned."""
+    """Send batch norm once, with `bn=local`; nothing where the site has not learned."""
     own = {name: value for name, value in state.arrays.items() if name.startswith(NETWORK)}
     return state, Payload(own, {"n_train": len(site.unlabelled)})
 
 
 def average(state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-    """The mean of the tensors that sites sent; after the warm phase nothing has changed."""
+    """Average the tensors that sites sent; after the warm phase nothing has changed."""
     if phase.kind == "warm":
         return state
     return self_supervised.average(state, replies, lambda name: name.startswith(TENSORS))
 
 
 def pace(recipe: ContrastRecipe, site: Site, round_: int) -> tuple[float, float]:
-    """m, and m^steps: how much of its start a slow copy that stays at its site holds after all local steps of the run.
+    """Compute m, and m^steps: how much of its start a slow copy that stays at its site holds after the whole run.
 
     Warns in the first round where it is, and that is much.
     """

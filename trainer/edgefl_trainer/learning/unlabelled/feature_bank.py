@@ -26,7 +26,7 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import feature_rows
 from edgefl_protocol.rules.bounds import FEDCLF
-from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.feature_rows import MOST_ROWS, RECEIVED, SENT, check_bank, order_by_content
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays
@@ -52,7 +52,7 @@ class FeatureNoise:
             self.epsilon(1)
 
     def epsilon(self, releases: int) -> float:
-        """Epsilon at `dp_delta` after so many releases of a bank, for replacing one image.
+        """Compute epsilon at `dp_delta` after so many releases of a bank, for replacing one image.
 
         A `SettingError` where the library is missing.
         """
@@ -65,21 +65,21 @@ class FeatureNoise:
         return float(RdpAccountant().compose(SelfComposedDpEvent(event, releases)).get_epsilon(self.dp_delta))
 
     def sentence(self, site: str, releases: int) -> str:
-        """What a person should know before the first release."""
+        """Return what a person should know before the first release."""
         return (
             f"shared features of site {site} cost epsilon {self.epsilon(1):.3g} a round, {self.epsilon(releases):.3g} "
             f"in all, at delta {self.dp_delta:g}, given the encoders; the weights beside them carry no noise."
         )
 
     def added(self, features: NDArray[np.float32], rng: np.random.Generator) -> NDArray[np.float32]:
-        """Noised features, brought back to unit length (which costs no privacy)."""
+        """Add noise to features and bring them back to unit length (which costs no privacy)."""
         noised = features + rng.normal(0.0, self.dp_noise, features.shape)
         length = np.linalg.norm(noised, axis=1, keepdims=True)
         return np.asarray(noised / length, dtype=np.float32)
 
 
 def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays:
-    """The server's arrays, banks as `features.<site>` among them, with the banks of those who sent one.
+    """Put the banks of those who sent one among the server's arrays, as `features.<site>`.
 
     A `TrainingError` where what a site sent is no bank of this federation.
     """
@@ -88,7 +88,7 @@ def accepted(state: Arrays, replies: Mapping[str, Payload], most: int) -> Arrays
 
 
 def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
-    """What each of `sites` receives of all the others' banks, in the order of a hash of each row.
+    """Give each of `sites` all the others' banks, in the order of a hash of each row.
 
     The order is a function of the set of features, so that it cannot tell where a row came from, and the same in every
     run and after every resume.
@@ -107,7 +107,7 @@ def others_features(state: Arrays, sites: Sequence[str]) -> dict[str, Arrays]:
 
 
 def incoming(received: Arrays, device: torch.device) -> Float[Tensor, "M F"] | None:
-    """Q_r as unit vectors; None where there is nobody else, a `TrainingError` where the array holds no features."""
+    """Read Q_r as unit vectors; None where there is nobody else, a `TrainingError` where these are no features."""
     try:
         rows = feature_rows.received(received)
     except ValueError as error:

@@ -25,7 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import batches
 from edgefl_protocol.rules.bounds import FEDCLF
-from edgefl_protocol.rules.defaults import FedCLF as Default
+from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
 from edgefl_protocol.rules.defaults import usual_view_side
 from edgefl_protocol.rules.rates import cosine_rate
 from edgefl_protocol.rules.slow_encoder import BatchNorm
@@ -34,12 +34,13 @@ from edgefl_trainer.augment import contrastive_views
 from edgefl_trainer.bounds import check_ranges
 from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
-from edgefl_trainer.learning import steps
+from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 from edgefl_trainer.learning.batches import Images, read_ahead
 from edgefl_trainer.learning.epochs import run_epochs
+from edgefl_trainer.learning.named_arrays import as_arrays
 from edgefl_trainer.models.backbones import build_network, load_weights
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 BACKBONE = "backbone."  # names of the network's tensors begin so
 LEAST_IMAGES = 2  # of a site: batch norm and negatives need another
@@ -65,7 +66,7 @@ class SgdRecipe:
         check_ranges(self, FEDCLF)
 
     def side(self, spec: BackboneSpec) -> int:
-        """Side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
+        """Return the side of a view in pixels; a `SettingError` where a vision transformer cannot take that size."""
         if isinstance(spec, CNNSpec):
             return self.view_px or usual_view_side(spec.image_px)
         if self.view_px not in (0, spec.image_px):
@@ -73,7 +74,7 @@ class SgdRecipe:
         return spec.image_px
 
 
-class Learner(nn.Module):
+class LearningNetwork(nn.Module):
     """A timm network and what stands on it while it learns; parameters are called `backbone.*` and `head.*`."""
 
     backbone: Any  # timm carries no types
@@ -89,13 +90,13 @@ class Learner(nn.Module):
         self.tokens = tokens
         self.autocast: torch.dtype | None = None  # of the matrix products in here; losses stay in float32
 
-    def at(self, site: Site) -> "Learner":
-        """The same, on the site's device and in its arithmetic."""
+    def at(self, site: Site) -> "LearningNetwork":
+        """Move the network to the site's device and arithmetic."""
         self.autocast = site.autocast
         return self.to(site.device)
 
     def forward(self, pixels: Float[Tensor, "B 3 px px"]) -> Float[Tensor, "B out"]:
-        """What the head says of normalised pixels, in float32."""
+        """Compute what the head says of normalised pixels, in float32."""
         with torch.autocast(pixels.device.type, dtype=self.autocast, enabled=self.autocast is not None):
             if not self.tokens:
                 return self.head(self.backbone(pixels)).float()  # type: ignore[no-any-return]
@@ -103,18 +104,18 @@ class Learner(nn.Module):
             return self.head(found.mean(dim=1)).float()  # type: ignore[no-any-return]
 
 
-def build(task: Task, head: Callable[[int], nn.Module]) -> Learner:
-    """A network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
+def build(task: Task, head: Callable[[int], nn.Module]) -> LearningNetwork:
+    """Make a network as it begins: from the task's initial weights where there are any, else fresh from its seed."""
     spec = task.backbone
     network = build_network(spec, task.seed)
     if task.initial:
         load_weights(network, task.initial, spec.name)
     with seeded(task.seed):  # torch's layers draw from the global generator
-        return Learner(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
+        return LearningNetwork(network, head(spec.width), tokens=not isinstance(spec, CNNSpec))
 
 
 def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> State:
-    """The server before the first exchange: a fresh network, or the backbone to learn on, and a fresh head.
+    """Make the server's first state: a fresh network, or the backbone to learn on, and a fresh head.
 
     A `SettingError` where the network cannot take views of this size.
     """
@@ -132,13 +133,13 @@ def start(recipe: SgdRecipe, task: Task, head: Callable[[int], nn.Module]) -> St
     return State(tensors_of(model))
 
 
-def tensors_of(model: Learner) -> Arrays:
-    """All that a network learned: parameters and the statistics of batch norm, without a fixed position table."""
+def tensors_of(model: LearningNetwork) -> Arrays:
+    """Return all that a network learned: parameters and batch norm's statistics, without a fixed position table."""
     fixed = {name for name, value in model.named_parameters() if not value.requires_grad}
-    return steps.as_arrays({name: value for name, value in model.state_dict().items() if name not in fixed})
+    return as_arrays({name: value for name, value in model.state_dict().items() if name not in fixed})
 
 
-def fill(model: Learner, arrays: Arrays) -> None:
+def fill(model: LearningNetwork, arrays: Arrays) -> None:
     """Put arrays into a network; what they do not name stays.
 
     A `TrainingError` for one that it does not have, or of another shape.
@@ -151,7 +152,7 @@ def fill(model: Learner, arrays: Arrays) -> None:
 
 
 def encoder_of(state: State) -> Arrays:
-    """The network without its head, by timm's names."""
+    """Return the network without its head, by timm's names."""
     return {name.removeprefix(BACKBONE): value for name, value in state.arrays.items() if name.startswith(BACKBONE)}
 
 
@@ -165,29 +166,29 @@ class Split:
     kept: frozenset[str]
 
     @classmethod
-    def of(cls, model: Learner, bn: BatchNorm) -> "Split":
-        """By module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
+    def of(cls, model: LearningNetwork, bn: BatchNorm) -> "Split":
+        """Split by module: with `local` all tensors of batch norm stay, scale, shift and statistics (FedBN)."""
         layers = [name for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
         names = (f"{layer}.{part}" for layer in layers for part in model.get_submodule(layer).state_dict())
         return cls(frozenset(names if bn == "local" else ()))
 
     def sent(self, arrays: Arrays) -> Arrays:
-        """What travels."""
+        """Pick what travels."""
         return {name: value for name, value in arrays.items() if name not in self.kept}
 
     def own(self, arrays: Arrays) -> Arrays:
-        """What stays."""
+        """Pick what stays."""
         return {name: value for name, value in arrays.items() if name in self.kept}
 
 
 def phases(recipe: SgdRecipe, rounds: int) -> list[Phase]:
-    """R rounds, and with `bn=local` one exchange that averages batch norm once, so that there is one encoder."""
+    """Plan R rounds, and with `bn=local` one exchange that averages batch norm once, so that there is one encoder."""
     last = [Phase("final", rounds + 1)] if recipe.bn == "local" else []
     return [*(Phase("train", r) for r in range(1, rounds + 1)), *last]
 
 
 def average(state: State, replies: Mapping[str, Payload], names: Callable[[str], bool] = lambda name: True) -> State:
-    """The server's tensors with those that sites sent replaced by their mean, weighted by numbers of images.
+    """Replace the tensors that sites sent by their mean, weighted by numbers of images.
 
     Replies without arrays (a site that has not learned yet) do not count.
     """
@@ -198,11 +199,11 @@ def average(state: State, replies: Mapping[str, Payload], names: Callable[[str],
     learned = {site: reply for site, reply in sent.items() if reply.arrays}
     if not learned:
         return state
-    return State({**state.arrays, **steps.weighted_mean(learned, steps.sample_weights(learned))}, state.values)
+    return State({**state.arrays, **weighted_mean(learned, sample_weights(learned))}, state.values)
 
 
 def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
-    """What makes `count` normalised random views of each image of a batch."""
+    """Make a function that draws `count` normalised random views of each image of a batch."""
     spec, side = site.task.backbone, recipe.side(site.task.backbone)
     mean, std = (torch.tensor(values, device=site.device).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
 
@@ -215,7 +216,7 @@ def views(site: Site, recipe: SgdRecipe, kind: Recipe, count: int) -> Prepare:
 def learn(
     recipe: SgdRecipe,
     site: Site,
-    model: Learner,
+    model: LearningNetwork,
     prepare: Prepare,
     objective: Objective,
     round_: int,

@@ -11,9 +11,9 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edgefl_export.graphs.training import Step
-from edgefl_export.parity.steps import StepParity
-from edgefl_protocol.bundle.learning_plan import Plan
+from edgefl_export.graphs.training import PureStep
+from edgefl_export.parity.step_parity import StepParity
+from edgefl_protocol.bundle.learning_plan import LearningPlan
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
 
@@ -24,7 +24,7 @@ Weights = Mapping[str, NDArray[Any]]
 class Traceable:
     """A graph before it is traced."""
 
-    step: Step  # named tensors in, named tensors out; nothing drawn at random, nothing remembered
+    step: PureStep  # named tensors in, named tensors out; nothing drawn at random, nothing remembered
     example: Mapping[str, Tensor]  # a value of every input, in the graph's order; only types and shapes matter
     outputs: Sequence[str]  # names, in the graph's order
     free: Mapping[str, str]  # inputs whose first axis is free, each with the name of that axis
@@ -32,10 +32,10 @@ class Traceable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedStep:
     """A run's training step, ready to be traced."""
 
-    plan: Plan
+    plan: LearningPlan
     graphs: Mapping[str, Traceable]  # by the member's name
     # the gate: serialised graphs by name to its figures; raises `GateError`
     check: Callable[[Mapping[str, bytes]], Sequence[StepParity]]
@@ -48,4 +48,4 @@ class LearnedMethod:
     offers: str  # which runs it fits, as a clause for the sentence that refuses others
     fits: Callable[[FinishedRun, Predictor], bool]  # whether it is learned from a run's model
     # the step of a run, of its model, with the bundle's weights; raises `ExportError`
-    prepare: Callable[[FinishedRun, Predictor, Weights], Prepared]
+    prepare: Callable[[FinishedRun, Predictor, Weights], PreparedStep]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgefl_exchange.caller import Caller
-from edgefl_exchange.errors import Refused, Unavailable
+from edgefl_exchange.errors import SignedRefusal, Unavailable
 from edgefl_exchange.identity import Identity, Successor
 from edgefl_exchange.membership import Membership
 from edgefl_exchange.trust_records import save_revoked
@@ -47,7 +47,7 @@ def change_keys(
 
     Raises:
         Unavailable: no signed answer came; both keys are kept, and the next attempt goes on.
-        Refused: the coordinator refused; the keys that count stay.
+        SignedRefusal: the coordinator refused; the keys that count stay.
         StorageError: the disk is full; the keys that count stay.
     """
     successor = identity.begin_change()
@@ -59,7 +59,7 @@ def change_keys(
         answer = _ask(caller, request)
         if answer is None:  # the answer to an earlier attempt was lost, and the old key's time is over since
             answer = RotateReply.from_payload(caller_of(successor).call("rotate", request))
-    except Refused as refusal:
+    except SignedRefusal as refusal:
         if refusal.code in _GIVEN_UP:
             identity.drop_change()
         raise
@@ -69,7 +69,7 @@ def change_keys(
 
 
 def is_due(membership: Membership, now_ms: int) -> bool:
-    """Whether this member's keys are 30 days old; keys of unknown age are."""
+    """Tell whether this member's keys are 30 days old, or of unknown age."""
     return now_ms - membership.keys_made_ms >= ROTATE_AFTER_MS
 
 

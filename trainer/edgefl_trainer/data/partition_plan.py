@@ -38,7 +38,7 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PartitionPlan:
     """A scheme and its numbers; None means not given.
 
     `natural`: the sites of the data; `iid`: lesions dealt evenly; `dirichlet`; `pathological`: a few classes a site;
@@ -64,13 +64,13 @@ class Plan:
                 raise PartitionError(f"scheme {self.scheme} takes {known}: leave {_flag(name)} out.")
             if not given and name in _NEEDS.get(self.scheme, ()):
                 raise PartitionError(f"scheme {self.scheme} needs {_flag(name)}: add it.")
-        for name, wanted in hints(Plan).items():
+        for name, wanted in hints(PartitionPlan).items():
             value = getattr(self, name)
             if not fits(value, wanted):
                 raise PartitionError(f"{_flag(name)} is {value!r}; allowed: {allowed(wanted, value)}.")
 
     def to_json(self) -> dict[str, Any]:
-        """What was given, by name."""
+        """Return what was given, by name."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

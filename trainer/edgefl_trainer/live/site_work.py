@@ -53,7 +53,7 @@ class SiteOptions:
 
 
 @dataclass(frozen=True)
-class Work:
+class SiteWork:
     """All that a site needs to learn."""
 
     settings: RunSettings  # of its run directory
@@ -64,7 +64,7 @@ class Work:
     site: Site  # as the method sees it
 
 
-def prepare(told: TaskReply, options: SiteOptions) -> Work:
+def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
     """Read data and backbone, and check that they fit the task.
 
     Raises:
@@ -92,11 +92,11 @@ def prepare(told: TaskReply, options: SiteOptions) -> Work:
     sites = build_sites(federation, task, backbone, settings, method)
     [site] = sites.values()
     method.start(task, [site.name])  # what does not fit this backbone shows here
-    return Work(settings, method, task, backbone, federation, replace(site, noise="secret"))
+    return SiteWork(settings, method, task, backbone, federation, replace(site, noise="secret"))
 
 
 def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
-    """The settings of the site's run directory.
+    """Make the settings of the site's run directory.
 
     Raises:
         FederationRefused: this version does not have the method with these settings, or the coordinator tells too
@@ -151,7 +151,7 @@ def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
 
 
 def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Backbone:
-    """The network of the task, from here.
+    """Find the task's network on this machine.
 
     A method that learns the network receives its weights from the server, so only the architecture has to be the same.
 
@@ -191,7 +191,7 @@ def local_backbone(told: TaskReply, method: Method, options: SiteOptions) -> Bac
 
 
 def is_elsewhere(name: str) -> bool:
-    """Whether a name that a coordinator told means a file, or somebody's hub: a person has to say which copy is meant.
+    """Tell whether a coordinator's name means a file or somebody's hub: a person has to say which copy is meant.
 
     Else a coordinator could have a site fetch and read what it likes (docs/security.md, attack list 5).
     """
@@ -210,12 +210,12 @@ def shape(spec: BackboneSpec) -> Mapping[str, Any]:
 
 
 def located(data: Sequence[str], site: str) -> tuple[str, ...]:
-    """The SPECs, each for one site where one is named."""
+    """Limit the SPECs to one site, where one is named."""
     return tuple(text if not site or "@site=" in text else f"{text}@site={site}" for text in data)
 
 
 def only_site(federation: Federation, site: str) -> Federation:
-    """The rows of one site; a `SettingError` where the data has several and none is chosen."""
+    """Return the rows of one site; a `SettingError` where the data has several and none is chosen."""
     names = sorted(federation.sites)
     if site and site not in federation.sites:
         raise SettingError(f"the data has no site {site!r}; it has {listed(names)}.")
@@ -226,7 +226,7 @@ def only_site(federation: Federation, site: str) -> Federation:
 
 
 def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
-    """The same rows with labels that index the federation's classes; a site may lack some of them.
+    """Number the labels of the rows by the federation's classes; a site may lack some of them.
 
     A `SettingError` where the data has a class that the federation does not know.
     """
@@ -241,5 +241,5 @@ def in_classes(federation: Federation, classes: Sequence[str]) -> Federation:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names with commas between; "nothing" for none."""
+    """Join names with commas; "nothing" for none."""
     return ", ".join(names) or "nothing"

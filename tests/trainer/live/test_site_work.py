@@ -14,7 +14,7 @@ from PIL import Image
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_trainer.data.lesions import draw_lesion
 from edgefl_trainer.errors import FederationRefused, SettingError
-from edgefl_trainer.live.work import SiteOptions, prepare
+from edgefl_trainer.live.site_work import SiteOptions, prepare
 from edgefl_trainer.models.backbones import load_backbone
 
 DATA = "lesions:sites=2,images=40,px=36"

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgefl_exchange.coordinator_keys import wall_clock_ms
 from edgefl_exchange.delivery import Delivery
 from edgefl_exchange.enrolment import EnrolmentError, enrol, trust_certificate
-from edgefl_exchange.errors import ExchangeError, NotEnrolled, Refused, TlsRefused, Unavailable
+from edgefl_exchange.errors import ExchangeError, NotEnrolled, SignedRefusal, TlsRefused, Unavailable
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, load_membership, read_ca
@@ -35,7 +35,7 @@ _FINAL = frozenset(
 )  # fmt: skip
 
 
-Settled = Callable[[Delivery], None]
+ReplySettled = Callable[[Delivery], None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Seat:
+class SiteMembership:
     """Where a site keeps its membership."""
 
     folder: Path  # the run directory
@@ -59,7 +59,7 @@ class Seat:
         return self.folder / MEMBER
 
     def enrolled(self, invite: str | None, ca: Path | None, proxy: str | None) -> Membership:
-        """The membership, joined now with the invite where there is none yet.
+        """Return the membership; join now with the invite where there is none yet.
 
         Args:
             invite: what the operator gave; None goes on with the membership that is there.
@@ -89,7 +89,7 @@ class Seat:
 
     @contextmanager
     def member(self) -> Iterator[Member]:
-        """The membership, opened: holds the keys until the end.
+        """Open the membership, and hold its keys until the end.
 
         A `FederationRefused` where the server is not the trusted one, or refuses for good; an `ExchangeError` where the
         folder holds no finished enrolment, or nothing answered.
@@ -98,12 +98,12 @@ class Seat:
             yield member
 
     def task(self) -> TaskReply:
-        """The signed task; raises `NotEnrolled` while the operator has not approved."""
+        """Fetch the signed task; raises `NotEnrolled` while the operator has not approved."""
         with self.member() as member:
             return member.task()
 
-    def meet(self, reply: Reply | None, settled: Settled) -> tuple[TaskReply, list[Delivery]]:
-        """One meeting with the coordinator: a new reply enters the outbox, the task is asked for, what waits is sent.
+    def meet(self, reply: Reply | None, settled: ReplySettled) -> tuple[TaskReply, list[Delivery]]:
+        """Meet the coordinator once: a new reply enters the outbox, the task is asked for, what waits is sent.
 
         Gives the task, and what became of each reply that was offered.
 
@@ -164,7 +164,7 @@ def refusals() -> Iterator[None]:
         raise
     except TlsRefused as error:
         raise FederationRefused(str(error), error.code) from error
-    except (EnrolmentError, InviteError, Refused) as error:
+    except (EnrolmentError, InviteError, SignedRefusal) as error:
         if error.code not in _FINAL:
             raise
         raise FederationRefused(str(error), error.code) from error

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from edgefl_coordinator.errors import RefusedError
 from edgefl_coordinator.members import membership
-from edgefl_coordinator.members.membership import Member
+from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admission import Call, admit
 from edgefl_coordinator.web.routes import HANDLERS
@@ -42,7 +42,7 @@ log = logging.getLogger("edgefl_coordinator")
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """An HTTP answer."""
 
     status: int
@@ -50,14 +50,14 @@ class Answer:
     sealed: bool
 
 
-def handle(coordinator: Coordinator, route: Route, body: bytes) -> Answer:
+def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     """Answer one sealed request."""
     now_ms = coordinator.clock()
     try:
         call = _open(coordinator, route, body, now_ms)
     except EnvelopeError as error:
         log.info("refused before the signature: %s %s", route.cty, error.code)
-        return Answer(401, UNAUTHENTICATED, sealed=False)
+        return HttpResponse(401, UNAUTHENTICATED, sealed=False)
     try:
         if route.cty != "enrol":  # a newcomer has no window yet
             admit(call)
@@ -85,7 +85,7 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
             # There is no key to seal an answer to, so this is refused like a broken envelope.
             raise EnvelopeError("the enrolment's payload does not fit the route", error.code) from error
         return Call(coordinator, route, opened, sealing, now_ms)
-    found: dict[str, Member] = {}
+    found: dict[str, MemberRow] = {}
 
     def sender(skid: str) -> PublicSigningKey | None:
         with coordinator.store.transaction() as connection:
@@ -104,9 +104,11 @@ def _open(coordinator: Coordinator, route: Route, body: bytes, now_ms: int) -> C
     return Call(coordinator, route, opened, found[opened.header.skid].sealing, now_ms)
 
 
-def _seal(call: Call, answer: Payload | Refusal) -> Answer:
+def _seal(call: Call, answer: Payload | Refusal) -> HttpResponse:
     """Run step (4)."""
     status = answer.status if isinstance(answer, Refusal) else 200
     payload = answer.to_payload() if isinstance(answer, Refusal) else answer
     fields = reply_fields(call.opened, sts=status, now_ms=call.now_ms)
-    return Answer(status, seal(payload.to_bytes(), fields, call.coordinator.keys.signing, call.sealing), sealed=True)
+    return HttpResponse(
+        status, seal(payload.to_bytes(), fields, call.coordinator.keys.signing, call.sealing), sealed=True
+    )

@@ -7,7 +7,7 @@ LEAST_HELD = 20  # pictures of each class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class GateVerdict:
     """What the gate found."""
 
     bundle: float  # balanced accuracy of the bundle's values

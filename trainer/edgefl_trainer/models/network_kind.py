@@ -9,11 +9,11 @@ from edgefl_trainer.models.shipped import shipped_backbones
 
 NetworkKind = Literal["vit", "cnn"]
 PLAIN_VITS = ("vision_transformer", "deit")  # modules of timm
-MAX_HEADER_BYTES = 16 * 1024**2
+MAX_FILE_HEADER_BYTES = 16 * 1024**2
 
 
 def network_kind(name: str) -> NetworkKind:
-    """`cnn` for a convolutional network; `vit` for a vision transformer, and where the name stands for nothing.
+    """Tell the kind of a network: `cnn` where it is convolutional, else `vit`, also where the name stands for nothing.
 
     `models.backbones.load_backbone` takes the same names and says what is wrong with one.
     """
@@ -29,9 +29,7 @@ def network_kind(name: str) -> NetworkKind:
 
 
 def names_learned_positions(name: str) -> bool:
-    """Whether a name, as `load_backbone` takes it, is that of a vision transformer of timm's: its positions are
-    learned.
-    """
+    """Tell whether a name means one of timm's vision transformers: their positions are learned."""
     import timm
 
     form, _, model = name.partition(":")
@@ -53,7 +51,7 @@ def _kind_in_file(path: Path) -> NetworkKind:
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
-            header = json.loads(stream.read(min(length, MAX_HEADER_BYTES)))
+            header = json.loads(stream.read(min(length, MAX_FILE_HEADER_BYTES)))
         facts = json.loads(header["__metadata__"]["backbone"])
         return "cnn" if "cnn" in facts["architecture"] else "vit"
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,11 +15,11 @@ from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, S
 from edgefl_trainer.engine.handout import received_encoder
 from edgefl_trainer.engine.results import results_of
 from edgefl_trainer.engine.run import what_was_asked, write_summary
-from edgefl_trainer.live.work import Work
+from edgefl_trainer.live.site_work import SiteWork
 
 
 def write_results(
-    work: Work, folder: Path, told: TaskReply, federation: str, state: State, last: Payload
+    work: SiteWork, folder: Path, told: TaskReply, federation: str, state: State, last: Payload
 ) -> dict[str, Any]:
     """Judge the site's state after its last exchange with what was handed out at the end, and write `summary.json`.
 
@@ -39,7 +39,7 @@ def write_results(
     return write_summary(folder, head, final.sites, time.perf_counter() - started, digests)
 
 
-def _final(work: Work, state: State, last: Payload) -> FederationState:
+def _final(work: SiteWork, state: State, last: Payload) -> FederationState:
     """What the site knows of the finished federation: its own state, and the model or encoder made of the hand-out."""
     name, rounds = work.site.name, work.task.rounds
     learns = declared(work.method)

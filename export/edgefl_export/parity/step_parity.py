@@ -40,7 +40,7 @@ class Reference(Protocol):
         """How many batches one step may be tried with."""
 
     def batch(self, index: int) -> Arrays:
-        """What the graph takes beside the state in a step, from 0; with `tries`, another batch when asked again."""
+        """Give what a step takes beside the state, from 0; with `tries`, another batch when asked again."""
 
     def step(self, given: Arrays) -> float:
         """Learn one batch; returns the loss before the step."""

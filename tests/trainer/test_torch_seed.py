@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from edgefl_trainer.seeded import seeded
+from edgefl_trainer.torch_seed import seeded
 
 
 @pytest.mark.parametrize("seed", [0, 3, 2**63 - 1])

@@ -1,0 +1,41 @@
+"""One word per thing, also in code (docs/design.md 3): a class of the product has its name alone."""
+
+import ast
+from collections import defaultdict
+
+# Names that two modules may define, each with the reason.
+SHARED = {}
+
+
+def class_names(modules) -> dict[str, set[str]]:
+    """Public class → the modules that define it, or that give the name to a type of another kind."""
+    found: dict[str, set[str]] = defaultdict(set)
+    classes: set[str] = set()
+    for module in modules.values():
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+                found[node.name].add(module.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign) and not is_type_variable(node.value):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        found[target.id].add(module.name)
+    return {name: found[name] for name in classes if not name.startswith("_")}
+
+
+def is_type_variable(value: ast.expr | None) -> bool:
+    """Whether an assigned value is `TypeVar(…)`: such a name means something in its own module only."""
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "TypeVar"
+
+
+def test_a_class_has_its_name_alone(modules) -> None:
+    """Whoever searches a class finds one definition, and no type alias of that name beside it."""
+    twice = {name: sorted(where) for name, where in class_names(modules).items() if len(where) > 1}
+    assert twice.keys() == SHARED.keys(), {name: where for name, where in twice.items() if name not in SHARED}
+
+
+def test_two_classes_of_one_name_are_found(modules) -> None:
+    """The check above can fail: without its type, a name that two modules give to something else counts."""
+    names = class_names(modules)
+    assert names["Member"] == {"edgefl_exchange.member"} and len(names) > 300
