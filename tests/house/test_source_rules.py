@@ -308,8 +308,47 @@ def test_no_big_or_private_file_is_tracked(tracked, root: Path) -> None:
 
 
 NO_VERBS = frozenset(
-    "a all an as both each every from how in its most no none nothing of on one only some that the their these they this"
-    " those to two what when where whether which who whose why with your".split()
+    [
+        "a",
+        "all",
+        "an",
+        "as",
+        "both",
+        "each",
+        "every",
+        "from",
+        "how",
+        "in",
+        "its",
+        "most",
+        "no",
+        "none",
+        "nothing",
+        "of",
+        "on",
+        "one",
+        "only",
+        "some",
+        "that",
+        "the",
+        "their",
+        "these",
+        "they",
+        "this",
+        "those",
+        "to",
+        "two",
+        "what",
+        "when",
+        "where",
+        "whether",
+        "which",
+        "who",
+        "whose",
+        "why",
+        "with",
+        "your",
+    ]
 )
 
 

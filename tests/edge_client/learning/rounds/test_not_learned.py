@@ -18,8 +18,7 @@ from edgefl_client.learning.checkpoint import load_standing, only_one
 from edgefl_client.learning.fedevprompt import FedEvPromptLearner
 from edgefl_client.learning.limits import Battery, LearningLimits
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
-from edgefl_client.sharing.policy import Limits
-from edgefl_client.sharing.policy import Policy, save_policy
+from edgefl_client.sharing.policy import Limits, Policy, save_policy
 from edgefl_protocol import Payload
 from edgefl_protocol.messages.requests import TaskReply
 
