@@ -129,16 +129,15 @@ def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
     """
     left, top, right, bottom = placed.box
     levels = np.clip((placed.values - placed.low) / (placed.high - placed.low), 0.0, 1.0)
-    drawn = photo.copy()
-    if strongest_region(placed) is not None:  # a level map would colour everything as the strongest place
+    drawn, region = photo.copy(), strongest_region(placed)
+    if region is not None:  # a level map would colour everything as the strongest place
         drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
-    return np.asarray(_with_lines(Image.fromarray(drawn), placed, line_px))
+    return np.asarray(_with_lines(Image.fromarray(drawn), placed, region, line_px))
 
 
-def _with_lines(drawn: Image.Image, placed: Placed, line_px: int) -> Image.Image:
+def _with_lines(drawn: Image.Image, placed: Placed, region: NDArray[np.bool_] | None, line_px: int) -> Image.Image:
     """Outline the strongest region, and frame what the network saw where that is not all."""
     left, top, right, bottom = placed.box
-    region = strongest_region(placed)
     if region is not None:
         _outline(drawn, region, line_px)
     if (left, top, right, bottom) != (0, 0, drawn.width, drawn.height):
