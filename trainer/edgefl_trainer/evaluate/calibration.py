@@ -176,8 +176,9 @@ def _statement(
     if suspicious.all():
         return "No class of this model is known to be benign, so every predicted class asks for a look."
     figures = (
-        f"Of the site's tune pictures it refers {_share(found, 'sensitivity')} of classes that are not known to be "
-        f"benign, and does not refer {_share(spared, 'specificity')} of benign classes."
+        f"Of the site's tune pictures it refers {found[0]} of {found[1]} of classes that are not known to be "
+        f"benign{_share(found, 'sensitivity')}, and {spared[0]} of {spared[1]} of benign classes it does not "
+        f"refer{_share(spared, 'specificity')}."
     )
     rule = "A picture asks for a look where the predicted class is not known to be benign"
     if threshold is not None:
@@ -192,4 +193,4 @@ def _statement(
 
 
 def _share(part: tuple[int, int], called: str) -> str:
-    return f"{part[0]} of {part[1]} pictures" + (f" ({called} {part[0] / part[1]:.1%})" if part[1] else "")
+    return f" ({called} {part[0] / part[1]:.1%})" if part[1] else ""
