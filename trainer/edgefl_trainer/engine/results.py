@@ -99,14 +99,7 @@ def predictor_results(
         if calibrated.tune is not None:
             save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        facts[name] = {
-            "n_train": len(site.train),
-            "n_labelled": len(site.train),
-            "held_out": False,
-            "readout": predictor.module.options.readout,
-            "selected_round": kept.round,
-            "selected_phase": "train" if kept.round <= task.rounds else "final",
-        }
+        facts[name] = _facts_of_trained(site, predictor, kept, task)
         seen[name] = predictor.seen
         rows = report_rows(federation, name)
         scored[name] = score(predictor, rows, federation.lesions, site.device)
@@ -132,6 +125,17 @@ def predictor_results(
         "reported_rows": federation.report_split,
         **federation_report(scored, facts),
         **({"further": {way: federation_report(found, facts) for way, found in further.items()}} if further else {}),
+    }
+
+
+def _facts_of_trained(site: Site, predictor: Predictor, kept: SelectedRound, task: Task) -> dict[str, Any]:
+    return {
+        "n_train": len(site.train),
+        "n_labelled": len(site.train),
+        "held_out": False,
+        "readout": predictor.module.options.readout,
+        "selected_round": kept.round,
+        "selected_phase": "train" if kept.round <= task.rounds else "final",
     }
 
 
