@@ -150,6 +150,7 @@ def test_a_bundle_says_what_its_classes_mean_and_why_it_has_no_threshold(built, 
     }  # fmt: skip
     suspicion = json.loads(built["out"].read_text())["suspicion"]
     assert suspicion["threshold"] is None and suspicion["statement"].startswith("WARNING: no threshold was chosen")
+    assert "kept no scores" in suspicion["statement"]
     assert loaded.card.suspicion.statement == suspicion["statement"]
 
 

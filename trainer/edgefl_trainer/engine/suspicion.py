@@ -5,6 +5,7 @@ the pictures, and anew for other class information. A run from before these file
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,11 @@ from edgefl_trainer.evaluate.calibration import choose_suspicion
 
 FOLDER = "tune"
 MAX_BYTES = 1 << 30
+NOT_KEPT = (
+    "WARNING: no threshold was chosen, for the run kept no scores of this site's tune pictures: it is from before they "
+    "were kept, or the site never trained. A picture asks for a look where the predicted class is not known to be "
+    "benign; one that is called benign with little certainty does not."
+)
 
 
 def save_tune_scores(folder: Path, site: str, scores: Prediction, targets: NDArray[np.int64]) -> None:
@@ -48,7 +54,8 @@ def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -
     classes = len(run.classes)
     if not path.exists():
         none = np.zeros(0, np.int64)
-        return choose_suspicion(np.zeros((0, classes), np.float32), none, none, suspicious)
+        found = choose_suspicion(np.zeros((0, classes), np.float32), none, none, suspicious)
+        return found if suspicious.all() or not suspicious.any() else replace(found, statement=NOT_KEPT)
     try:
         arrays = Payload.from_bytes(read_bounded(path, MAX_BYTES), MAX_BYTES).arrays
         probabilities, predicted, targets = (arrays[name] for name in ("probabilities", "predicted", "targets"))

@@ -187,7 +187,7 @@ def _statement(
         )
     return (
         f"WARNING: no threshold was chosen, for the site has {found[1]} tune pictures of classes that are not known to "
-        f"be benign, and {min_suspicious} are needed. {rule}; one that is called benign with little certainty is not. "
+        f"be benign, and {min_suspicious} are needed. {rule}; one called benign with little certainty does not. "
         f"{figures}"
     )
 
