@@ -328,7 +328,7 @@ def peak_mb(folder: Path, graph: bytes, photo: Path) -> float:
         "score.onnx": graph,
         "weights.safetensors": write_tensors(dict(site.predictor.tensors), {}),
         "preprocess.json": write_json(site.preprocess.to_json()),
-        "labels.json": Labels(site.classes, site.predictor.seen).to_bytes(),
+        "labels.json": Labels(site.classes, site.predictor.seen, site.info).to_bytes(),
         "card.json": site.card.to_bytes(),
     }
     fields = BundleFields(federation=None, line="main", task=site.task, version=1, created_ms=int(time.time() * 1000))

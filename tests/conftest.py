@@ -22,7 +22,9 @@ from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.envelopes.keys import SigningKey
+from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.imaging import Preprocess
+from edgefl_protocol.pictures.referral import Suspicion
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 
@@ -38,6 +40,7 @@ def pytest_configure() -> None:
 NOW_MS = 1_790_000_000_000
 SIZE, GRID = 24, 6  # px, tokens a side
 CLASSES = ("MEL", "NV", "BCC")
+HARMLESS = {name: ClassInfo(name, "Called harmless by a test.", "benign") for name in CLASSES}
 SIGNER = SigningKey(bytes(range(1, 33)))
 
 WEIGHTS: dict[str, Any] = {
@@ -142,19 +145,25 @@ def bundle_bytes(
     metrics: dict[str, Any] | None = None,
     signer: SigningKey = SIGNER,
     needs: dict[str, str] | None = None,
+    info: dict[str, ClassInfo] | None = HARMLESS,
+    suspicion: Suspicion | None = None,
     **weights: Any,
 ) -> bytes:
-    """A signed bundle; `needs`: its min_client or min_runtime; keyword weights replace tensors (`__` for a dot)."""
+    """A signed bundle; `needs`: its min_client or min_runtime; keyword weights replace tensors (`__` for a dot).
+
+    Its classes are called benign unless `info` says otherwise, so that the other rules can be seen alone.
+    """
     values = {**weights_for(softmax), **{name.replace("__", "."): value for name, value in weights.items()}}
     card = Card(
         intended_use="tests", method="fedevprompt", site="one", sites={"one": 10}, metrics=metrics or {},
         temperature=1.25, refer_above=refer_above, backbone="none", licence_note="none",
+        suspicion=suspicion,
     )  # fmt: skip
     members = {
         "score.onnx": score_graph(softmax=softmax, with_map=with_map),
         "weights.safetensors": write_tensors(values, {}),
         "preprocess.json": write_json(Preprocess(size=SIZE, fit=fit).to_json()),  # type: ignore[arg-type]
-        "labels.json": Labels(CLASSES, seen).to_bytes(),
+        "labels.json": Labels(CLASSES, seen, info).to_bytes(),
         "card.json": card.to_bytes(),
     }
     fields = BundleFields(

@@ -23,6 +23,7 @@ from edgefl_trainer.errors import USAGE_CODES
 if TYPE_CHECKING:
     from edgefl_export.int8.calibration import Calibration
     from edgefl_export.parity.step_parity import StepParity
+    from edgefl_protocol.pictures.class_info import ClassInfo
     from edgefl_trainer.engine.models import FinishedRun
 
 EXPORT_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
@@ -146,6 +147,13 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     help="Also export the training step, so that a device can learn; of a run that devices cannot learn, the refusal "
     "names those they can.",
 )
+@click.option(
+    "--class-info",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.toml",
+    help="What the classes mean, and which are malignant: docs/reference/scores.md. A class that nobody describes asks "
+    "for a look.  [default: what is known of ISIC's and HAM10000's labels]",
+)
 @click.option("--line", default="main", show_default=True, callback=_word, metavar="NAME", help="Product line.")
 @click.option("--federation", callback=_word, metavar="NAME", help="Federation it belongs to.  [default: none]")
 @click.option("--expires-days", type=click.IntRange(1), metavar="DAYS", help="Refused afterwards.  [default: never]")
@@ -172,7 +180,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     finished = open_run(run)
-    model = site_model(finished, site)
+    model = site_model(finished, site, _class_info(options["class_info"], finished))
     pictures = _int8_pictures(finished, site) if options["precision"] == "int8" else None
     click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
     members = build_members(model, form=options["form"], int8=pictures, report=lambda line: click.echo(line, err=True))
@@ -200,10 +208,22 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         "version": fields.version,
         "signers": [key.key_id for key in keys],
         "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
+        "suspicion": None if model.card.suspicion is None else asdict(model.card.suspicion),
+        "undescribed": [name for name in model.classes if name not in model.info],
         "int8": None if members.agreement is None else asdict(members.agreement),
         "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
     }
     click.echo(json.dumps(facts) if as_json else _bundle_text(facts))
+
+
+def _class_info(file: Path | None, finished: "FinishedRun") -> "dict[str, ClassInfo]":
+    """Return what the file says of classes, and tell where it calls harmless what the product's table does not."""
+    from edgefl_trainer.data.class_info import called_harmless, read_class_info
+
+    given = {} if file is None else read_class_info(file, finished.classes)
+    for label in called_harmless(given):
+        click.echo(f"edgefl-export: {file} calls {label} benign; the product's own table does not", err=True)
+    return given
 
 
 def _int8_pictures(finished: "FinishedRun", site: str) -> "Calibration":
@@ -310,6 +330,13 @@ def _bundle_text(facts: Mapping[str, Any]) -> str:
     graph = "of the graph before its layers had 8 bits, " if facts["int8"] else ""
     lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
+    if facts["suspicion"]:
+        lines.append(facts["suspicion"]["statement"])
+    if facts["undescribed"]:
+        names = ", ".join(facts["undescribed"])
+        lines.append(
+            f"nobody described {names}: a predicted one asks for a look; describe it with --class-info FILE.toml"
+        )
     if facts["int8"]:
         found = facts["int8"]
         lines.append(

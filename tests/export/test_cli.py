@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.export.conftest import write_run
 
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_export.bundles import assemble
@@ -17,9 +18,15 @@ from edgefl_export.cli import main
 from edgefl_export.graphs.score import ScoreGraph
 from edgefl_export.key_store import open_key
 from edgefl_export.parity import score_parity
-from edgefl_protocol.bundle import BundleFields, build_bundle, load_bundle
+from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bundle
+from edgefl_protocol.bundle.model_card import referral_rules
+from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.imaging import prepare
+from edgefl_trainer.contract import Prediction
+from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.models import open_run, predict
+from edgefl_trainer.engine.prediction import referral_rules_of
+from edgefl_trainer.engine.suspicion import save_tune_scores
 
 
 def call(*arguments, **options):
@@ -133,6 +140,63 @@ def test_device_scores_the_bundle_as_predict_does(built, run_folder):
     score = Scorer(loaded, threads=1).score(photo)
     assert list(score.probabilities.values()) == pytest.approx(expected.probabilities[0].tolist(), abs=1e-4)
     assert score.vacuity == pytest.approx(float(expected.vacuity[0]), abs=1e-4)
+
+
+def test_a_bundle_says_what_its_classes_mean_and_why_it_has_no_threshold(built, run_folder):
+    """docs/reference/scores.md: HAM10000's labels are known; a run from before its tune scores were kept warns."""
+    loaded = load_bundle(built["file"].read_bytes(), [bytes.fromhex(built["pub"].read_text())], now_ms=2**41)
+    assert {name: info.malignancy for name, info in loaded.labels.info.items()} == {
+        "mel": "malignant", "nv": "benign", "bkl": "benign",
+    }  # fmt: skip
+    suspicion = json.loads(built["out"].read_text())["suspicion"]
+    assert suspicion["threshold"] is None and suspicion["statement"].startswith("WARNING: no threshold was chosen")
+    assert "kept no scores" in suspicion["statement"]
+    assert loaded.card.suspicion.statement == suspicion["statement"]
+
+
+SKIN = '[bkl]\nname = "Warty mole"\nmeaning = "Not looked into."\nmalignancy = "unknown"\n'
+
+
+@pytest.mark.parametrize("ill", [5, 30])
+def test_trainer_and_device_refer_by_the_same_rules(tmp_path, predictor, ill):
+    """One threshold, chosen on the kept scores of tune rows: what `predict` uses and what the bundle carries."""
+    folder = write_run(tmp_path / "run", predictor)
+    run = open_run(folder)
+    rng = np.random.default_rng(5)
+    probabilities = rng.dirichlet([1.0, 2.0, 1.0], 80).astype(np.float32)
+    found = Prediction(probabilities, probabilities.argmax(1), None, None, None, None)
+    save_tune_scores(folder, "north", found, np.where(np.arange(80) < ill, 0, 1))
+    (tmp_path / "classes.toml").write_text(SKIN)
+    mine = read_class_info(tmp_path / "classes.toml", run.classes)
+    for described, flags in (({}, (True, False, False)), (mine, (True, False, True))):
+        model = assemble.site_model(run, "north", described)
+        labels = Labels(model.classes, model.predictor.seen, model.info)
+        rules = referral_rules(labels, model.card)
+        assert rules == referral_rules_of(run, "north", known_among(run.classes, described))
+        assert rules.suspicious == flags and (rules.suspicious_from is not None) is (ill >= 20)
+
+
+def test_damaged_tune_scores_are_one_sentence(tmp_path, predictor):
+    folder = write_run(tmp_path / "run", predictor)
+    (folder / "tune").mkdir()
+    (folder / "tune" / "north.safetensors").write_bytes(b"no tensors")
+    result = call("bundle", folder, "--site", "north", "--sign", make_key(tmp_path), "-o", tmp_path / "m.edgefl")
+    assert_refused(result, 1, "cannot be read", "--resume")
+
+
+def test_class_information_that_is_wrong_stops_before_the_tracing(tmp_path, run_folder):
+    """One sentence and exit 2; no bundle."""
+    (tmp_path / "classes.toml").write_text(SKIN.replace("bkl", "wart"))
+    arguments = ["bundle", run_folder, "--site", "north", "--sign", make_key(tmp_path), "-o", tmp_path / "m.edgefl"]
+    result = call(*arguments, "--class-info", tmp_path / "classes.toml")
+    assert_refused(result, 2, "no class 'wart'", "mel, nv, bkl")
+    assert "tracing" not in result.stderr and not (tmp_path / "m.edgefl").exists()
+    assert_refused(call(*arguments, "--class-info", tmp_path / "none.toml"), 1, "none.toml")
+
+
+def make_key(folder):
+    assert call("keygen", folder / "keys").exit_code == 0
+    return folder / "keys"
 
 
 def test_verify_accepts_the_right_key(built):

@@ -126,7 +126,7 @@ def maps_drawn(run: Path, signer: Path, photos: list[Path]) -> int:
     assert len(found) == len(expected) == len(photos)
     for device, trainer in zip(found, expected, strict=True):
         assert device.keys() == trainer.keys()
-        for name in ("predicted", "refer", "refer_reasons"):
+        for name in ("predicted", "refer", "refer_reasons", "rules_tried", "suspicious_from"):
             assert device[name] == trainer[name], name
         assert device["probabilities"].keys() == trainer["probabilities"].keys()
         values = [list(score["probabilities"].values()) for score in (device, trainer)]

@@ -84,9 +84,10 @@ def test_a_photograph_scores_the_same_in_trainer_and_device(kind, signed, tmp_pa
         invoke(device_cli, "score", file, "--model", bundle, "--trust", public, "--home", tmp_path / "home", "--json")
     )
     assert found.keys() == expected.keys()
-    for name in ("predicted", "refer", "refer_reasons", "image"):
+    said = ("predicted", "refer", "refer_reasons", "image", "predicted_name", "malignancy", "rules_tried", "exposure")
+    for name in (*said, "suspicious_from"):
         assert found[name] == expected[name], name
-    for name in ("vacuity", "dissonance", "entropy_nats"):
+    for name in ("vacuity", "dissonance", "entropy_nats", "suspicious_probability"):
         assert found[name] == pytest.approx(expected[name], abs=1e-4), name
     for name, tolerance in (("probabilities", 1e-4), ("evidence", 1e-3)):
         assert found[name].keys() == expected[name].keys()

@@ -58,6 +58,16 @@ def test_what_has_no_colour_of_skin_is_not_skin(kind: str) -> None:
     assert reasons(surface(NOT_SKIN[kind])) == ("not_skin",)
 
 
+@pytest.mark.parametrize(
+    ("change", "side"),
+    [(lambda image: image // 8, "dark"), (lambda image: image * 0 + 255, "bright"), (lambda image: image, None)],
+)
+def test_the_side_of_exposure_that_is_wrong_is_told(change, side: str | None) -> None:
+    """Module text, 2: too dark or too bright; a reason to refer where it is either."""
+    found = measure_quality(change(surface(SKIN["Monk 4"])))
+    assert found.exposure == side and ("exposure" in found.reasons(84)) is (side is not None)
+
+
 def test_half_skin_passes_and_a_third_does_not() -> None:
     """Module text, 3: 45 % of the lit pixels; the black ring of a dermatoscope counts for nothing."""
     image = surface(SKIN["Monk 5"], 84, 84)

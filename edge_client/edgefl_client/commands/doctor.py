@@ -23,6 +23,7 @@ from edgefl_client.commands.options import (
     show_default=True,
     help="Measure times and memory, which takes some seconds.",
 )
+@click.option("--verbose", is_flag=True, help="Also versions, the table of times, and the floors of this processor.")
 @model_option
 @trust_option
 @passphrase_option
@@ -33,6 +34,7 @@ def doctor(
     context: click.Context,
     offline: bool,
     measure: bool,
+    verbose: bool,
     model: Path | None,
     trusted: tuple[str, ...],
     passphrase_file: Path | None,
@@ -49,6 +51,7 @@ def doctor(
 
     keys = tuple(signers.read_public_key(pub).public.hex() for pub in trusted)
     device = device_of(context, home_dir, passphrase_file)
-    found = examine(device, online=not offline, speed=measure, model=model, trusted=keys)
-    report(found.to_json(), as_json, diagnosis_text(found))
+    floors = verbose or as_json
+    found = examine(device, online=not offline, speed=measure, floors=floors, model=model, trusted=keys)
+    report(found.to_json(), as_json, diagnosis_text(found, verbose=verbose))
     context.exit(0 if found.healthy else 1)

@@ -165,6 +165,18 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
         click.echo(unread, err=True)
     if bundle.card.research_use_only:
         click.echo("Research use only: an aid for study, not a diagnosis.", err=True)
+    if bundle.labels.info is None:
+        click.echo(
+            "This model does not say which of its classes are benign, so it asks for a look at every picture; its "
+            "publisher can export it again with class information.",
+            err=True,
+        )
+    elif bundle.card.suspicion is None or bundle.card.suspicion.threshold is None:
+        click.echo(
+            "This model has no threshold for suspicious classes: only a predicted one asks for a look. Its card says "
+            "why.",
+            err=True,
+        )
     left_days = scorer.days_left
     if left_days is not None and left_days < SOON_DAYS:
         click.echo(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 
 from edgefl_client.scoring.score_files import Failure, Result
-from edgefl_protocol.pictures.referral import REASON_WORDS
+from edgefl_protocol.pictures.wording import class_title, in_brief
 
 
 def human_line(result: Result) -> str:
@@ -21,12 +21,10 @@ def human_line(result: Result) -> str:
     if result.predicted is None:
         said = "no prediction"
     else:
-        said = f"{result.predicted}, probability {result.probabilities[result.predicted]:.3f}"
+        said = f"{class_title(result, result.predicted)}, probability {result.probabilities[result.predicted]:.3f}"
     vacuity = "" if result.vacuity is None else f", vacuity {result.vacuity:.3f}"
-    why = "; ".join(REASON_WORDS[reason] for reason in result.refer_reasons)
-    refer = f"; refer: {why}" if result.refer else ""
     drawn = f" [{result.heatmap}]" if result.heatmap else ""
-    return printable(f"{result.image}: {said}{vacuity}{refer}{drawn}")
+    return printable(f"{result.image}: {said}{vacuity}; {in_brief(result)}{drawn}")
 
 
 def printable(line: str) -> str:
@@ -43,6 +41,10 @@ class CsvLines:
     """Rows of a CSV with one column per class and measure."""
 
     _PLAIN = ("image", "predicted", "vacuity", "dissonance", "entropy_nats", "refer", "refer_reasons", "heatmap")
+    _LAST = (
+        "error_code", "error_message", "predicted_name", "malignancy", "suspicious_probability", "suspicious_from",
+        "rules_tried", "exposure",
+    )  # fmt: skip
     _MODEL = ("model_id", "model_sha256", "model_version", "state_kind", "state_sha256", "milliseconds")
 
     def __init__(self, classes: Sequence[str]) -> None:
@@ -51,13 +53,13 @@ class CsvLines:
     def head(self) -> str:
         """Write the first line."""
         per_class = [f"{measure}.{name}" for measure in ("probability", "evidence") for name in self._classes]
-        return self._line([*self._PLAIN, *self._MODEL, *per_class, "error_code", "error_message"])
+        return self._line([*self._PLAIN, *self._MODEL, *per_class, *self._LAST])
 
     def row(self, result: Result) -> str:
         """Write the line of one result; what is undefined stays empty."""
         if isinstance(result, Failure):
             empty = [""] * (len(self._PLAIN) - 1 + len(self._MODEL) + 2 * len(self._classes))
-            return self._line([result.image, *empty, result.code, result.message])
+            return self._line([result.image, *empty, result.code, result.message, *[""] * (len(self._LAST) - 2)])
         plain = [
             result.image, result.predicted, result.vacuity, result.dissonance, result.entropy_nats,
             str(result.refer).lower(), " ".join(result.refer_reasons), result.heatmap,
@@ -70,7 +72,12 @@ class CsvLines:
         per_class = [result.probabilities[name] for name in self._classes] + [
             evidence.get(name) for name in self._classes
         ]
-        return self._line([*plain, *model, *per_class, "", ""])
+        told = None if result.predicted is None else result.info_of(result.predicted)
+        last = [
+            "", "", told and told.name, told and told.malignancy, result.suspicious_probability, result.suspicious_from,
+            " ".join(result.rules_tried), result.exposure,
+        ]  # fmt: skip
+        return self._line([*plain, *model, *per_class, *last])
 
     def _line(self, values: Sequence[object]) -> str:
         out = io.StringIO()

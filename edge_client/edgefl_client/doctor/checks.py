@@ -19,7 +19,7 @@ from edgefl_client.doctor.home_checks import (
     check_policy,
     check_signers,
 )
-from edgefl_client.doctor.measure import table
+from edgefl_client.doctor.measure import table, was_busy
 from edgefl_client.doctor.membership_checks import check_certificate, check_coordinator, check_keys
 from edgefl_client.doctor.second_process import ProbeEnded, probe
 from edgefl_client.home import Home
@@ -27,6 +27,7 @@ from edgefl_client.sharing.enrolled_device import Device
 from edgefl_protocol.errors import EdgeflError
 
 OLD_MODEL_DAYS = 180
+_STATES = ("fail", "warn", "ok")  # what to act on first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,17 +48,24 @@ class Diagnosis:
 
 
 def examine(
-    device: Device, *, online: bool, speed: bool, model: Path | None = None, trusted: tuple[str, ...] = ()
+    device: Device,
+    *,
+    online: bool,
+    speed: bool,
+    floors: bool = True,
+    model: Path | None = None,
+    trusted: tuple[str, ...] = (),
 ) -> Diagnosis:
     """Make every check.
 
     Args:
         speed: whether to measure times, which takes some seconds.
+        floors: whether to measure the floors of the network's linear layers too, which nobody can act on.
         trusted: public keys of signers trusted for this call, in hexadecimal.
     """
     home, now_ms = device.home, device.clock_ms()
     findings = [*_guarded("home", lambda: check_home(home)), *_guarded("disk", lambda: check_disk(home))]
-    probed, measured = _probe(home, model, trusted, now_ms, speed=speed)
+    probed, measured = _probe(home, model, trusted, now_ms, speed=speed, floors=floors)
     findings += probed
     checks: dict[str, Callable[[], Iterator[Finding]]] = {
         "signers": lambda: check_signers(home, now_ms),
@@ -91,27 +99,21 @@ def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]
 
 
 def _probe(
-    home: Home, model: Path | None, trusted: tuple[str, ...], now_ms: int, *, speed: bool
+    home: Home, model: Path | None, trusted: tuple[str, ...], now_ms: int, *, speed: bool, floors: bool
 ) -> tuple[list[Finding], dict[str, Any] | None]:
     """Ask the second process for runtime, model and times."""
     found: list[Finding] = []
     measured: dict[str, Any] | None = None
     steps = ["runtime", "model", *(["speed"] if speed else [])]
     try:
-        for told in probe(home.root, model, trusted, speed=speed):
+        for told in probe(home.root, model, trusted, speed=speed, floors=floors):
             step = str(told.pop("step"))
             steps.remove(step)
             if "error" in told:
                 state = "warn" if told["error"]["code"] == "no_model" else "fail"
                 found.append(Finding(check=step, state=state, found=told["error"]["message"]))
             elif step == "runtime":
-                names = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
-                eight = (
-                    "runs 8-bit models in whole numbers" if told["multiplies_bytes"] else "runs 8-bit models in float"
-                )
-                found.append(
-                    Finding(check=step, state="ok", found=f"{names}; processors: {told['processors']}; {eight}")
-                )
+                found.append(_runtime(told))
             elif step == "model":
                 found.append(_model(told, now_ms))
             else:
@@ -129,30 +131,66 @@ def _probe(
     return found, measured
 
 
+def _runtime(told: dict[str, Any]) -> Finding:
+    names = ", ".join(f"{name} {number}" for name, number in told["versions"].items())
+    eight = "runs 8-bit models in whole numbers" if told["multiplies_bytes"] else "runs 8-bit models in float"
+    return Finding(
+        check="runtime",
+        state="ok",
+        found=f"the libraries run on this machine, with {told['processors']} processors",
+        detail=f"{names}; {eight}",
+    )
+
+
 def _at_most(measured: dict[str, Any]) -> str:
     slowest = max(one["p95_milliseconds"] for one in measured["rows"] if one["pictures"] == 1)
+    busy = "; other work was running, so measure again when the device is idle" if was_busy(measured) else ""
     return (
         f"a score took at most {slowest:g} ms; memory {measured['peak_memory_mib']:g} MiB, an upper bound: "
-        "the drawn photo and this check are in it"
+        f"the drawn photo and this check are in it{busy}"
     )
 
 
 def _model(told: dict[str, Any], now_ms: int) -> Finding:
     age_days = max(now_ms - told["created_ms"], 0) // DAY_MS
-    said = f"{told['id']} scores a drawn picture with the {told['weights']} values; {age_days} days old"
+    said = (
+        f"{told['id'].removeprefix('-/')} scores a drawn picture with the {told['weights']} values; {age_days} days old"
+    )
     left_days = None if told["expires_ms"] is None else (told["expires_ms"] - now_ms) // DAY_MS
     if left_days is not None:
         said += f", expires in {left_days} days"
     if (left_days is not None and left_days < SOON_DAYS) or age_days > OLD_MODEL_DAYS:
         return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl pull")
+    if told["asks_always"]:
+        return Finding(
+            check="model", state="warn",
+            found=f"{said}; it does not say which of its classes are benign, so it asks for a look at every picture",
+            advice="ask its publisher for a bundle with class information",
+        )  # fmt: skip
     return Finding(check="model", state="ok", found=said)
 
 
-def diagnosis_text(found: Diagnosis) -> str:
-    """Write the diagnosis for a person: a line per finding, then the table of times."""
-    lines = [
-        f"{one.state:<4}  {one.check:<11}  {one.found}" + ("" if one.advice is None else f": {one.advice}")
-        for one in found.findings
-    ]
-    lines += [] if found.speed is None else [f"      {line}" for line in table(found.speed)]
-    return "\n".join(lines)
+def diagnosis_text(found: Diagnosis, *, verbose: bool = False) -> str:
+    """Write the diagnosis for a person: what fails and what deserves attention first, and how much there is to do.
+
+    Args:
+        verbose: also with details and the table of times, which nobody can act on.
+    """
+    lines = []
+    for one in sorted(found.findings, key=lambda finding: _STATES.index(finding.state)):
+        lines.append(
+            f"{one.state:<4}  {one.check:<11}  {one.found}" + ("" if one.advice is None else f": {one.advice}")
+        )
+        lines += [f"{'':<19}{one.detail}"] if verbose and one.detail is not None else []
+    if verbose and found.speed is not None:
+        lines += [f"      {line}" for line in table(found.speed)]
+    return "\n".join([*lines, _conclusion(found.findings)])
+
+
+def _conclusion(findings: Sequence[Finding]) -> str:
+    failed, warned = (sum(one.state == state for one in findings) for state in ("fail", "warn"))
+    if not failed and not warned:
+        return "Everything that was checked is in order."
+    parts = [f"{failed} of {len(findings)} checks failed"] if failed else []
+    parts += [f"{warned} ask for attention" if warned != 1 else "1 asks for attention"] if warned else []
+    return f"{', '.join(parts)}: the lines at the top say what to do."

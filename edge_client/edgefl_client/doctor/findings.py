@@ -17,3 +17,4 @@ class Finding:
     state: str  # `ok`, `warn` or `fail`
     found: str  # what is there
     advice: str | None = None  # what to do; None where nothing is
+    detail: str | None = None  # more of what is there, for whoever looks for a fault

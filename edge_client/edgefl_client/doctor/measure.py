@@ -171,6 +171,11 @@ def timed(
     )
 
 
+def was_busy(measured: dict[str, Any]) -> bool:
+    """Tell whether other work ran before the measurement, so that its times say little of the device."""
+    return measured["load_average"] is not None and measured["load_average"] > measured["processors"] / 2
+
+
 def table(measured: dict[str, Any]) -> list[str]:
     """Write the figures for a person: a head that says what they are, and a line each."""
     floors = measured["floors"]
@@ -178,8 +183,8 @@ def table(measured: dict[str, Any]) -> list[str]:
         f"measured here, warm, with the {measured['precision']} bundle; medians of {REPEATS} runs, "
         f"{PHOTO_REPEATS} of the photo"
     ]
-    load, processors = measured["load_average"], measured["processors"]
-    if load is not None and load > processors / 2:
+    if was_busy(measured):
+        load, processors = measured["load_average"], measured["processors"]
         lines.append(
             f"other work was running (load average {load:g} on {processors} processors): these times and ratios say "
             "little of this device; measure again when it is idle"

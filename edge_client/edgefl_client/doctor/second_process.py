@@ -4,7 +4,8 @@ A runtime built for another processor ends with a signal, and a driver may hang:
 sees that the answers stop. Each step is one JSON object on one line:
 
     {"step": "runtime", "versions": {…}, "processors": n, "multiplies_bytes": whether 8-bit graphs run in whole numbers}
-    {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity"}
+    {"step": "model", "id", "version", "sha256", "expires_ms", "created_ms", "weights", "probabilities", "vacuity",
+     "asks_always": whether nothing is known of its classes}
     {"step": "speed", …}   what `measure.Measured` holds
 
 or, where a step fails, {"step", "error": {"code", "message"}} as the last line. The picture is drawn here: no picture
@@ -42,7 +43,9 @@ class ProbeEnded(Exception):
     """The second process ended, or had to be ended, before its last answer."""
 
 
-def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bool) -> Iterator[dict[str, Any]]:
+def probe(
+    home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bool, floors: bool
+) -> Iterator[dict[str, Any]]:
     """Ask in a second process, and give its answers as they come.
 
     Args:
@@ -54,7 +57,7 @@ def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bo
     told = {
         "path": [path for path in sys.path if Path(path).is_absolute()],
         "home": str(home.absolute()), "model": None if model is None else str(model.absolute()),
-        "trusted": list(trusted), "speed": speed,
+        "trusted": list(trusted), "speed": speed, "floors": floors,
     }  # fmt: skip
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(  # noqa: S603 - this interpreter, and paths it imports from already
@@ -77,7 +80,7 @@ def probe(home: Path, model: Path | None, trusted: tuple[str, ...], *, speed: bo
             raise ProbeEnded(_how_it_ended(process.returncode, _last_line(errors)))
 
 
-def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> None:
+def answer(home: str, model: str | None, trusted: list[str], speed: bool, floors: bool) -> None:
     """Take the steps in the second process and print the answer of each."""
     from edgefl_protocol.errors import EdgeflError
 
@@ -94,7 +97,7 @@ def answer(home: str, model: str | None, trusted: list[str], speed: bool) -> Non
             found = measure(
                 scorer,
                 lambda: _model(Path(home), model, trusted, threads=1)[0],
-                lambda: _layers(Path(home), model, trusted),
+                lambda: _layers(Path(home), model, trusted) if floors else None,
             )
             _say(step, found.to_json())
     except EdgeflError as error:
@@ -143,6 +146,7 @@ def _model(
         "weights": scorer.model.state_kind,
         "probabilities": dict(score.probabilities),
         "vacuity": score.vacuity,
+        "asks_always": bundle.labels.info is None,
     }
     return scorer, facts
 

@@ -20,6 +20,7 @@ from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import run_graph
 from edgefl_client.scoring.gate_verdict import GateVerdict
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 
@@ -41,7 +42,7 @@ def judge(
         report: called with the number of pictures scored so far, of both together.
     """
     common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
-    rules = ReferralRules(uncertain_above=bundle.card.refer_above, dissonance_above=None)
+    rules = referral_rules(bundle.labels, bundle.card)
     own, told = _predict(graph, bundle.weights, common, rules, held, report)
     learned, said = _predict(graph, personal, seen, rules, held, lambda done: report(len(held) + done))
     counts = np.bincount(held.labels)
@@ -73,6 +74,6 @@ def _predict(
             index = predicted_class(measures, seen)
             if index is not None and np.isfinite(values).all() and np.isfinite(known):
                 predicted[row] = index
-                told[row] = not refer_reasons(measures, seen, rules, gate=(), expired=False)
+                told[row] = not refer_reasons(measures, seen, rules, gate=(), expired=None)
         report(min(start + BATCH, len(rows)))
     return predicted, told

@@ -1,17 +1,19 @@
-"""The heat map: where on the photo the model looked, drawn so that a dermatologist can read it.
+"""The heat map: the photo untouched, and beside it where the model looked, drawn so that a dermatologist can read it.
 
 What the drawing keeps to:
 
-* The photo lies at the top left in its own aspect ratio. A photo smaller than 448 px on its longer side is enlarged by
-  a whole number, so photo pixel (x, y) is picture pixel (f·x, f·y) with f written in the caption. One larger than
-  1,600 px is reduced to that, which the caption says: time and memory stay bounded whatever the camera.
+* The photo lies at the top left in its own aspect ratio, as it was taken. A photo smaller than 448 px on its longer
+  side is enlarged by a whole number, so photo pixel (x, y) is picture pixel (f·x, f·y) with f written in the caption.
+  One larger than 1,600 px is reduced to that, which the caption says: time and memory stay bounded whatever the camera.
+  The same photo with the map stands to its right, `gap_px` of white between them.
 * The map is stretched with bilinear interpolation, `align_corners` off, as in training (docs/methods.md, section
   1.4). After a `squash` fit it covers the photo exactly; after a `crop` fit it covers the centred square the network
   saw, and that square is framed.
-* Colour grows with attention on a scale whose brightness grows too, so it reads on dark and on light skin and without
-  colour vision; low attention leaves the photo clear. The strongest tenth of the seen area is outlined in white on
-  black.
-* The caption says class, probability, vacuity, the reasons to refer in words, and that this is for research only.
+* The picture can be printed in grey: over any one colour of skin, more attention is brighter, never only of another
+  hue. The strongest tenth of the seen area is outlined in white on black.
+* The caption says the full name of the class and its probability, the second class, what the class means, how much
+  like this the model has seen, the reasons to refer in words or the rules that were tried, and that this is for
+  research only. No sentence says that nothing needs a look.
 """
 
 from dataclasses import dataclass
@@ -21,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from edgefl_protocol.pictures.referral import REASON_WORDS
 from edgefl_protocol.pictures.score import RolloutMap, Score
+from edgefl_protocol.pictures.wording import class_title, meaning, outcome, percent, second_class, seen_words
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
@@ -35,7 +37,8 @@ CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads wel
 STRONGEST_SHARE = 0.10  # share of the seen area inside the outline
 LEAST_RISE = 0.10  # of the map's range: what the outline encloses stands at least this far above the lowest place
 LEAST_SPREAD = 0.10  # below this range of a max-normalised map nothing is outlined
-ALPHA_HIGH = 0.5  # of the colour over the photo at the strongest place
+ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
+PHOTO_WORDS, MAP_WORDS = "The photo as it is", "Where the model looked"
 
 # Nine stops of viridis (CC0): dark blue to yellow, brightness rising throughout, readable without colour vision.
 _STOPS = (
@@ -43,7 +46,7 @@ _STOPS = (
     (170, 220, 50), (253, 231, 37),
 )  # fmt: skip
 _LIGHT_SKIN, _DARK_SKIN = (232, 190, 172), (96, 62, 48)
-_INK, _PAPER, _QUIET, _WARN = (24, 24, 28), (255, 255, 255), (95, 95, 105), (166, 33, 20)
+_INK, _PAPER, _QUIET, _WARN = (24, 24, 28), (255, 255, 255), (95, 95, 105), (130, 14, 8)
 
 
 @dataclass(frozen=True)
@@ -109,12 +112,11 @@ def colours(levels: Field) -> NDArray[np.float32]:
 
 
 def tint(photo: Photo, levels: Field) -> Photo:
-    """Lay colour over the photo that grows with the level; level 0 leaves it as it was."""
+    """Lay colour over the photo: over pixels of one colour, the brighter the higher the level."""
     drawn = np.empty_like(photo)
     for top in range(0, len(photo), BAND_ROWS):
         rows = slice(top, top + BAND_ROWS)
-        alpha = (ALPHA_HIGH * levels[rows])[..., None]  # (rows, W, 1)
-        drawn[rows] = np.round(photo[rows] * (1 - alpha) + colours(levels[rows]) * alpha)
+        drawn[rows] = np.round(photo[rows] * (1 - ALPHA) + colours(levels[rows]) * ALPHA)
     return drawn
 
 
@@ -125,13 +127,23 @@ def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
     """
     left, top, right, bottom = placed.box
     levels = np.clip((placed.values - placed.low) / (placed.high - placed.low), 0.0, 1.0)
-    drawn = Image.fromarray(tint(photo, levels))
-    region = strongest_region(placed)
+    drawn, region = photo.copy(), strongest_region(placed)
+    if region is not None:  # a level map would colour everything as the strongest place
+        drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
+    return np.asarray(_with_lines(Image.fromarray(drawn), placed, region, line_px))
+
+
+def _with_lines(drawn: Image.Image, placed: Placed, region: NDArray[np.bool_] | None, line_px: int) -> Image.Image:
+    """Outline the strongest region, and frame what the network saw where that is not all."""
+    left, top, right, bottom = placed.box
     if region is not None:
         _outline(drawn, region, line_px)
     if (left, top, right, bottom) != (0, 0, drawn.width, drawn.height):
-        ImageDraw.Draw(drawn).rectangle((left, top, right - 1, bottom - 1), outline=_PAPER, width=line_px)
-    return np.asarray(drawn)
+        draw = ImageDraw.Draw(drawn)
+        draw.rectangle((left, top, right - 1, bottom - 1), outline=(0, 0, 0), width=3 * line_px)
+        inner = (left + line_px, top + line_px, right - 1 - line_px, bottom - 1 - line_px)
+        draw.rectangle(inner, outline=_PAPER, width=line_px)
+    return drawn
 
 
 def _outline(drawn: Image.Image, region: NDArray[np.bool_], line_px: int) -> None:
@@ -166,12 +178,16 @@ def shown_photo(photo: Photo) -> tuple[Photo, str]:
     return enlarged, f" Photo enlarged {factor} times."
 
 
-def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True) -> Image.Image:
-    """Draw the finished picture: photo with map, legend and caption.
+def gap_px(width_px: int, height_px: int) -> int:
+    """Width of the white between the photo and the one with the map, both of this size."""
+    return max(8, round(max(width_px, height_px) / 40))
+
+
+def draw_heatmap(photo: Photo, score: Score, fit: str) -> Image.Image:
+    """Draw the finished picture: the photo, the photo with map, legend and caption.
 
     Args:
         photo: (H, W, 3), upright.
-        rule_set: whether a threshold for referring uncertain pictures is in force; without one, silence is no comfort.
 
     Raises:
         ValueError: the score has no attention map (a network without attention).
@@ -182,13 +198,13 @@ def draw_heatmap(photo: Photo, score: Score, fit: str, *, rule_set: bool = True)
     height_px, width_px = shown.shape[:2]
     placed = place_map(score.map, height_px, width_px, fit)
     line_px = max(2, round(max(height_px, width_px) / 400))
-    drawn = Image.fromarray(overlay(shown, placed, line_px))
-    unit = max(14, min(max(width_px, CAPTION_WIDTH_PX) // 34, 96))  # px, body text
-    panel = _panel(
-        max(width_px, CAPTION_WIDTH_PX), unit, placed, _caption(score, placed, unit, size_words, rule_set=rule_set)
-    )
-    picture = Image.new("RGB", (panel.width, height_px + panel.height), _PAPER)
-    picture.paste(drawn, (0, 0))
+    beside = width_px + gap_px(width_px, height_px)
+    whole_px = max(beside + width_px, CAPTION_WIDTH_PX)
+    unit = max(14, min(whole_px // 52, 60))  # px, body text
+    panel = _panel(whole_px, beside, unit, placed, _caption(score, placed, unit, size_words))
+    picture = Image.new("RGB", (whole_px, height_px + panel.height), _PAPER)
+    picture.paste(Image.fromarray(shown), (0, 0))
+    picture.paste(Image.fromarray(overlay(shown, placed, line_px)), (beside, 0))
     picture.paste(panel, (0, height_px))
     return picture
 
@@ -200,19 +216,28 @@ def png_bytes(picture: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def _panel(width_px: int, unit: int, placed: Placed, lines: list[_Line]) -> Image.Image:
-    """Draw legend and caption under the photo; `unit` is the size of body text in px."""
+def _panel(width_px: int, beside: int, unit: int, placed: Placed, lines: list[_Line]) -> Image.Image:
+    """Draw what stands under the photos: what each is, legend and caption.
+
+    Args:
+        beside: where the photo with the map begins.
+        unit: size of body text, in px.
+    """
     margin = unit
     inner = width_px - 2 * margin
     wrapped = [(part, font, ink) for text, font, ink in lines for part in _wrap(text, font, inner)]
     heights = [round(font.size * 1.4) for _, font, _ in wrapped]
-    legend_px = round(unit * 3.4)
-    panel = Image.new("RGB", (width_px, margin + legend_px + sum(heights) + margin), _PAPER)
-    _legend(panel, (margin, margin), inner, unit, placed)
+    top, legend_px = round(unit * 2.4), round(unit * 3.4)
+    panel = Image.new("RGB", (width_px, top + legend_px + sum(heights) + margin), _PAPER)
     draw = ImageDraw.Draw(panel)
-    top = margin + legend_px
+    for left, words in ((margin, PHOTO_WORDS), (max(beside, margin), MAP_WORDS)):
+        draw.text((left, unit // 2), words, font=text_font(round(unit * 0.85)), fill=_QUIET)
+    _legend(panel, (margin, top), inner, unit, placed)
+    top += legend_px
     for (text, font, ink), step in zip(wrapped, heights, strict=True):
         draw.text((margin, top), text, font=font, fill=ink)
+        if ink == _WARN:  # a bar, for whoever sees no red
+            draw.rectangle((margin // 3, top, margin // 3 + unit // 4, top + step - 1), fill=ink)
         top += step
     return panel
 
@@ -240,36 +265,32 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
 
 
-def _percent(probability: float) -> str:
-    """Write a probability; nothing short of certainty is rounded to it."""
-    return f"{probability:.0%}" if round(probability * 100) < 100 else ">99%"
-
-
-def _caption(score: Score, placed: Placed, unit: int, size_words: str, *, rule_set: bool) -> list[_Line]:
+def _caption(score: Score, placed: Placed, unit: int, size_words: str) -> list[_Line]:
     body, small = text_font(unit), text_font(round(unit * 0.85))
-    if score.predicted is None:
-        head = "No prediction"
-    else:
-        head = f"Prediction: {score.predicted}, probability {_percent(score.probabilities[score.predicted])}"
-    lines = [(head, text_font(round(unit * 1.35)), _INK)]
-    if score.vacuity is not None:
-        lines.append((f"Vacuity {score.vacuity:.2f} (0: much evidence, 1: none)", body, _INK))
-    if score.refer:
-        why = "; ".join(REASON_WORDS[reason] for reason in score.refer_reasons)
-        lines.append((f"Refer to a dermatologist: {why}.", body, _WARN))
-    elif not rule_set:
-        lines.append(("No rule is set for when an uncertain picture is to be referred.", body, _WARN))
-    else:
-        lines.append(("No reason to refer was found by the model's own rules.", body, _INK))
+    lines = [(_headline(score), text_font(round(unit * 1.35)), _INK)]
+    if score.predicted is not None:
+        lines.append((meaning(score, score.predicted), body, _INK))
+    if (second := second_class(score)) is not None:
+        likely = percent(score.probabilities[second])
+        lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
+    lines += [(f"{seen_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
     if strongest_region(placed) is None:
         lines.append(("The model looked at no place in particular.", small, _QUIET))
-    note = "Research use only, not a diagnosis. Colour shows where the model looked, not where disease is."
-    note += size_words
+    note = (
+        "Research use only, not a diagnosis. The map shows where the model looked, not where disease is." + size_words
+    )
     left, top, right, bottom = placed.box
     if (right - left, bottom - top) != placed.values.shape[::-1]:
         note += " Nothing outside the white frame was looked at."
     lines.append((note, small, _QUIET))
     return lines
+
+
+def _headline(score: Score) -> str:
+    if score.predicted is None:
+        return "No prediction"
+    likely = percent(score.probabilities[score.predicted])
+    return f"Prediction: {class_title(score, score.predicted)}, probability {likely}"
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width_px: int) -> list[str]:

@@ -203,6 +203,6 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob, taken: 
     path = folder / name
     from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
-    picture = draw_heatmap(photo.pixels, score, task.scorer.fit, rule_set=task.scorer.refers_uncertain)
+    picture = draw_heatmap(photo.pixels, score, task.scorer.fit)
     write_atomic(path, png_bytes(picture))
     return dataclasses.replace(score, heatmap=str(path))

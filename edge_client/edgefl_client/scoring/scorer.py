@@ -21,12 +21,11 @@ from PIL import Image
 
 from edgefl_client.runtime import check_runtime, load_graph, processors, run_graph
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.model_card import Card
+from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.imaging import decode, from_pillow, prepare
 from edgefl_protocol.pictures.quality import measure_quality
-from edgefl_protocol.pictures.referral import ReferralRules
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 
 if TYPE_CHECKING:
@@ -48,6 +47,7 @@ class PreparedPicture:
 
     pixels: NDArray[np.uint8]  # (S, S, 3), the network's input
     gate: tuple[str, ...]  # reasons to refer, found before the model runs
+    exposure: str | None  # which side of exposure is wrong: `dark` or `bright`
     milliseconds: float  # what this took
 
 
@@ -82,7 +82,10 @@ class Scorer:
         self._weights = bundle.weights if personal is None else personal.weights
         self._classes = bundle.labels.classes
         self._seen = bundle.labels.seen if personal is None else personal.seen
-        self._rules = _rules(bundle.card, refer_above)
+        try:
+            self._rules = referral_rules(bundle.labels, bundle.card, refer_above)
+        except ValueError as error:
+            raise BundleError(f"{error}; ask the signer", "bad_card") from error
         self._clock = clock or _wall_clock_ms
         self.threads = threads or processors()
         self._graph = load_graph(bundle.score_onnx, self.threads)
@@ -119,11 +122,6 @@ class Scorer:
     def temperature(self) -> float | None:
         """What logits are divided by, so that probabilities are calibrated; None where the model has none."""
         return float(self._weights["temperature"]) if "temperature" in self._weights else None
-
-    @property
-    def refers_uncertain(self) -> bool:
-        """Whether a threshold is in force above which an uncertain picture is referred."""
-        return self._rules.uncertain_above is not None
 
     @property
     def never_named(self) -> tuple[str, ...]:
@@ -169,8 +167,9 @@ class Scorer:
         else:
             photo = image
         pixels = prepare(photo, self._bundle.preprocess)
-        gate = measure_quality(photo).reasons(self._bundle.preprocess.size)
-        return PreparedPicture(pixels, gate, (time.perf_counter() - started) * 1e3)
+        quality = measure_quality(photo)
+        gate = quality.reasons(self._bundle.preprocess.size)
+        return PreparedPicture(pixels, gate, quality.exposure, (time.perf_counter() - started) * 1e3)
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         found = run_graph(self._graph, self._bundle.outputs, {"image": pixels, **self._weights}, "the model")
@@ -190,9 +189,11 @@ class Scorer:
             seen=self._seen,
             rules=self._rules,
             gate=prepared.gate,
-            expired=expires_ms is not None and self._clock() >= expires_ms,
+            exposure=prepared.exposure,
+            expired=None if expires_ms is None else self._clock() >= expires_ms,
             model=self.model,
             milliseconds=prepared.milliseconds + share_ms,
+            info=self._bundle.labels.info,
         )
 
 
@@ -204,14 +205,6 @@ def without_graphs(bundle: Bundle) -> Bundle:
 def largest_uncertainty(bundle: Bundle) -> float:
     """Give the largest uncertainty of a bundle's measure: 1 for vacuity, ln K for the entropy of K classes in nats."""
     return 1.0 if "vacuity" in bundle.outputs else math.log(len(bundle.labels.classes))
-
-
-def _rules(card: Card, refer_above: float | None) -> ReferralRules:
-    stated = card.metrics.get("refer_dissonance_above")
-    if stated is not None and (isinstance(stated, bool) or not isinstance(stated, int | float)):
-        raise BundleError("the card's metric refer_dissonance_above is no number; ask the signer", "bad_card")
-    uncertain_above = card.refer_above if refer_above is None else refer_above
-    return ReferralRules(uncertain_above=uncertain_above, dissonance_above=None if stated is None else float(stated))
 
 
 def _wall_clock_ms() -> int:

@@ -17,11 +17,13 @@ from edgefl_export.int8.calibration import Calibration
 from edgefl_export.int8.precision import Agreement, FloatLayers, check_agreement, choose_layers
 from edgefl_export.parity.score_parity import Parity, Pictures, check_parity
 from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.pictures.class_info import ClassInfo, known_among
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
 from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.engine.suspicion import site_suspicion
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
 
 INTENDED_USE = (
@@ -41,6 +43,7 @@ class SiteModel:
 
     predictor: Predictor
     classes: tuple[str, ...]
+    info: Mapping[str, ClassInfo]  # what the classes mean, by name
     preprocess: Preprocess
     card: Card
     task: str
@@ -59,8 +62,11 @@ class Members:
     agreement: Agreement | None = None
 
 
-def site_model(run: FinishedRun, site: str) -> SiteModel:
+def site_model(run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | None = None) -> SiteModel:
     """Take one site's model out of a run.
+
+    Args:
+        given: what classes mean, where the product's own table does not know them.
 
     Raises:
         EdgeflError: no such site, or the run lacks what a bundle needs.
@@ -71,6 +77,7 @@ def site_model(run: FinishedRun, site: str) -> SiteModel:
     missing = [name for name in ("temperature", "refer_above") if name not in calibration]
     if missing:
         raise ExportError(f"the run in {run.folder} has no {missing[0]} for site {site}; finish it with --resume")
+    info = known_among(run.classes, given)
     card = Card(
         intended_use=INTENDED_USE,
         method=str(run.summary["method"]),
@@ -81,9 +88,11 @@ def site_model(run: FinishedRun, site: str) -> SiteModel:
         refer_above=float(calibration["refer_above"]),
         backbone=backbone_name(predictor.module.backbone.spec),
         licence_note=LICENCE_NOTE,
+        suspicion=site_suspicion(run, site, info),
     )
+    task = str(run.summary["task"])
     return SiteModel(
-        predictor=predictor, classes=run.classes, preprocess=run.preprocess, card=card, task=str(run.summary["task"])
+        predictor=predictor, classes=run.classes, info=info, preprocess=run.preprocess, card=card, task=task
     )
 
 
@@ -135,7 +144,7 @@ def build_members(
         "score.onnx": data,
         "weights.safetensors": write_tensors(tensors, {}),
         "preprocess.json": write_json(model.preprocess.to_json()),
-        "labels.json": Labels(model.classes, model.predictor.seen).to_bytes(),
+        "labels.json": Labels(model.classes, model.predictor.seen, model.info).to_bytes(),
         "card.json": card.to_bytes(),
     }
     return Members(files, tuple(parity), min_runtime, found)

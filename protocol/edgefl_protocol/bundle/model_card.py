@@ -4,17 +4,26 @@ Guarantees: a `Labels` or `Card` that exists satisfies the forms below; readers 
 Anything else is a `ValueError`.
 
     labels.json  {"classes": [name, ...], "seen": [bool, ...]}    seen: the class stood in the training rows
+                 and, in bundles with class information, "info": {class: {"name", "meaning", "malignancy"}}; a class
+                 that is not there is `unknown`
     card.json    {"intended_use", "research_use_only": bool, "method", "site": name|null, "sites": {name: n_train},
                   "metrics": {...}, "temperature": > 0, "refer_above": number|null, "backbone", "licence_note"}
+                 and, where it was chosen, "suspicion": {"threshold": 0 to 1|null, "sensitivity", "specificity":
+                 0 to 1|null, "suspicious", "benign": pictures, "statement"}
+
+Both keys may be missing, as they are in every bundle from before them. One without `info` is read, and asks for a look
+at every picture (`referral_rules`).
 
 Source: docs/methods.md 1.3 (unseen classes) and docs/security.md 8.11 to 8.13 (what a user is shown).
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
+from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
+from edgefl_protocol.pictures.referral import ReferralRules, Suspicion
 from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
 
 MAX_TEXT = 10_000
@@ -22,6 +31,8 @@ MAX_SITES = 10_000
 
 _TEXTS = ("intended_use", "method", "backbone", "licence_note")
 _CARD_KEYS = {*_TEXTS, "research_use_only", "site", "sites", "metrics", "temperature", "refer_above"}
+_INFO_KEYS = {"name", "meaning", "malignancy"}
+_SUSPICION_KEYS = {"threshold", "sensitivity", "specificity", "suspicious", "benign", "statement"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,8 @@ class Labels:
     classes: tuple[str, ...]  # distinct names, 2 to 10,000
     # for each class, whether the training rows held it; at least one did. Only seen classes are predicted
     seen: tuple[bool, ...]
+    # what classes mean, by name; a class that is not there is unknown. None for a bundle from before class information
+    info: Mapping[str, ClassInfo] | None = None
 
     def __post_init__(self) -> None:
         if not 2 <= len(self.classes) <= MAX_CLASSES or len(set(self.classes)) != len(self.classes):
@@ -41,23 +54,36 @@ class Labels:
             raise ValueError(f"a class must be a printable name of 1 to {MAX_CLASS_NAME} characters")
         if len(self.seen) != len(self.classes) or not all(type(s) is bool for s in self.seen) or not any(self.seen):
             raise ValueError("seen must hold one truth value for each class, at least one of them true")
+        if self.info is not None and not set(self.info) <= set(self.classes):
+            raise ValueError("info must be of classes that are there")
+
+    @property
+    def suspicious(self) -> tuple[bool, ...] | None:
+        """For each class, whether it is not known to be benign; None where the bundle says nothing of its classes."""
+        return None if self.info is None else suspicious_classes(self.classes, self.info)
 
     def to_bytes(self) -> bytes:
         """Write `labels.json`."""
-        return write_json({"classes": list(self.classes), "seen": list(self.seen)})
+        record: dict[str, object] = {"classes": list(self.classes), "seen": list(self.seen)}
+        if self.info is not None:
+            record["info"] = {
+                name: {"name": one.name, "meaning": one.meaning, "malignancy": one.malignancy}
+                for name, one in self.info.items()
+            }
+        return write_json(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Labels":
         """Read `labels.json`."""
         record = parse_json(data)
-        if not isinstance(record, dict) or set(record) != {"classes", "seen"}:
-            raise ValueError("the keys must be exactly classes and seen")
+        if not isinstance(record, dict) or set(record) - {"info"} != {"classes", "seen"}:
+            raise ValueError("the keys must be exactly classes and seen, and info where it has class information")
         classes, seen = record["classes"], record["seen"]
         if not isinstance(classes, list) or not isinstance(seen, list):
             raise ValueError("classes and seen must be lists")
         if not all(isinstance(name, str) for name in classes):
             raise ValueError("a class must be text")
-        return cls(tuple(classes), tuple(seen))
+        return cls(tuple(classes), tuple(seen), _info(record["info"]) if "info" in record else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +100,7 @@ class Card:
     backbone: str  # name of the frozen network
     licence_note: str  # what the training data's licences allow
     research_use_only: bool = True  # shown to everyone who scores
+    suspicion: Suspicion | None = None  # from where suspicious classes refer; None in bundles from before it
 
     def __post_init__(self) -> None:
         for name, text in zip(_TEXTS, (self.intended_use, self.method, self.backbone, self.licence_note), strict=True):
@@ -97,27 +124,30 @@ class Card:
 
     def to_bytes(self) -> bytes:
         """Write `card.json`."""
-        return write_json(
-            {
-                "intended_use": self.intended_use,
-                "research_use_only": self.research_use_only,
-                "method": self.method,
-                "site": self.site,
-                "sites": dict(self.sites),
-                "metrics": dict(self.metrics),
-                "temperature": self.temperature,
-                "refer_above": self.refer_above,
-                "backbone": self.backbone,
-                "licence_note": self.licence_note,
-            }
-        )
+        record: dict[str, object] = {
+            "intended_use": self.intended_use,
+            "research_use_only": self.research_use_only,
+            "method": self.method,
+            "site": self.site,
+            "sites": dict(self.sites),
+            "metrics": dict(self.metrics),
+            "temperature": self.temperature,
+            "refer_above": self.refer_above,
+            "backbone": self.backbone,
+            "licence_note": self.licence_note,
+        }
+        if self.suspicion is not None:
+            record["suspicion"] = asdict(self.suspicion)
+        return write_json(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Card":
         """Read `card.json`."""
         record = parse_json(data)
-        if not isinstance(record, dict) or set(record) != _CARD_KEYS:
-            raise ValueError(f"the keys must be exactly {', '.join(sorted(_CARD_KEYS))}")
+        if not isinstance(record, dict) or set(record) - {"suspicion"} != _CARD_KEYS:
+            raise ValueError(
+                f"the keys must be exactly {', '.join(sorted(_CARD_KEYS))}, and suspicion where it was chosen"
+            )
         if not isinstance(record["sites"], dict):
             raise ValueError("sites must map names to numbers of training images")
         return cls(
@@ -131,7 +161,45 @@ class Card:
             backbone=record["backbone"],
             licence_note=record["licence_note"],
             research_use_only=record["research_use_only"],
+            suspicion=_suspicion(record["suspicion"]) if "suspicion" in record else None,
         )
+
+
+def referral_rules(labels: Labels, card: Card, refer_above: float | None = None) -> ReferralRules:
+    """Return the rules by which a bundle's pictures are referred.
+
+    Args:
+        refer_above: vacuity, or entropy in nats, in place of the card's.
+
+    Raises:
+        ValueError: the card's threshold of dissonance is no number.
+    """
+    stated = card.metrics.get("refer_dissonance_above")
+    if stated is not None and not _is_number(stated):
+        raise ValueError("the card's metric refer_dissonance_above is no number")
+    return ReferralRules(
+        uncertain_above=card.refer_above if refer_above is None else refer_above,
+        dissonance_above=None if stated is None else float(stated),  # type: ignore[arg-type]  # just looked at
+        suspicious=labels.suspicious,
+        suspicious_from=None if card.suspicion is None else card.suspicion.threshold,
+    )
+
+
+def _info(record: object) -> dict[str, ClassInfo]:
+    if not isinstance(record, dict):
+        raise ValueError("info must map classes to what they mean")
+    found: dict[str, ClassInfo] = {}
+    for name, one in record.items():
+        if not isinstance(one, dict) or set(one) != _INFO_KEYS:
+            raise ValueError(f"info of a class must be exactly {', '.join(sorted(_INFO_KEYS))}")
+        found[name] = ClassInfo(one["name"], one["meaning"], one["malignancy"])
+    return found
+
+
+def _suspicion(record: object) -> Suspicion:
+    if not isinstance(record, dict) or set(record) != _SUSPICION_KEYS:
+        raise ValueError(f"suspicion must be exactly {', '.join(sorted(_SUSPICION_KEYS))}")
+    return Suspicion(**record)
 
 
 def _is_text(value: object, longest: int) -> bool:

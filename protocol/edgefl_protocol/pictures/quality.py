@@ -65,16 +65,22 @@ class Quality:
     clipped: float  # share of the pixels with every channel at the top
     skin: float  # share of the lit pixels with a colour of skin; 0 where none is lit
 
+    @property
+    def exposure(self) -> str | None:
+        """Which side of exposure is wrong: `dark`, `bright`, or None; dark where both rules hold, as of a lone lamp."""
+        if self.bright < LEAST_BRIGHT or self.lit < LEAST_LIT:
+            return "dark"
+        return "bright" if self.clipped > MOST_CLIPPED or self.mean > MOST_MEAN else None
+
     def reasons(self, network_px: int) -> tuple[str, ...]:
         """List the gate's reasons to refer a picture, in the order of `referral.REASON_WORDS`; empty where it passes.
 
         Args:
             network_px: side of the network's input; a picture with fewer pixels in either direction is too small.
         """
-        dark = self.bright < LEAST_BRIGHT or self.lit < LEAST_LIT
         found = {
             "blur": self.sharpness is not None and self.sharpness < LEAST_SHARPNESS,
-            "exposure": dark or self.clipped > MOST_CLIPPED or self.mean > MOST_MEAN,
+            "exposure": self.exposure is not None,
             "size": min(self.height_px, self.width_px) < network_px,
             "not_skin": self.skin < LEAST_SKIN,
         }

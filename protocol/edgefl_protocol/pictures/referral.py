@@ -2,14 +2,19 @@
 
 The rules, in the order in which reasons are listed:
 
-1. `vacuity`: vacuity above the threshold of the card (or of the caller), and always from 0.999, where nothing is
+1. `suspicious_class`: the predicted class is not known to be benign, or the classes that are not known to be benign
+   have together at least the probability that was chosen at export (`Suspicion`). A bundle without class information
+   asks for every picture: nothing says which of its classes are harmless.
+2. `vacuity`: vacuity above the threshold of the card (or of the caller), and always from 0.999, where nothing is
    predicted. A softmax method has no vacuity: the card's threshold is then one of entropy in nats, under the same
    reason.
-2. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
-3. `blur`, `exposure`, `size`, `not_skin`: the gate before the model, measured on the picture alone (`quality`). What is
+3. `dissonance`: dissonance above `refer_dissonance_above` of the card's metrics; a card without it never refers for it.
+4. `blur`, `exposure`, `size`, `not_skin`: the gate before the model, measured on the picture alone (`quality`). What is
    not skin gets no prediction: a class named for it would only look like an answer.
-4. `unseen_class`: a class absent from the site's training rows has the largest alpha.
-5. `model_expired`: the bundle is past its expiry date.
+5. `unseen_class`: a class absent from the site's training rows has the largest alpha.
+6. `model_expired`: the bundle is past its expiry date.
+
+That no rule fires never means that nothing needs a look: `rules_tried` tells which were asked.
 """
 
 from collections.abc import Sequence
@@ -19,8 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 ABSTAIN_FROM = 0.999  # vacuity from which nothing is predicted
+MAX_STATEMENT = 1000  # characters
+MAX_PICTURES = 2**31  # that a threshold may say it was chosen on
 
 REASON_WORDS = {
+    "suspicious_class": "it may be a class that is not known to be benign",
     "vacuity": "the model has too little evidence for this picture",
     "dissonance": "the evidence is in conflict: it speaks for several classes at once",
     "blur": "the picture is blurred",
@@ -35,11 +43,40 @@ GATE_REASONS = ("blur", "exposure", "size", "not_skin")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Suspicion:
+    """From which probability on the suspicious classes refer together, and what that rule reached where it was chosen.
+
+    `threshold` is None where it could not be chosen, for want of pictures; the predicted class counts in any case.
+    Both figures are of the whole rule, on the site's `tune` pictures; None where there was no picture of the kind.
+    """
+
+    threshold: float | None  # summed probability of the suspicious classes, at or above which a picture is referred
+    sensitivity: float | None  # share of the pictures of suspicious classes that the rule refers
+    specificity: float | None  # share of the pictures of benign classes that it does not refer
+    suspicious: int  # pictures of suspicious classes, from which the threshold was chosen
+    benign: int  # pictures of benign classes
+    statement: str  # the same in words
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.statement, str) and 1 <= len(self.statement) <= MAX_STATEMENT):
+            raise ValueError(f"statement must be text of 1 to {MAX_STATEMENT} characters")
+        for share in (self.threshold, self.sensitivity, self.specificity):
+            if share is not None and not (type(share) in (int, float) and 0.0 <= share <= 1.0):
+                raise ValueError("threshold, sensitivity and specificity must be numbers from 0 to 1, or null")
+        for count in (self.suspicious, self.benign):
+            if type(count) is not int or not 0 <= count <= MAX_PICTURES:
+                raise ValueError("suspicious and benign must be numbers of pictures")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ReferralRules:
     """Thresholds above which a picture is referred; None switches a rule off."""
 
     uncertain_above: float | None  # vacuity, or entropy in nats for softmax methods
     dissonance_above: float | None  # dissonance
+    # per class, whether it is not known to be benign; None where the bundle does not say: every picture is referred
+    suspicious: tuple[bool, ...] | None
+    suspicious_from: float | None  # summed probability of the suspicious classes, at or above which is referred
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +100,53 @@ def predicted_class(measures: Measures, seen: Sequence[bool], gate: Sequence[str
     return int(np.argmax(np.where(np.asarray(seen, dtype=bool), measures.probabilities, -np.inf)))
 
 
+def suspicious_probability(measures: Measures, rules: ReferralRules) -> float | None:
+    """Sum the probabilities of the suspicious classes; None where nobody says which they are."""
+    if rules.suspicious is None:
+        return None
+    return float(measures.probabilities[np.asarray(rules.suspicious, dtype=bool)].sum(dtype=np.float64))
+
+
+def asks_for_a_look(measures: Measures, predicted: int | None, rules: ReferralRules) -> bool:
+    """Tell whether the rule `suspicious_class` refers the picture.
+
+    Args:
+        predicted: what `predicted_class` gives.
+    """
+    together = suspicious_probability(measures, rules)
+    if rules.suspicious is None or together is None or (predicted is not None and rules.suspicious[predicted]):
+        return True
+    return rules.suspicious_from is not None and together >= rules.suspicious_from
+
+
 def refer_reasons(
-    measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool
+    measures: Measures, seen: Sequence[bool], rules: ReferralRules, *, gate: Sequence[str], expired: bool | None
 ) -> tuple[str, ...]:
-    """List the reasons to refer; empty where there is none."""
+    """List the reasons to refer; empty when no rule asks for a look.
+
+    Args:
+        expired: whether the model is past its date; None for a model without one.
+    """
     uncertainty = measures.entropy_nats if measures.vacuity is None else measures.vacuity
     found = {
+        "suspicious_class": asks_for_a_look(measures, predicted_class(measures, seen, gate), rules),
         "vacuity": _above(uncertainty, rules.uncertain_above) or (measures.vacuity or 0.0) >= ABSTAIN_FROM,
         "dissonance": _above(measures.dissonance, rules.dissonance_above),
         **{reason: reason in gate for reason in GATE_REASONS},
         "unseen_class": not seen[int(np.argmax(measures.probabilities))],
-        "model_expired": expired,
+        "model_expired": expired is True,
     }
     return tuple(reason for reason in REASON_WORDS if found[reason])
+
+
+def rules_tried(measures: Measures, rules: ReferralRules, *, expired: bool | None) -> tuple[str, ...]:
+    """Rules that were asked about a picture, in the order of `REASON_WORDS`: without those that have no threshold."""
+    without = {
+        "vacuity": rules.uncertain_above is None,
+        "dissonance": measures.dissonance is None or rules.dissonance_above is None,
+        "model_expired": expired is None,
+    }
+    return tuple(rule for rule in REASON_WORDS if not without.get(rule, False))
 
 
 def _above(value: float | None, threshold: float | None) -> bool:

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
+from edgefl_protocol.pictures.class_info import ClassInfo, undescribed
+from edgefl_protocol.pictures.referral import (
+    Measures,
+    ReferralRules,
+    predicted_class,
+    refer_reasons,
+    rules_tried,
+    suspicious_probability,
+)
 
 RolloutMap = NDArray[np.float32]  # (N,) rollout over the patch grid, row-major, largest value 1
 
@@ -54,6 +62,12 @@ class Score:
     heatmap: str | None  # path of the drawn heat map, or None
     model: ModelInfo  # which model spoke
     milliseconds: float  # wall time of decoding, preparing and running, per picture
+    rules_tried: tuple[str, ...] = ()  # the rules that were asked, in the same order; some have no threshold
+    suspicious_probability: float | None = None  # of the classes not known to be benign together; None: nobody says
+    suspicious_from: float | None = None  # from where it refers; None where that was not chosen
+    exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
+    # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
+    info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
     # the rollout map behind the heat map; None for networks without one. Not part of the JSON
     map: RolloutMap | None = field(default=None, repr=False, compare=False)
 
@@ -62,8 +76,13 @@ class Score:
         """The rollout map, by the name that it had before; use `map`."""
         return self.map
 
+    def info_of(self, label: str) -> ClassInfo:
+        """Say what a class means."""
+        return (self.info or {}).get(label) or undescribed(label)
+
     def to_json(self) -> dict[str, Any]:
         """Write the object that `edgefl score --json` prints."""
+        told = None if self.predicted is None else self.info_of(self.predicted)
         return {
             "image": self.image,
             "predicted": self.predicted,
@@ -77,6 +96,12 @@ class Score:
             "heatmap": self.heatmap,
             "model": self.model.to_json(),
             "milliseconds": round(self.milliseconds, 3),
+            "predicted_name": None if told is None else told.name,
+            "malignancy": None if told is None else told.malignancy,
+            "suspicious_probability": self.suspicious_probability,
+            "suspicious_from": self.suspicious_from,
+            "rules_tried": list(self.rules_tried),
+            "exposure": self.exposure,
         }
 
 
@@ -88,9 +113,11 @@ def make_score(
     seen: Sequence[bool],
     rules: ReferralRules,
     gate: Sequence[str],
-    expired: bool,
+    exposure: str | None,
+    expired: bool | None,
     model: ModelInfo,
     milliseconds: float,
+    info: Mapping[str, ClassInfo] | None,
 ) -> Score:
     """Judge one picture from what the scoring graph gave for it.
 
@@ -99,6 +126,9 @@ def make_score(
             `vacuity` (), `dissonance` () and `map` (N,).
         classes: class names, (K,).
         gate: reasons to refer that were found before the model ran (`quality.Quality.reasons`).
+        exposure: which side of exposure is wrong (`quality.Quality.exposure`).
+        expired: whether the model is past its date; None for a model without one.
+        info: what the classes mean; None where the bundle does not say.
     """
     probabilities = outputs["probabilities"]
     positive = probabilities[probabilities > 0].astype(np.float64)
@@ -123,6 +153,11 @@ def make_score(
         heatmap=None,
         model=model,
         milliseconds=milliseconds,
+        rules_tried=rules_tried(measures, rules, expired=expired),
+        suspicious_probability=suspicious_probability(measures, rules),
+        suspicious_from=rules.suspicious_from,
+        exposure=exposure,
+        info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
     )
 

@@ -14,9 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from edgefl_protocol.pictures.class_info import known_among
+
 KEYS = {
     "image", "predicted", "probabilities", "evidence", "vacuity", "dissonance", "entropy_nats", "refer",
-    "refer_reasons", "heatmap", "model", "milliseconds",
+    "refer_reasons", "heatmap", "model", "milliseconds", "predicted_name", "malignancy", "suspicious_probability",
+    "suspicious_from", "rules_tried", "exposure",
 }  # fmt: skip
 
 
@@ -34,6 +37,34 @@ def test_one_json_object_per_picture_in_order(run, files):
     assert [failed["error"]["code"] for failed in (lines[1], lines[2])] == ["unsupported_format", "missing"]
     assert "3 of 5 pictures" in err
     assert run("score", "good.png", "--model", "model.edgefl", "--trust", "signing.pub")[0] == 0
+
+
+def test_a_bundle_from_before_class_information_always_asks_for_a_look(run, files, lab):
+    """docs/reference/scores.md: nothing says which of its classes are benign; standard error says so once."""
+    (files / "old.edgefl").write_bytes(lab.bundle_bytes(info=None))
+    options = ("score", "good.png", "photo.JPG", "--model", "old.edgefl", "--trust", "signing.pub")
+    code, out, err = run(*options, "--json")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and [line["refer_reasons"][0] for line in lines] == ["suspicious_class"] * 2
+    assert err.count("does not say which of its classes are benign") == 1
+    assert run(*options)[1].count("asks for a look at every picture") == 2
+
+
+def test_a_predicted_class_that_is_not_benign_asks_for_a_look(run, files, lab):
+    """Whatever the model believes of itself: with the product's own table MEL and BCC ask, NV does not."""
+    bias = np.array([-3.0, -1.0, -4.0], np.float32)
+    (files / "known.edgefl").write_bytes(lab.bundle_bytes(info=known_among(lab.CLASSES), head__bias=bias))
+    (files / "red.png").write_bytes(lab.encoded(lab.photo(60, 40, (250, 140, 130))))
+    (files / "pale.png").write_bytes(lab.encoded(lab.photo(60, 40, (190, 190, 150))))
+    options = ("--model", "known.edgefl", "--trust", "signing.pub")
+    _, out, err = run("score", "red.png", "pale.png", *options, "--json")
+    found = {line["predicted"]: line["refer_reasons"] for line in map(json.loads, out.splitlines())}
+    assert set(found) == {"MEL", "NV"}
+    assert "suspicious_class" in found["MEL"] and "suspicious_class" not in found["NV"]
+    assert "no threshold for suspicious classes" in err
+    said = run("score", "red.png", "pale.png", *options)[1].splitlines()
+    assert "Melanoma (MEL)" in said[0] and "the predicted class is malignant" in said[0]
+    assert "rules asks for a look" in said[1] and "no reason" not in said[1]
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999", "-0.1"])
@@ -54,6 +85,8 @@ def test_csv_has_the_same_numbers(run, files):
     assert float(good["evidence.NV"]) == value["evidence"]["NV"]
     assert float(good["vacuity"]) == value["vacuity"]
     assert (good["predicted"], good["refer"]) == (value["predicted"], "false")
+    assert (good["predicted_name"], good["malignancy"]) == (value["predicted_name"], value["malignancy"])
+    assert good["rules_tried"].split() == value["rules_tried"] and good["exposure"] == ""
     assert (bad["image"], bad["predicted"], bad["error_code"]) == ("text.jpg", "", "unsupported_format")
 
 

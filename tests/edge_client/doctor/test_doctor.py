@@ -47,7 +47,7 @@ def test_on_a_fresh_machine(run):
     """Neither membership nor model nor network: every check answers, nothing is made, exit 0."""
     code, found = diagnosed(run)
     assert code == 0 and not run.home.exists()
-    assert found["runtime"]["state"] == "ok" and "onnxruntime" in found["runtime"]["found"]
+    assert found["runtime"]["state"] == "ok" and "onnxruntime" in found["runtime"]["detail"]
     assert found["model"]["state"] == found["signers"]["state"] == "warn"
     assert found["policy"]["found"] == "nothing may leave this device"
     assert {"home", "disk", "keys", "personal", "outbox"} <= set(found)
@@ -68,9 +68,52 @@ def test_a_device_in_order(run, device, live, monkeypatch):
     assert all(row["milliseconds"] > 0 for row in value["speed"]["rows"])
     findings = tuple(Finding(**one) for one in value["findings"])
     idle = {**value["speed"], "load_average": 0.0}  # else a line may say that the machine was busy
-    text = diagnosis_text(Diagnosis(findings=findings, speed=idle)).splitlines()
-    assert [line.split()[0] for line in text[: len(findings)]] == ["ok"] * len(findings)
-    assert len(text) == len(findings) + 1 + 4 and all(line.endswith(" ms") for line in text[len(findings) + 1 :])
+    diagnosis = Diagnosis(findings=findings, speed=idle)
+    text = diagnosis_text(diagnosis).splitlines()
+    assert [line.split()[0] for line in text[:-1]] == ["ok"] * len(findings)
+    assert text[-1] == "Everything that was checked is in order."
+    verbose = diagnosis_text(diagnosis, verbose=True).splitlines()
+    assert set(text) < set(verbose) and len(verbose) == len(text) + 1 + 1 + 4  # versions; a head and four times
+    assert all(line.endswith(" ms") for line in verbose[-5:-1])
+
+
+FINDINGS = (
+    Finding(check="a", state="ok", found="is there", detail="of version 3"),
+    Finding(check="b", state="warn", found="ends soon", advice="renew it"),
+    Finding(check="c", state="fail", found="is gone", advice="bring it back"),
+)
+SPEED = {
+    "precision": "fp32", "load_average": 0.0, "processors": 2, "rows": [],
+    "floors": [{"precision": "fp32", "threads": 2, "milliseconds": 1.0, "times": 2.0, "share": 1.0}],
+}  # fmt: skip
+
+
+def test_what_to_act_on_comes_first_and_floors_only_when_asked_for():
+    """docs/reference/doctor.md: nobody can act on versions, a table of times or a floor."""
+    diagnosis = Diagnosis(findings=FINDINGS, speed=SPEED)
+    lines = diagnosis_text(diagnosis).splitlines()
+    assert [line.split()[:2] for line in lines[:3]] == [["fail", "c"], ["warn", "b"], ["ok", "a"]]
+    assert "bring it back" in lines[0] and "renew it" in lines[1]
+    assert lines[3:] == ["1 of 3 checks failed, 1 asks for attention: the lines at the top say what to do."]
+    verbose = diagnosis_text(diagnosis, verbose=True)
+    assert "of version 3" in verbose and "linear layers alone" in verbose
+    assert "of version 3" not in "".join(lines) and "linear" not in "".join(lines)
+
+
+@pytest.mark.parametrize(("options", "floors"), [((), False), (("--verbose",), True), (("--json",), True)])
+def test_floors_are_measured_only_for_those_who_see_them(run, monkeypatch, options, floors):
+    asked = []
+    monkeypatch.setattr("edgefl_client.doctor.checks.probe", lambda *_, **how: asked.append(how["floors"]) or iter(()))
+    run("doctor", "--offline", *options)
+    assert asked == [floors]
+
+
+def test_a_model_that_says_nothing_of_its_classes_is_told(run, device, live, lab, tmp_path):
+    """docs/reference/scores.md: it asks for a look at every picture, and only its publisher can mend that."""
+    (tmp_path / "old.edgefl").write_bytes(lab.bundle_bytes(version=2, info=None))
+    _, found = diagnosed(run, "--offline", "--model", tmp_path / "old.edgefl")
+    assert found["model"]["state"] == "warn" and "which of its classes are benign" in found["model"]["found"]
+    assert "class information" in found["model"]["advice"]
 
 
 def test_the_drawn_picture_passes_the_gate():

@@ -11,13 +11,34 @@ import pytest
 from PIL import Image, ImageDraw
 
 from edgefl_client import Scorer
-from edgefl_client.scoring.heatmap import draw_heatmap, overlay, place_map, png_bytes, strongest_region
+from edgefl_client.scoring.heatmap import (
+    ALPHA,
+    draw_heatmap,
+    gap_px,
+    overlay,
+    place_map,
+    png_bytes,
+    strongest_region,
+    tint,
+)
 from edgefl_client.scoring.pictures import FORMATS, PictureReader
 from edgefl_client.scoring.score_files import ScoringJob, score_files
+from edgefl_protocol.pictures.class_info import KNOWN
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
 MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+
+
+LUMINANCE = np.array([0.299, 0.587, 0.114])  # ITU-R BT.601: what a print in grey keeps
+
+
+def both_photos(picture, height, width):
+    """The photo as it is, and the one with the map: side by side, `gap_px` of white between them."""
+    pixels = np.asarray(picture)[:height]
+    beside = width + gap_px(width, height)
+    assert (pixels[:, width:beside] == 255).all()
+    return pixels[:, :width], pixels[:, beside : beside + width]
 
 
 def one_hot(side, row, column):
@@ -30,7 +51,7 @@ def score_with(attention, reasons=(), predicted="MEL"):
     return Score(
         image="x", predicted=predicted, probabilities={"MEL": 0.75, "NV": 0.25}, evidence=None, vacuity=0.4,
         dissonance=0.1, entropy_nats=0.5, refer=bool(reasons), refer_reasons=tuple(reasons), heatmap=None, model=MODEL,
-        milliseconds=1.0, map=attention,
+        milliseconds=1.0, map=attention, info=KNOWN, rules_tried=("vacuity", "blur"), suspicious_from=0.2,
     )  # fmt: skip
 
 
@@ -102,9 +123,10 @@ def test_score_and_drawing_agree_on_a_turned_photo(lab, plain_bundle, orientatio
     assert bright.ravel()[int(placed.values.argmax())]
     assert placed.values[bright].mean() > 0.75
     assert placed.values[bright[::-1, ::-1]].mean() < 0.25  # the opposite corner
-    drawn = np.asarray(draw_heatmap(upright, score, "squash"))[: upright.shape[0], : upright.shape[1]]
-    changed = np.abs(drawn.astype(int) - upright).sum(-1)
-    assert changed[bright].mean() > 20 * changed[bright[::-1, ::-1]].mean()
+    photo, drawn = both_photos(draw_heatmap(upright, score, "squash"), *upright.shape[:2])
+    np.testing.assert_array_equal(photo, upright)
+    laid = (drawn - (1 - ALPHA) * upright) @ LUMINANCE  # what was laid over the photo
+    assert laid[bright].mean() > 3 * laid[bright[::-1, ::-1]].mean()
 
 
 def stored_as(upright: np.ndarray, orientation: int) -> np.ndarray:
@@ -145,16 +167,35 @@ def test_the_mass_of_the_map_lies_in_the_lesion_however_the_photo_is_turned(lab,
 
 
 @pytest.mark.parametrize(("height", "width"), [(600, 800), (800, 600), (84, 84), (100, 60)])
-def test_photo_keeps_place_resolution_and_aspect(height, width):
-    """Up to 1,600 px the photo is as it was, enlarged by whole numbers only; low attention leaves it clear."""
+def test_photo_stands_untouched_beside_the_map(height, width):
+    """Up to 1,600 px the photo is as it was, enlarged by whole numbers only."""
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
     picture = draw_heatmap(pixels, score_with(one_hot(7, 0, 0)), "squash")
     factor = max(1, -(-448 // max(height, width)))
-    assert picture.width == max(448, factor * width)
-    assert picture.height > factor * height + 60
-    if factor == 1:
-        corner = np.asarray(picture)[height // 2 : height, width // 2 : width]
-        assert np.abs(corner.astype(int) - pixels[height // 2 :, width // 2 :]).max() <= 1
+    size = (factor * height, factor * width)
+    photo, drawn = both_photos(picture, *size)
+    assert picture.width == max(448, 2 * size[1] + gap_px(size[1], size[0]))
+    assert picture.height > size[0] + 60
+    shown = Image.fromarray(pixels).resize(size[::-1], Image.Resampling.BICUBIC)  # of its own size: a copy
+    np.testing.assert_array_equal(photo, np.asarray(shown))
+    assert (drawn != photo).any()
+
+
+@pytest.mark.parametrize("skin", [(246, 237, 228), (215, 189, 150), (130, 92, 67), (41, 36, 32)])
+def test_more_attention_is_brighter_in_grey(skin):
+    """Printed in grey the map still reads: over each tone of skin (Monk 2019), brightness grows with the level."""
+    levels = np.linspace(0, 1, 101, dtype=np.float32)[None]
+    grey = tint(np.full((1, 101, 3), skin, np.uint8), levels)[0] @ LUMINANCE
+    assert (np.diff(grey) > 0).all()
+    assert grey[-1] - grey[0] > 80  # a third of the range of grey
+
+
+def test_a_level_map_colours_nothing():
+    """Noise must not be shown as a finding: the photo stays as it is on both sides."""
+    pixels = np.random.default_rng(4).integers(0, 256, (500, 500, 3)).astype(np.uint8)
+    level = np.ones(49, np.float32)
+    photo, drawn = both_photos(draw_heatmap(pixels, score_with(level), "squash"), 500, 500)
+    np.testing.assert_array_equal(photo, drawn)
 
 
 def test_strongest_region_is_a_tenth_of_the_area():
@@ -197,24 +238,48 @@ def said(monkeypatch):
     return texts
 
 
-def test_caption_grows_with_reasons_and_names_them(said):
-    """docs/design.md, section 5: reasons in words; research-use note always."""
+def test_caption_says_what_was_found(said):
+    """Full name, meaning, second class, vacuity in words with its number, reasons or the rules that were tried."""
     pixels = np.full((500, 600, 3), 150, np.uint8)
-    draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash")
-    calm = " ".join(said)
-    assert "MEL" in calm
-    assert "75%" in calm
-    assert "Vacuity 0.40" in calm
-    assert "No reason to refer" in calm
-    assert "Research use only" in calm
-    assert "reduced" not in calm
+    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("suspicious_class", "vacuity")), "squash")
+    words = " ".join(said)
+    assert "Prediction: Melanoma (MEL), probability 75%" in words
+    assert "A cancer of the pigment cells" in words and "This class is malignant." in words
+    assert "Second: Melanocytic nevus (NV), probability 25%" in words
+    assert "has seen little like this. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert "Refer to a dermatologist: the predicted class is malignant; the model has too little evidence" in words
+    assert "Research use only" in words and "reduced" not in words
     said.clear()
     draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
     worried = " ".join(said)
-    assert "No prediction" in worried
-    assert "too little evidence" in worried
+    assert "No prediction" in worried and "Second:" not in worried
     assert "not trained on" in worried
     assert "outside the white frame" in worried
+    said.clear()
+    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), predicted="NV"), "squash")
+    calm = " ".join(said)
+    assert "None of these 2 rules asks for a look: too little evidence, blur." in calm
+    assert "no reason" not in calm.lower()
+
+
+@pytest.mark.parametrize(
+    ("side", "words"), [("dark", "the picture is too dark"), ("bright", "the picture is too bright")]
+)
+def test_caption_says_which_side_of_exposure_is_wrong(said, side, words):
+    score = replace(score_with(one_hot(7, 1, 1), ("exposure",)), exposure=side)
+    draw_heatmap(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert f"Refer to a dermatologist: the picture is too {side}." in " ".join(said)
+
+
+def test_the_referral_has_a_mark_that_needs_no_colour():
+    """A bar beside the lines; the ink is dark enough for a print in grey (contrast of 7 to white: WCAG 2.1, 1.4.6)."""
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    worried = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("vacuity",)), "squash"))[500:]
+    calm = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash"))[500:]
+    bars = [(panel[:, :12].max(-1) < 140).any() for panel in (worried, calm)]
+    assert bars == [True, False]
+    linear = [(one / 255 / 12.92 if one <= 10 else ((one / 255 + 0.055) / 1.055) ** 2.4) for one in (130, 14, 8)]
+    assert 1.05 / (float(np.dot([0.2126, 0.7152, 0.0722], linear)) + 0.05) > 7
 
 
 @pytest.mark.parametrize(
@@ -238,7 +303,8 @@ def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path,
     assert not score.refer
     words = " ".join(said)
     assert ("No rule is set" in words) is (refer_above is None)
-    assert ("No reason to refer" in words) is (refer_above is not None)
+    assert "rules asks for a look" in words
+    assert "no reason" not in words.lower()
 
 
 @pytest.mark.parametrize("fit", ["squash", "crop"])
@@ -247,15 +313,14 @@ def test_a_large_photo_is_reduced_in_place(said, fit):
     pixels = np.full((1500, 2000, 3), 128, np.uint8)
     pixels[1300:1320, 400:420] = (0, 0, 255)  # far from the hot patch
     picture = draw_heatmap(pixels, score_with(one_hot(7, 1, 5)), fit)
-    drawn = np.asarray(picture)[:1200, :1600].astype(int)
-    assert picture.width == 1600
+    photo, drawn = (one.astype(int) for one in both_photos(picture, 1200, 1600))
     assert "Photo reduced." in " ".join(said)
-    blue = np.argwhere(drawn[..., 2] - drawn[..., 0] > 100)
+    blue = np.argwhere(photo[..., 2] - photo[..., 0] > 100)
     blue = blue[(blue[:, 0] > 900)]
     assert np.allclose(blue.mean(0), [1310 * 1600 / 2000 - 0.5, 410 * 1600 / 2000 - 0.5], atol=1)
     black = np.argwhere((drawn < 10).all(-1))  # the outline's rim
-    black = black[np.abs(black[:, 1] - 800) < 590] if fit == "crop" else black  # without the frame of the square
-    black = black[(black[:, 0] > 10) & (black[:, 0] < 1190)]
+    black = black[np.abs(black[:, 1] - 800) < 580] if fit == "crop" else black  # without the frame of the square
+    black = black[(black[:, 0] > 20) & (black[:, 0] < 1180)]
     left, side_px = (0, 1600 / 7) if fit == "squash" else (200, 1200 / 7)
     middle = (black.min(0) + black.max(0)) / 2
     assert np.allclose(middle, [1.5 * 1200 / 7 - 0.5, left + 5.5 * side_px - 0.5], atol=1.5)

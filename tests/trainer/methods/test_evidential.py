@@ -367,7 +367,7 @@ def test_discounted_evidence_changes_no_training_and_only_lowers_what_is_known(m
     for discount in ("none", "unusual"):
         method = build(METHODS["local"], {**HYPER, "discount": discount})
         state, _ = method.local_round(site, State(), broadcast)
-        model, _ = calibrate(method.predictor(site, state, broadcast), site)
+        model = calibrate(method.predictor(site, state, broadcast), site).predictor
         assert set(model.tensors) == set(model.module.options.tensors)
         found[discount] = state.digest(), predict(model, noise), predict(model, site.tune.images)
     (before, *plain), (after, *lowered) = found["none"], found["unusual"]

@@ -18,6 +18,12 @@ device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), he
 resume = click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
 summary_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
 run_dir = click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
+class_info = click.option(
+    "--class-info",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.toml",
+    help="What the classes mean: docs/reference/scores.md.  [default: what is known of ISIC's and HAM10000's labels]",
+)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -17,17 +17,20 @@ from edgefl_trainer.commands.extra import needs_trainer
 @click.option(
     "--json", "as_json", is_flag=True, help="One JSON object for each image, with the keys of `edgefl score`."
 )
+@shared.class_info
 @needs_trainer
-def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool) -> None:
+def predict(run_dir: Path, images: tuple[Path, ...], site: str, as_json: bool, class_info: Path | None) -> None:
     """Score IMAGES with the model that a site learned in RUN. This is the reference for what a device says."""
+    from edgefl_protocol.pictures.score import Score
     from edgefl_trainer.commands.results_text import score_line
     from edgefl_trainer.engine.models import open_run
     from edgefl_trainer.engine.prediction import predict_files
 
     failed = 0
-    for score in predict_files(open_run(run_dir), site, images):
-        failed += "error" in score
-        click.echo(json.dumps(score) if as_json else score_line(score))
+    for found in predict_files(open_run(run_dir), site, images, class_info):
+        failed += not isinstance(found, Score)
+        told = found.to_json() if isinstance(found, Score) else found
+        click.echo(json.dumps(told) if as_json else score_line(found))
     if failed:
         click.echo(f"{failed} of {len(images)} images could not be scored", err=True)
         sys.exit(1)

@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
+from edgefl_protocol.pictures.score import Score
+from edgefl_protocol.pictures.wording import class_title, in_brief
+
 
 def summary_text(summary: Mapping[str, Any]) -> str:
     """Write the figures of `summary.json`, a line for each site."""
@@ -45,14 +48,14 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def score_line(score: Mapping[str, Any]) -> str:
-    """Write one image's score in one line."""
-    if "error" in score:
-        return f"{score['image']}: {score['error']['message']}"
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in score["probabilities"].items())
-    vacuity = "" if score["vacuity"] is None else f", vacuity {score['vacuity']:.2f}"
-    refer = f" · refer: {', '.join(score['refer_reasons'])}" if score["refer"] else ""
-    return f"{score['image']}: {score['predicted'] or 'no prediction'} ({shown}{vacuity}){refer}"
+def score_line(found: Score | Mapping[str, Any]) -> str:
+    """Write one image's score in one line, or why it has none."""
+    if not isinstance(found, Score):
+        return f"{found['image']}: {found['error']['message']}"
+    shown = ", ".join(f"{name} {value:.2f}" for name, value in found.probabilities.items())
+    vacuity = "" if found.vacuity is None else f", vacuity {found.vacuity:.2f}"
+    predicted = "no prediction" if found.predicted is None else class_title(found, found.predicted)
+    return f"{found.image}: {predicted} ({shown}{vacuity}) · {in_brief(found)}"
 
 
 def _pct(value: float | None) -> str:

@@ -1,7 +1,7 @@
 """Score photographs with a finished run: the reference that a device's scores are compared with."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,30 @@ import numpy as np
 from edgefl_protocol import digest
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.pictures.class_info import ClassInfo, known_among, suspicious_classes
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, decode, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.referral import ReferralRules
-from edgefl_protocol.pictures.score import ModelInfo, make_score
+from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
 from edgefl_trainer.contract import Predictor
+from edgefl_trainer.data.class_info import read_class_info
 from edgefl_trainer.engine.models import FinishedRun, predict
+from edgefl_trainer.engine.suspicion import site_suspicion
 
 
-def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def predict_files(
+    run: FinishedRun, site: str, files: Sequence[Path], class_info: Path | None = None
+) -> Iterator[Score | dict[str, Any]]:
     """Score photographs (JPEG or PNG) one by one with the model of a site.
 
-    Yields the object `edgefl score --json` prints for each file, or `{"image", "error"}` for one that cannot be used. A
-    `RunError` where the run has no model of this site.
+    Yields the score of each file, whose JSON is the object that `edgefl score --json` prints, or `{"image", "error"}`
+    for one that cannot be used. A `RunError` where the run has no model of this site.
+
+    `class_info` is the file that the bundle is made with, see `data.class_info`.
     """
     predictor = run.predictor(site)
-    refer_above = float(run.calibration["sites"][site]["refer_above"])
+    info = known_among(run.classes, None if class_info is None else read_class_info(class_info, run.classes))
+    rules = referral_rules_of(run, site, info)
     model = model_info(run, site, predictor)
     for file in files:
         started = time.perf_counter()
@@ -43,17 +51,30 @@ def predict_files(run: FinishedRun, site: str, files: Sequence[Path]) -> Iterato
             "dissonance": scores.dissonance,
             "map": scores.maps,
         }
+        quality = measure_quality(photo)
         yield make_score(
             {name: np.asarray(values[0]) for name, values in quantities.items() if values is not None},
             name=str(file),
             classes=run.classes,
             seen=predictor.seen,
-            rules=ReferralRules(uncertain_above=refer_above, dissonance_above=None),
-            gate=measure_quality(photo).reasons(run.preprocess.size),
-            expired=False,
+            rules=rules,
+            gate=quality.reasons(run.preprocess.size),
+            exposure=quality.exposure,
+            expired=None,
             model=model,
             milliseconds=(time.perf_counter() - started) * 1e3,
-        ).to_json()
+            info=info,
+        )
+
+
+def referral_rules_of(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -> ReferralRules:
+    """Return the referral rules that the site's bundle will have."""
+    return ReferralRules(
+        uncertain_above=float(run.calibration["sites"][site]["refer_above"]),
+        dissonance_above=None,
+        suspicious=suspicious_classes(run.classes, info),
+        suspicious_from=site_suspicion(run, site, info).threshold,
+    )
 
 
 def model_info(run: FinishedRun, site: str, predictor: Predictor) -> ModelInfo:

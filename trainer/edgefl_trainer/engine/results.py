@@ -4,7 +4,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from edgefl_protocol.durable import write_atomic
-from edgefl_trainer.contract import Examples, Method, Phase, Predictor, Site, State, Task, declared
+from edgefl_trainer.contract import Examples, Method, Phase, Prediction, Predictor, Site, State, Task, declared
 from edgefl_trainer.data import Federation
 from edgefl_trainer.engine.display import warn
 from edgefl_trainer.engine.federation import FederationState, SelectedEncoder, SelectedRound, stamped
@@ -22,6 +22,7 @@ from edgefl_trainer.engine.models import predict, save_predictor
 from edgefl_trainer.engine.own_networks import learned_network, write_networks
 from edgefl_trainer.engine.probing import probe_readouts
 from edgefl_trainer.engine.sites import report_rows
+from edgefl_trainer.engine.suspicion import save_tune_scores
 from edgefl_trainer.evaluate.calibration import (
     VACUITY_CEILING,
     fit_temperature,
@@ -93,16 +94,12 @@ def predictor_results(
         predictor = method.predictor(site, kept.state, kept.broadcast)
         if predictor is None:
             raise TypeError(f"method {type(method).__name__} makes neither a predictor nor a backbone")
-        predictor, calibration[name] = calibrate(predictor, site)
+        calibrated = calibrate(predictor, site)
+        predictor, calibration[name] = calibrated.predictor, calibrated.figures
+        if calibrated.tune is not None:
+            save_tune_scores(folder, name, calibrated.tune, site.tune.targets)
         save_predictor(folder / "models" / f"{name}.safetensors", predictor)
-        facts[name] = {
-            "n_train": len(site.train),
-            "n_labelled": len(site.train),
-            "held_out": False,
-            "readout": predictor.module.options.readout,
-            "selected_round": kept.round,
-            "selected_phase": "train" if kept.round <= task.rounds else "final",
-        }
+        facts[name] = _facts_of_trained(site, predictor, kept, task)
         seen[name] = predictor.seen
         rows = report_rows(federation, name)
         scored[name] = score(predictor, rows, federation.lesions, site.device)
@@ -131,6 +128,17 @@ def predictor_results(
     }
 
 
+def _facts_of_trained(site: Site, predictor: Predictor, kept: SelectedRound, task: Task) -> dict[str, Any]:
+    return {
+        "n_train": len(site.train),
+        "n_labelled": len(site.train),
+        "held_out": False,
+        "readout": predictor.module.options.readout,
+        "selected_round": kept.round,
+        "selected_phase": "train" if kept.round <= task.rounds else "final",
+    }
+
+
 def _facts_of_held_out(rows: Examples) -> dict[str, Any]:
     told = {"n_test": len(rows), "classes_tested": len(np.unique(rows.targets))}
     return {"n_train": 0, "n_labelled": 0, "held_out": True, "readout": None, **told}
@@ -152,7 +160,7 @@ def further_models(method: Method, site: Site, kept: SelectedRound) -> dict[str,
     """Return a site's further models, calibrated; none where the method answers in one way only."""
     further = declared(method).further_predictors
     offered = further(method, site, kept.state, kept.broadcast) if further else {}
-    return {way: calibrate(predictor, site)[0] for way, predictor in sorted(offered.items())}
+    return {way: calibrate(predictor, site).predictor for way, predictor in sorted(offered.items())}
 
 
 def _held_out_models(
@@ -171,11 +179,20 @@ def _held_out_models(
     return models
 
 
-def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, float]]:
+@dataclass(frozen=True)
+class Calibrated:
+    """A site's model after its `tune` rows were looked at."""
+
+    predictor: Predictor
+    figures: dict[str, float]  # temperature and referral threshold
+    tune: Prediction | None  # scores of the tune rows; None where there are none
+
+
+def calibrate(predictor: Predictor, site: Site) -> Calibrated:
     """Measure what is usual in the site's training rows; then temperature and referral threshold, on its tune rows."""
     predictor, tune = with_usual(predictor, site), site.tune
     if len(tune) == 0:
-        return predictor, {"temperature": 1.0, "refer_above": 0.999}
+        return Calibrated(predictor, {"temperature": 1.0, "refer_above": 0.999}, None)
     options = predictor.module.options
     logits = tune_logits(predictor, tune, site.device)
     evidence = EVIDENCE[options.evidence] if options.output == "evidential" else None
@@ -186,7 +203,7 @@ def calibrate(predictor: Predictor, site: Site) -> tuple[Predictor, dict[str, fl
     uncertainty = scores.vacuity if scores.vacuity is not None else entropy_nats(scores.probabilities)
     most = VACUITY_CEILING if scores.vacuity is not None else math.log(len(predictor.seen))
     threshold = refer_threshold(uncertainty, scores.predicted == tune.targets, ceiling=most)
-    return calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}
+    return Calibrated(calibrated, {"temperature": float(temperature), "refer_above": float(threshold)}, scores)
 
 
 def score(predictor: Predictor, rows: Examples, lesions: Sequence[str], device: torch.device) -> Scored:

@@ -1,4 +1,4 @@
-"""Temperature and referral threshold of one site, both fitted on its ``tune`` rows and never on reported ones.
+"""Temperature and referral thresholds of one site, all fitted on its ``tune`` rows and never on reported ones.
 
 Temperature T: one number that divides the logits before the evidence function, ``e = f(logits / T)``; everything a user
 sees comes from that e (docs/methods.md, "temperature"). Source: Guo et al. 2017 (arXiv:1706.04599, sec. 4.2).
@@ -8,6 +8,10 @@ form.
 Referral rule: ``refer_above`` is the largest vacuity such that, among the tune rows at or below it, at most the target
 share is wrong; bounded so that at most ``max_referred`` of the tune rows would be referred, and by 0.999, above which
 nothing is ever predicted.
+
+Rule for suspicious classes: a picture is referred where the predicted class is suspicious, or where the suspicious
+classes together have at least the threshold. The threshold is the largest with which the rule refers at least 95 % of
+the tune rows of suspicious classes. It is chosen on 20 of them or more: of 19, one missed is more than 5 %.
 """
 
 from collections.abc import Callable
@@ -17,6 +21,8 @@ from jaxtyping import Bool, Float, Int
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax
 
+from edgefl_protocol.pictures.referral import Suspicion
+
 Evidence = Callable[[Float[np.ndarray, "B K"]], Float[np.ndarray, "B K"]]
 """Logits to evidence ≥ 0, in numpy and float64."""
 
@@ -24,6 +30,8 @@ TEMPERATURE_BOUNDS = (0.1, 10.0)
 MIN_ROWS = 20  # fewer tune rows say too little about either number
 TARGET_ERROR = 0.10  # share of wrong answers accepted among those not referred
 MAX_REFERRED = 0.5  # a weak model must still answer for half of its tune rows
+TARGET_SENSITIVITY = 0.95  # share of the suspicious rows that the rule for suspicious classes has to refer
+MIN_SUSPICIOUS = 20  # fewer suspicious tune rows say too little
 VACUITY_CEILING = 0.999  # no evidence at all: nothing is predicted there
 
 
@@ -116,3 +124,73 @@ def refer_threshold(
     good = allowed & (error <= target_error)
     chosen = np.flatnonzero(good)[-1] if good.any() else np.flatnonzero(allowed)[0]
     return min(float(levels[chosen]), ceiling)
+
+
+def choose_suspicion(
+    probabilities: Float[np.ndarray, "B K"],
+    predicted: Int[np.ndarray, " B"],
+    targets: Int[np.ndarray, " B"],
+    suspicious: Bool[np.ndarray, " K"],
+    *,
+    target_sensitivity: float = TARGET_SENSITIVITY,
+    min_suspicious: int = MIN_SUSPICIOUS,
+) -> Suspicion:
+    """Choose from which summed probability on the suspicious classes refer, and say what the rule reaches.
+
+    Args:
+        predicted: Of the tune rows, the class that is named; −1 for none.
+        suspicious: For each class, whether it asks for a look.
+        min_suspicious: With fewer rows of suspicious classes the threshold is None: the predicted class alone counts.
+    """
+    ill = suspicious[targets]
+    together = probabilities[:, suspicious].sum(axis=1, dtype=np.float64)
+    named = (predicted >= 0) & suspicious[predicted]  # referred whatever the threshold
+    together[named] = np.maximum(together[named], 1.0)
+    threshold = None
+    if ill.sum() >= min_suspicious:
+        falling = np.sort(together[ill])[::-1]
+        needed = int(np.ceil(target_sensitivity * falling.size - 1e-9))
+        threshold = float(np.clip(falling[needed - 1], 0.0, 1.0))
+    referred = named if threshold is None else named | (together >= threshold)
+    found, spared = (int(referred[ill].sum()), int(ill.sum())), (int((~referred[~ill]).sum()), int((~ill).sum()))
+    return Suspicion(
+        threshold=threshold,
+        sensitivity=found[0] / found[1] if found[1] else None,
+        specificity=spared[0] / spared[1] if spared[1] else None,
+        suspicious=found[1],
+        benign=spared[1],
+        statement=_statement(suspicious, threshold, found, spared, min_suspicious),
+    )
+
+
+def _statement(
+    suspicious: Bool[np.ndarray, " K"],
+    threshold: float | None,
+    found: tuple[int, int],
+    spared: tuple[int, int],
+    min_suspicious: int,
+) -> str:
+    """Say in words what the rule refers; `found` and `spared` are pictures, each out of how many."""
+    if not suspicious.any():
+        return "Every class of this model is called benign, so no class asks for a look."
+    if suspicious.all():
+        return "No class of this model is known to be benign, so every predicted class asks for a look."
+    figures = (
+        f"Of the site's tune pictures it refers {found[0]} of {found[1]} of classes that are not known to be "
+        f"benign{_share(found, 'sensitivity')}, and {spared[0]} of {spared[1]} of benign classes it does not "
+        f"refer{_share(spared, 'specificity')}."
+    )
+    rule = "A picture asks for a look where the predicted class is not known to be benign"
+    if threshold is not None:
+        return (
+            f"{rule}, or where such classes have {threshold:.1%} or more together, chosen on tune pictures. {figures}"
+        )
+    return (
+        f"WARNING: no threshold was chosen, for the site has {found[1]} tune pictures of classes that are not known to "
+        f"be benign, and {min_suspicious} are needed. {rule}; one called benign with little certainty does not. "
+        f"{figures}"
+    )
+
+
+def _share(part: tuple[int, int], called: str) -> str:
+    return f" ({called} {part[0] / part[1]:.1%})" if part[1] else ""

@@ -1,0 +1,122 @@
+"""What a score says in words: reasons to refer, or the rules that were tried; how much the model has seen; classes.
+
+Guarantees: no sentence says that nothing needs a look. Where no rule fires, the sentence names the rules that were
+asked, and those that could not be. Device and trainer print these same sentences.
+"""
+
+from edgefl_protocol.pictures.referral import REASON_WORDS
+from edgefl_protocol.pictures.score import Score
+
+MUCH_BELOW, LITTLE_FROM = 1 / 3, 2 / 3  # vacuity; evidence twice the prior's weight, and half of it
+
+RULE_NAMES = {
+    "suspicious_class": "suspicious class",
+    "vacuity": "too little evidence",
+    "dissonance": "evidence in conflict",
+    "blur": "blur",
+    "exposure": "exposure",
+    "size": "size",
+    "not_skin": "colours of skin",
+    "unseen_class": "class it was not trained on",
+    "model_expired": "expiry date",
+}
+_EXPOSURE = {"dark": "the picture is too dark", "bright": "the picture is too bright"}
+_MALIGNANCY = {
+    "malignant": "the predicted class is malignant",
+    "premalignant": "the predicted class can become malignant",
+    "unknown": "it is not known whether the predicted class is benign",
+}
+
+
+def class_title(score: Score, label: str) -> str:
+    """Full name of a class with its label, such as `Melanoma (MEL)`."""
+    name = score.info_of(label).name
+    return name if name.casefold() == label.casefold() else f"{name} ({label})"
+
+
+def meaning(score: Score, label: str) -> str:
+    """Say in sentences what a class means."""
+    if score.info is None:
+        return "The model does not say what this class means."
+    info = score.info_of(label)
+    if info.malignancy == "unknown":
+        return f"{info.meaning} Whether it is benign is not known."
+    return f"{info.meaning} This class is {info.malignancy}."
+
+
+def second_class(score: Score) -> str | None:
+    """Find the most probable class beside the predicted one; None where nothing is predicted."""
+    others = [name for name in score.probabilities if name != score.predicted]
+    return max(others, key=score.probabilities.__getitem__) if score.predicted is not None and others else None
+
+
+def percent(share: float) -> str:
+    """Write a probability; nothing short of certainty is rounded to it, nor anything above none to none."""
+    if share < 0.005:
+        return "0%" if share == 0 else "<1%"
+    return f"{share:.0%}" if round(share * 100) < 100 else ">99%"
+
+
+def seen_words(score: Score) -> str:
+    """Say how much like this picture the model has seen, with the number behind it."""
+    if score.vacuity is None:
+        return f"This model cannot say how much like this it has seen. Entropy {score.entropy_nats:.2f} nats"
+    much = "much" if score.vacuity < MUCH_BELOW else "some" if score.vacuity < LITTLE_FROM else "little"
+    if "vacuity" in score.refer_reasons:  # the words never contradict the rule
+        much = "little"
+    return f"The model has seen {much} like this. Vacuity {score.vacuity:.2f} (0: much evidence, 1: none)"
+
+
+def reasons_in_words(score: Score) -> list[str]:
+    """Word each reason to refer as a clause."""
+    return [_reason(score, reason) for reason in score.refer_reasons]
+
+
+def outcome(score: Score) -> str:
+    """Say in sentences why the picture is referred, or which rules were tried."""
+    if score.refer:
+        return f"Refer to a dermatologist: {'; '.join(reasons_in_words(score))}."
+    names = ", ".join(_rule(score, rule) for rule in score.rules_tried)
+    return " ".join([f"None of these {len(score.rules_tried)} rules asks for a look: {names}.", *not_set(score)])
+
+
+def in_brief(score: Score) -> str:
+    """Give the reasons, or the number of rules that did not ask for a look, as a clause for a line."""
+    if score.refer:
+        return f"refer: {'; '.join(reasons_in_words(score))}"
+    return f"none of the {len(score.rules_tried)} rules asks for a look"
+
+
+def not_set(score: Score) -> list[str]:
+    """Sentences about rules without a threshold, whose silence is no answer."""
+    said = []
+    if "vacuity" not in score.rules_tried:
+        said.append("No rule is set for when an uncertain picture is to be referred.")
+    if score.info is not None and score.suspicious_from is None:
+        said.append("Of suspicious classes only a predicted one asks for a look: no threshold could be chosen.")
+    return said
+
+
+def _reason(score: Score, reason: str) -> str:
+    if reason == "exposure" and score.exposure is not None:
+        return _EXPOSURE[score.exposure]
+    return _suspicious(score) if reason == "suspicious_class" else REASON_WORDS[reason]
+
+
+def _rule(score: Score, rule: str) -> str:
+    if rule == "suspicious_class" and score.suspicious_probability is not None and score.suspicious_from is not None:
+        return f"suspicious class ({score.suspicious_probability:.1%} together, asks from {score.suspicious_from:.1%})"
+    return RULE_NAMES[rule]
+
+
+def _suspicious(score: Score) -> str:
+    if score.info is None:
+        return "the model does not say which of its classes are benign, so it asks for a look at every picture"
+    if score.predicted is not None and score.info_of(score.predicted).suspicious:
+        return _MALIGNANCY[score.info_of(score.predicted).malignancy]
+    if score.suspicious_probability is None or score.suspicious_from is None:
+        return REASON_WORDS["suspicious_class"]
+    return (
+        f"classes that are not known to be benign have {score.suspicious_probability:.1%} together, and the rule asks "
+        f"from {score.suspicious_from:.1%}"
+    )

@@ -1,0 +1,259 @@
+"""What classes mean, and the rule that a suspicious one is never passed over in silence.
+
+Sources: docs/reference/scores.md, "What a class means" and "Referral"; for the facts, WHO Classification of Skin
+Tumours, 4th edition (2018), and Tschandl et al. 2018 (HAM10000), table 1.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgefl_protocol.bundle.model_card import Card, Labels, referral_rules
+from edgefl_protocol.pictures.class_info import (
+    KNOWN,
+    MALIGNANCIES,
+    MAX_MEANING,
+    ClassInfo,
+    known_among,
+    suspicious_classes,
+)
+from edgefl_protocol.pictures.referral import (
+    REASON_WORDS,
+    Measures,
+    ReferralRules,
+    Suspicion,
+    predicted_class,
+    refer_reasons,
+)
+from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
+from edgefl_protocol.pictures.wording import outcome, seen_words
+
+FACTS = {
+    "malignant": {"MEL", "BCC", "SCC", "mel", "bcc"},
+    "premalignant": {"AK", "akiec"},
+    "benign": {"NV", "BKL", "DF", "VASC", "nv", "bkl", "df", "vasc", "nevus"},
+    "unknown": {"other"},
+}
+ISIC = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
+MODEL = ModelInfo(id="a/b/c", sha256="0" * 64, version=1, state_kind="bundle", state_sha256="1" * 64)
+CARD = Card(
+    intended_use="tests", method="fedevprompt", site="one", sites={"one": 10}, metrics={}, temperature=1.0,
+    refer_above=0.6, backbone="none", licence_note="none",
+)  # fmt: skip
+CHOSEN = Suspicion(
+    threshold=0.25, sensitivity=0.96, specificity=0.5, suspicious=25, benign=40, statement="chosen by a test"
+)
+
+
+def test_every_label_of_the_table_has_its_malignancy() -> None:
+    assert {label: info.malignancy for label, info in KNOWN.items()} == {
+        label: kind for kind, labels in FACTS.items() for label in labels
+    }
+    assert set(ISIC) | {"akiec", "bcc", "bkl", "df", "mel", "nv", "vasc", "nevus", "other"} == set(KNOWN)
+
+
+def test_only_benign_classes_do_not_ask() -> None:
+    """A class that nobody described is unknown, and a given one goes before the table."""
+    given_one = {"NV": ClassInfo("Spitz nevus", "A mole.", "unknown")}
+    assert suspicious_classes(ISIC, known_among(ISIC)) == tuple(
+        label in FACTS["malignant"] | FACTS["premalignant"] for label in ISIC
+    )
+    assert suspicious_classes(("NV", "wart"), known_among(("NV", "wart"))) == (False, True)
+    assert suspicious_classes(("NV",), known_among(("NV",), given_one)) == (True,)
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning", "malignancy"),
+    [
+        ("", "x", "benign"), ("x" * 201, "x", "benign"), ("two\nlines", "x", "benign"), (" x", "x", "benign"),
+        ("x", "", "benign"), ("x", "y" * (MAX_MEANING + 1), "benign"), ("x", "\x1b[2J", "benign"),
+        ("x", "y", "harmless"), ("x", "y", "Benign"), (3, "y", "benign"), ("x", None, "benign"), ("x", "y", ["benign"]),
+    ],
+)  # fmt: skip
+def test_class_info_out_of_form_is_refused(name, meaning, malignancy) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        ClassInfo(name, meaning, malignancy)
+
+
+def test_labels_and_card_come_back_as_they_were_written() -> None:
+    labels = Labels(ISIC, (True,) * 8, known_among(ISIC))
+    card = Card(**{**vars(CARD), "suspicion": CHOSEN})
+    assert Labels.from_bytes(labels.to_bytes()) == labels
+    assert Card.from_bytes(card.to_bytes()) == card
+
+
+def test_what_was_written_before_is_read_and_written_as_before() -> None:
+    """docs/design.md 7: a bundle from before class information has neither key, and keeps its bytes."""
+    labels = b'{"classes":["MEL","NV"],"seen":[true,true]}'
+    found = Labels.from_bytes(labels)
+    assert (found.info, found.suspicious) == (None, None)
+    assert json.loads(found.to_bytes()) == json.loads(labels)
+    assert "suspicion" not in json.loads(CARD.to_bytes())
+    assert Card.from_bytes(CARD.to_bytes()).suspicion is None
+
+
+INFO = {"name": "Melanoma", "meaning": "A cancer.", "malignancy": "malignant"}
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        None, [], "MEL", {"MEL": None}, {"MEL": {}}, {"MEL": {**INFO, "more": 1}}, {"MEL": {**INFO, "malignancy": 1}},
+        {"other": INFO}, {"MEL": {**INFO, "name": "x" * 201}}, {"MEL": {**INFO, "meaning": ""}},
+    ],
+)  # fmt: skip
+def test_labels_with_other_info_are_refused(info) -> None:
+    data = json.dumps({"classes": ["MEL", "NV"], "seen": [True, True], "info": info}).encode()
+    with pytest.raises(ValueError, match=r"info|must be"):
+        Labels.from_bytes(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threshold": 1.5}, {"threshold": -0.1}, {"threshold": True}, {"threshold": "0.5"}, {"sensitivity": 2},
+        {"specificity": "x"}, {"suspicious": -1}, {"suspicious": 1.5}, {"benign": True}, {"benign": 2**40},
+        {"statement": ""}, {"statement": "x" * 1001}, {"statement": None}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_a_card_with_another_suspicion_is_refused(change) -> None:
+    record = json.loads(Card(**{**vars(CARD), "suspicion": CHOSEN}).to_bytes())
+    record["suspicion"] |= change
+    with pytest.raises(ValueError, match="must be"):
+        Card.from_bytes(json.dumps(record).encode())
+
+
+def a_score(probabilities, rules: ReferralRules, *, vacuity=0.1, info=None, gate=(), exposure=None) -> Score:
+    outputs = {"probabilities": np.asarray(probabilities, np.float32)}
+    if vacuity is not None:
+        outputs["vacuity"] = np.float32(vacuity)
+    classes = ISIC[: len(probabilities)]
+    return make_score(
+        outputs, name="x", classes=classes, seen=[True] * len(classes), rules=rules, gate=gate, exposure=exposure,
+        expired=None, model=MODEL, milliseconds=1.0, info=info,
+    )  # fmt: skip
+
+
+def rules_for(suspicious, *, above=0.6, start=0.25) -> ReferralRules:
+    return ReferralRules(uncertain_above=above, dissonance_above=None, suspicious=suspicious, suspicious_from=start)
+
+
+shares = st.lists(st.floats(0, 1), min_size=3, max_size=8).filter(lambda found: sum(found) > 0.01)
+
+
+@given(shares, st.data())
+def test_a_predicted_class_that_is_not_benign_is_never_passed_over(found, data) -> None:
+    """Issue of a clinician: "Prediction: MEL … No reason to refer" must not be possible, whatever the numbers."""
+    probabilities = np.asarray(found, np.float32) / np.float32(sum(found))
+    flags = tuple(data.draw(st.booleans()) for _ in found)
+    start = data.draw(st.none() | st.floats(0, 1))
+    measures = Measures(probabilities=probabilities, vacuity=None, dissonance=None, entropy_nats=0.0)
+    seen = data.draw(st.lists(st.booleans(), min_size=len(found), max_size=len(found)).filter(any))
+    rules = rules_for(flags, above=None, start=start)
+    reasons = refer_reasons(measures, seen, rules, gate=(), expired=None)
+    predicted = predicted_class(measures, seen)
+    if predicted is not None and flags[predicted]:
+        assert reasons[0] == "suspicious_class"
+    every = rules_for(None, above=None, start=start)
+    assert "suspicious_class" in refer_reasons(measures, seen, every, gate=(), expired=None)
+
+
+@given(shares, st.data())
+def test_more_probability_of_a_suspicious_class_never_silences_the_rule(found, data) -> None:
+    flags = (True, *(data.draw(st.booleans()) for _ in found[1:]))
+    more = [found[0] + data.draw(st.floats(0, 1)), *found[1:]]
+    rules, seen, said = rules_for(flags, above=None, start=0.25), [True] * len(found), []
+    for shares_of in (found, more):
+        probabilities = np.asarray(shares_of, np.float64) / sum(shares_of)
+        measures = Measures(
+            probabilities=probabilities.astype(np.float32), vacuity=None, dissonance=None, entropy_nats=0.0
+        )
+        together = float(probabilities[np.asarray(flags)].sum())
+        said.append("suspicious_class" in refer_reasons(measures, seen, rules, gate=(), expired=None))
+        if abs(together - 0.25) > 1e-5:  # beyond the rounding of float32
+            expected = together >= 0.25 or flags[int(np.argmax(probabilities.astype(np.float32)))]
+            assert said[-1] is bool(expected)
+    assert said[1] or not said[0] or abs(together - 0.25) <= 1e-5
+
+
+def test_the_threshold_itself_refers() -> None:
+    """docs/reference/scores.md: from the threshold on."""
+    info = known_among(ISIC[:2])
+    said = [a_score([p, 1 - p], rules_for((True, False)), info=info).refer_reasons for p in (0.25, 0.2499)]
+    assert said == [("suspicious_class",), ()]
+
+
+def test_the_rules_of_a_bundle() -> None:
+    """One function makes them of labels and card: what is not stated is not in force, and no `info` asks always."""
+    labels = Labels(("MEL", "NV"), (True, True), known_among(("MEL", "NV")))
+    rules = referral_rules(labels, Card(**{**vars(CARD), "suspicion": CHOSEN}))
+    assert (rules.suspicious, rules.suspicious_from, rules.uncertain_above) == ((True, False), 0.25, 0.6)
+    assert referral_rules(labels, CARD, 0.3).suspicious_from is None
+    assert referral_rules(Labels(("MEL", "NV"), (True, True)), CARD).suspicious is None
+
+
+CALM = (0.05, 0.9, 0.05)
+MELANOMA = (0.8, 0.1, 0.1)
+THREE, DESCRIBED = rules_for((True, False, True)), known_among(ISIC)
+GATE = ("exposure",)
+SAID = {
+    "malignant": (a_score(MELANOMA, THREE, info=DESCRIBED), "the predicted class is malignant"),
+    "from the sum": (a_score((0.2, 0.7, 0.1), THREE, info=DESCRIBED), "have 30.0% together"),
+    "old bundle": (a_score(CALM, rules_for(None)), "does not say which of its classes are benign"),
+    "too dark": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="dark"), "too dark"),
+    "too bright": (a_score(CALM, THREE, info=DESCRIBED, gate=GATE, exposure="bright"), "too bright"),
+    "nobody knows": (a_score(MELANOMA, THREE, info={}), "not known whether the predicted class is benign"),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_a_reason_says_what_was_found(case) -> None:
+    score, words = SAID[case]
+    assert score.refer and words in outcome(score)
+
+
+@pytest.mark.parametrize("above", [0.6, None])
+@pytest.mark.parametrize("start", [0.25, None])
+@pytest.mark.parametrize("vacuity", [0.1, None])
+def test_silence_names_the_rules_that_were_tried(above, start, vacuity) -> None:
+    """No sentence says that nothing needs a look; a rule without a threshold is said to be none."""
+    rules = rules_for((True, False, True), above=above, start=start)
+    score = a_score(CALM, rules, vacuity=vacuity, info=known_among(ISIC))
+    text = outcome(score)
+    assert not score.refer and text.startswith(f"None of these {len(score.rules_tried)} rules asks for a look: ")
+    assert ("No rule is set" in text) is (above is None)
+    assert ("no threshold could be chosen" in text) is (start is None)
+    for forbidden in ("no reason", "nothing", "safe", "healthy", "not need", "harmless"):
+        assert forbidden not in text.lower()
+
+
+def test_rules_that_were_tried_are_those_with_a_threshold() -> None:
+    score = a_score(CALM, rules_for((True, False, True), above=None), info=known_among(ISIC))
+    assert score.rules_tried == tuple(
+        rule for rule in REASON_WORDS if rule not in {"vacuity", "dissonance", "model_expired"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("vacuity", "word"), [(0.0, "much"), (0.33, "much"), (0.34, "some"), (0.66, "little"), (0.9, "little")]
+)
+def test_vacuity_in_words_never_contradicts_the_rule(vacuity, word) -> None:
+    """With the number behind it; above the referral threshold (0.6) it is `little` whatever the number."""
+    text = seen_words(a_score(CALM, rules_for((True, False, True)), vacuity=vacuity, info=known_among(ISIC)))
+    assert f"has seen {word} like this" in text and f"{vacuity:.2f}" in text
+
+
+def test_the_score_tells_programs_the_same() -> None:
+    told = a_score((0.8, 0.1, 0.1), rules_for((True, False, True)), info=known_among(ISIC)).to_json()
+    assert (told["predicted"], told["predicted_name"], told["malignancy"]) == ("MEL", "Melanoma", "malignant")
+    assert told["suspicious_probability"] == pytest.approx(0.9) and told["suspicious_from"] == 0.25
+    assert told["exposure"] is None and told["malignancy"] in MALIGNANCIES
+    unknown = a_score(CALM, rules_for(None)).to_json()
+    assert (unknown["predicted_name"], unknown["malignancy"], unknown["suspicious_probability"]) == (
+        "NV",
+        "unknown",
+        None,
+    )

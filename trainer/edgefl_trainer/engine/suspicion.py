@@ -1,0 +1,72 @@
+"""From which probability on a site's suspicious classes refer together: chosen on its `tune` rows, after the run.
+
+The scores of those rows lie beside the site's model (`DIR/tune/NAME.safetensors`), so the threshold is chosen without
+the pictures, and anew for other class information. A run from before these files has no threshold.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgefl_protocol import Payload
+from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
+from edgefl_protocol.pictures.referral import Suspicion
+from edgefl_trainer.contract import Prediction
+from edgefl_trainer.engine.folder import make_folder
+from edgefl_trainer.engine.models import FinishedRun
+from edgefl_trainer.errors import RunError
+from edgefl_trainer.evaluate.calibration import choose_suspicion
+
+FOLDER = "tune"
+MAX_BYTES = 1 << 30
+NOT_KEPT = (
+    "WARNING: no threshold was chosen, for the run kept no scores of this site's tune pictures: it is from before they "
+    "were kept, or the site never trained. A picture asks for a look where the predicted class is not known to be "
+    "benign; one that is called benign with little certainty does not."
+)
+
+
+def save_tune_scores(folder: Path, site: str, scores: Prediction, targets: NDArray[np.int64]) -> None:
+    """Keep what a site's model says of its `tune` rows, and what they are."""
+    arrays: dict[str, NDArray[Any]] = {
+        "probabilities": np.asarray(scores.probabilities, np.float32),
+        "predicted": np.asarray(scores.predicted, np.int64),
+        "targets": np.asarray(targets, np.int64),
+    }
+    make_folder(folder / FOLDER)
+    write_atomic(folder / FOLDER / f"{site}.safetensors", Payload(arrays, {}).to_bytes())
+
+
+def site_suspicion(run: FinishedRun, site: str, info: Mapping[str, ClassInfo]) -> Suspicion:
+    """Choose a site's threshold; of no pictures, where the run kept no scores of its `tune` rows.
+
+    Raises:
+        RunError: the kept scores are damaged.
+    """
+    suspicious = np.array(suspicious_classes(run.classes, info))
+    path = run.folder / FOLDER / f"{site}.safetensors"
+    classes = len(run.classes)
+    if not path.exists():
+        none = np.zeros(0, np.int64)
+        found = choose_suspicion(np.zeros((0, classes), np.float32), none, none, suspicious)
+        return found if suspicious.all() or not suspicious.any() else replace(found, statement=NOT_KEPT)
+    try:
+        arrays = Payload.from_bytes(read_bounded(path, MAX_BYTES), MAX_BYTES).arrays
+        probabilities, predicted, targets = (arrays[name] for name in ("probabilities", "predicted", "targets"))
+        rows = len(targets)
+        shapes = (probabilities.shape, predicted.shape, targets.shape) == ((rows, classes), (rows,), (rows,))
+        if not shapes or ((targets < 0) | (targets >= classes) | (predicted >= classes)).any():
+            raise ValueError("they are not of this run's classes")
+    except (EdgeflError, KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"the scores in {path} cannot be read ({error}): remove the run's summary.json and run again with "
+            "--resume.",
+            "damaged",
+        ) from error
+    return choose_suspicion(probabilities, predicted, targets, suspicious)
