@@ -8,7 +8,7 @@ server: w = sum_k n_k/n w_k                                  aggregate
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from torch import nn, no_grad, optim
+from torch import nn, optim
 
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Phase, Predictor, Site, State, Task
@@ -41,8 +41,7 @@ class FedAvg:
         module, optimizer = self.module(site), optim.SGD(head.values(), lr=0.1)
         for epoch in range(site.task.epochs):
             for images, target in site.batches(site.train, 32, int(broadcast.scalars["round"]), epoch):
-                with no_grad():  # the network is frozen; only the head learns
-                    features = module.features(module.output(images, head, need_attention=False), head)
+                features = module.features(module.output(images, head, need_attention=False), head).detach()  # frozen
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(module.logits(features, head), target).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
