@@ -66,8 +66,10 @@ def outcome(folder: Path, mutation: Mutation) -> str:
 def main() -> int:
     """Run the rows named on the command line, or all."""
     rows = tomllib.loads((ROOT / "tests/mutations.toml").read_text(encoding="utf-8"))["mutation"]
-    mutations = [Mutation(**row) for row in rows]
-    chosen = [one for one in mutations if not sys.argv[1:] or one.name in sys.argv[1:]]
+    mutations = {row["name"]: Mutation(**row) for row in rows}
+    if unknown := set(sys.argv[1:]) - set(mutations):
+        sys.exit(f"no row of tests/mutations.toml is called {', '.join(sorted(unknown))}")
+    chosen = [mutations[name] for name in sys.argv[1:]] or list(mutations.values())
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         copied(folder)
