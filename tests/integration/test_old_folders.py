@@ -21,7 +21,7 @@ from tests.trainer.conftest import edgefl_train
 
 from edgefl_client.cli import main
 from edgefl_client.sharing import enrolled_device
-from edgefl_coordinator.settings import Home
+from edgefl_coordinator.settings import CoordinatorHome
 from edgefl_coordinator.store.coordinator import open_coordinator, wall_clock_ms
 from edgefl_coordinator.store.tables import replies
 from edgefl_coordinator.web.admin import run_operation
@@ -88,7 +88,7 @@ def test_what_waited_on_the_device_arrives(edgefl, unpacked, monkeypatch, years)
     """The old device meets the old coordinator, both run by this version, today and in three years."""
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + years * YEAR_NS)
-    coordinator = open_coordinator(Home(unpacked("coordinator")), clock=wall_clock_ms)
+    coordinator = open_coordinator(CoordinatorHome(unpacked("coordinator")), clock=wall_clock_ms)
     client = AsgiClient(coordinator)
     monkeypatch.setattr(enrolled_device, "HttpsTransport", lambda *_: Wire(client))
     try:
@@ -105,7 +105,7 @@ def test_what_waited_on_the_device_arrives(edgefl, unpacked, monkeypatch, years)
 
 def test_a_coordinator_is_served(unpacked) -> None:
     """`status` of the closed folder and of the served one; the audit log's chain is whole."""
-    home = Home(unpacked("coordinator"))
+    home = CoordinatorHome(unpacked("coordinator"))
     config = home.config.read_text()
     assert config.count("port = 18443\n") == 1
     home.config.write_text(config.replace("port = 18443\n", "port = 0\n"))
