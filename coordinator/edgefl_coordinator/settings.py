@@ -20,18 +20,21 @@ from edgefl_protocol.fields import Plain
 from edgefl_protocol.rules.maps import MAX_MAPS
 from edgefl_protocol.tensors import MAX_TENSORS
 
-LEAST_COHORT = 3  # others without which a contribution can be told apart: docs/security.md, exchange policy
+LEAST_COHORT = 2  # others without which a contribution can be told apart: docs/security.md, exchange policy
+USUAL_COHORT = 3  # others that a broadcast holds where there are enough members
 _WORD = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 _METHOD = re.compile(r"[a-z][a-z0-9_-]{0,39}|[A-Za-z_][\w.]*:[A-Za-z_]\w*")  # a name of METHODS, or module:Class
 _WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", ">=": "of at least",
           "<=": "of at most", ">": "above", "<": "below"}  # fmt: skip
 _WANTED = re.compile(r"\b(?:int|float|str|bool)\b|[<>]=?")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.+)`")  # in a sentence of msgspec
+_YEAR_S = 366 * 24 * 3600
 _MAX_CONFIG_BYTES = 256 * 2**10
 _MAX_BODY_BYTES = 32 * 2**20
 _OTHER_TENSORS = 500  # room in a payload for what a server's state holds beside maps
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**20)]  # more than a member reads in the task
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -87,13 +90,13 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How many rounds there are, and when one opens and closes (`rounds.states`)."""
 
-    count: Positive  # training rounds R of the method, which adds its own first and last exchange
-    quorum_min: Positive = 2  # replies below which a round is not aggregated
-    quorum_target: Positive = 3  # replies at which it closes early
-    deadline_s: Positive = 3600  # from opening to the deadline
+    count: Count  # training rounds R of the method, which adds its own first and last exchange
+    quorum_min: Count = 2  # replies below which a round is not aggregated
+    quorum_target: Count = 3  # replies at which it closes early
+    deadline_s: Annotated[int, msgspec.Meta(ge=1, le=_YEAR_S)] = 3600  # from opening to the deadline
     start: Literal["automatic", "manual"] = "automatic"  # opens the first once `quorum_target` members are approved
-    min_cohort: Positive = LEAST_COHORT  # other contributors that a broadcast needs
-    allow_small_cohort: bool = False  # permit `min_cohort` below 3; written to the audit log at every start
+    min_cohort: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = USUAL_COHORT  # other contributors a broadcast needs
+    allow_small_cohort: bool = False  # permit `min_cohort` below 2; written to the audit log at every start
 
     def __post_init__(self) -> None:
         if self.quorum_min > self.quorum_target:

@@ -39,17 +39,23 @@ from edgefl_protocol.durable import read_passphrase
               help="Training rounds.  [default: the run's or preset's, else 5]")  # fmt: skip
 @click.option("--epochs", metavar="N", type=click.IntRange(1),
               help="Local epochs of a round.  [default: the run's or preset's, else 1]")  # fmt: skip
-@click.option("--quorum-min", metavar="N", type=click.IntRange(1), default=2, show_default=True,
-              help="Replies below which a round is not aggregated.")  # fmt: skip
-@click.option("--quorum-target", metavar="N", type=click.IntRange(1), default=3, show_default=True,
-              help="Replies at which a round closes early, and approved members that start the first.")  # fmt: skip
+@click.option("--members", metavar="N", type=click.IntRange(1),
+              help="Sites and devices that will take part; quorum and cohort fit them.  [default: 3, or "
+              "--quorum-target]")  # fmt: skip
+@click.option("--quorum-min", metavar="N", type=click.IntRange(1),
+              help="Replies below which a round is not aggregated.  [default: one more than --min-cohort]"
+              )  # fmt: skip
+@click.option("--quorum-target", metavar="N", type=click.IntRange(1),
+              help="Replies at which a round closes early, and approved members that start the first.  "
+              "[default: --members]")  # fmt: skip
 @click.option("--deadline", metavar="SECONDS", type=click.IntRange(1), default=3600, show_default=True,
               help="Time a round stays open.")  # fmt: skip
 @click.option("--start", type=click.Choice(["automatic", "manual"]), default="automatic", show_default=True,
               help="Open the first round when enough are approved, or on `start`.")  # fmt: skip
-@click.option("--min-cohort", metavar="N", type=click.IntRange(1), default=3, show_default=True,
-              help="Other contributors that a broadcast needs.")  # fmt: skip
-@click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 3; shown in the audit log.")
+@click.option("--min-cohort", metavar="N", type=click.IntRange(0),
+              help="Other contributors that a broadcast needs.  [default: 3, or all others of fewer members]"
+              )  # fmt: skip
+@click.option("--allow-small-cohort", is_flag=True, help="Permit --min-cohort below 2; shown in the audit log.")
 @click.option("--suite", type=click.Choice(["1", "2"]), default="2", show_default=True,
               help="Sealing: 1 X25519, 2 ML-KEM-768 with X25519.")  # fmt: skip
 @PASSPHRASE
@@ -59,17 +65,24 @@ def init(folder: Path, passphrase_file: Path | None, **options: Any) -> None:
 
     It holds keys, a development certificate and the settings.
     """
-    from edgefl_coordinator.commands.setup import check_table, make_home, reply_cap, try_first_job
+    from edgefl_coordinator.commands.setup import check_finishable, check_table, make_home, reply_cap, try_first_job
     from edgefl_coordinator.settings import CoordinatorHome
 
     home = CoordinatorHome(folder.resolve())
     secret = read_passphrase(passphrase_file)
     table = settings_table(options)
     settings = check_table(table)
+    check_finishable(settings, _members(options))
     limits = {"reply_bytes": reply_cap(try_first_job(settings))}
     make_home(home, {**table, "limits": limits}, secret)
     if secret is None:
         click.echo("warning: the private keys are not encrypted; their files have mode 0600", err=True)
+    rounds = settings.rounds
+    click.echo(
+        f"a round closes early at {rounds.quorum_target} replies and needs {rounds.quorum_min}; a broadcast holds "
+        f"contributions of at least {rounds.min_cohort} others",
+        err=True,
+    )
     click.echo(f"made the coordinator of {settings.federation} in {home.root}", err=True)
     click.echo(f"move {home.keys / 'root.key'} to an offline medium: it is the way back after a break-in", err=True)
     click.echo(f"next: edgefl-coordinator serve --home {home.root}", err=True)
@@ -81,10 +94,13 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
     An `OperatorError` where options contradict each other or lack something; an `EdgeflError` where there is no such
     run, method or backbone.
     """
+    from edgefl_coordinator.rounds.prospects import usual_quorum
+
     host, port = options["host"], options["port"]
-    task, rounds = _task(options)
+    task, count = _task(options)
+    members = _members(options)
+    quorum = usual_quorum(members, options["quorum_min"], options["quorum_target"], options["min_cohort"])
     shown = f"[{host}]" if ":" in host else host
-    same = ("quorum_min", "quorum_target", "start", "min_cohort", "allow_small_cohort")
     return {
         "federation": options["federation"],
         "public_url": (options["url"] or f"https://{shown}:{port}").rstrip("/"),
@@ -92,8 +108,22 @@ def settings_table(options: Mapping[str, Any]) -> dict[str, Any]:
         "port": port,
         "suite": int(options["suite"]),
         "task": task,
-        "rounds": {"count": rounds, "deadline_s": options["deadline"], **{name: options[name] for name in same}},
+        "rounds": {
+            "count": count,
+            "quorum_min": quorum.quorum_min,
+            "quorum_target": quorum.quorum_target,
+            "deadline_s": options["deadline"],
+            "start": options["start"],
+            "min_cohort": quorum.min_cohort,
+            "allow_small_cohort": options["allow_small_cohort"],
+        },
     }
+
+
+def _members(options: Mapping[str, Any]) -> int:
+    from edgefl_coordinator.rounds.prospects import USUAL_MEMBERS
+
+    return int(options["members"] or options["quorum_target"] or USUAL_MEMBERS)
 
 
 def _task(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:

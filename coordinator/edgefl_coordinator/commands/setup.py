@@ -17,6 +17,7 @@ import tomli_w
 
 from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds.jobs import make_job
+from edgefl_coordinator.rounds.prospects import unfinishable
 from edgefl_coordinator.settings import (
     CoordinatorHome,
     CoordinatorSettings,
@@ -88,6 +89,12 @@ def check_table(table: Mapping[str, Any]) -> CoordinatorSettings:
         raise OperatorError(str(error), USAGE) from error
 
 
+def check_finishable(settings: CoordinatorSettings, members: int) -> None:
+    """Refuse, by an `OperatorError`, settings with which so many members would stop before the last round."""
+    if why := unfinishable(settings.rounds, settings.task, members):
+        raise OperatorError(why, USAGE)
+
+
 def try_first_job(settings: CoordinatorSettings) -> int:
     """Do what the worker will do first, so that settings the method refuses show at `init`. Imports the trainer.
 
@@ -119,13 +126,14 @@ def task_of_method(
 
     Raises:
         OperatorError: there is no such method, setting or value, or it goes on from weights that do not travel.
-        EdgeflError: there is no such backbone.
+        EdgeflError: there is no such backbone, or it is untrained and the method would freeze it, but for a trial.
     """
+    from edgefl_trainer.engine.run import check_start
     from edgefl_trainer.engine.settings import method_class, preset_of
     from edgefl_trainer.errors import SettingError
 
     try:
-        method_class(method)
+        check_start(method, method_class(method), backbone, preset)
     except SettingError as error:
         raise OperatorError(str(error), USAGE) from error
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]

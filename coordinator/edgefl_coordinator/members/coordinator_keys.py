@@ -5,8 +5,6 @@ killed between the two. A new signing key counts only once a published root set 
 of the one their invite pinned. Source: docs/security.md 2.6.4 and 2.6.6, check 23.
 """
 
-import logging
-
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store import audit, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
@@ -24,7 +22,6 @@ from edgefl_protocol.errors import StorageError
 Facts = dict[str, str | int]
 
 _SEALING, _SIGNING = "sealing_key", "signing_key"  # events of the audit log
-log = logging.getLogger("edgefl_coordinator")
 
 
 def tend_keys(coordinator: Coordinator) -> bool:
@@ -115,7 +112,6 @@ def _renew(coordinator: Coordinator, *, keep_old: bool) -> None:
     keys.ring = ring
     (coordinator.store.home.keys / "sealing.key").unlink(missing_ok=True)  # of a home made before there was a ring
     note_keys(coordinator)
-    log.info("sealing key %d is in use", ring.number)
 
 
 def _told(state: str, key: SigningKey, file: str) -> Facts:

@@ -24,6 +24,8 @@ from edgefl_coordinator.store.store import Blob
 from edgefl_coordinator.store.tables import broadcasts, facts, offers, refused_replies, replies, rounds, states
 from edgefl_coordinator.store.tables import members as member_table
 
+_OVERDUE = "overdue_{}"  # the fact that holds a round's first deadline without enough replies
+
 
 @dataclass(frozen=True)
 class Accepted:
@@ -71,6 +73,7 @@ def advance(connection: Connection, rules: RoundSettings, now_ms: int) -> Round 
         audit.append(connection, now_ms, "round_closed", str(found.number), detail)
     elif isinstance(action, Extend):
         connection.execute(here.values(deadline_ms=action.deadline_ms))
+        set_fact(connection, _OVERDUE.format(found.number), found.deadline_ms)  # the first one is kept
         detail = {"deadline_ms": action.deadline_ms, "replies": found.replies}
         audit.append(connection, now_ms, "round_extended", str(found.number), detail)
     else:
@@ -292,6 +295,24 @@ def add_broadcasts(connection: Connection, number: int, made: Mapping[str, Broad
         connection.execute(insert(broadcasts).values(**row, others=others))
 
 
+def others_in_broadcasts(connection: Connection, number: int) -> dict[str, int]:
+    """Return key id → others whose contributions lie in that member's broadcast of a round."""
+    found = select(broadcasts.c.skid, broadcasts.c.others).where(broadcasts.c.number == number)
+    return {row.skid: row.others for row in connection.execute(found)}
+
+
+def answered(connection: Connection, number: int) -> tuple[set[str], set[str]]:
+    """Return the key ids whose reply of a round is stored, and those whose reply was refused."""
+    stored = connection.scalars(select(replies.c.skid).where(replies.c.number == number))
+    refused = connection.scalars(select(refused_replies.c.skid).where(refused_replies.c.number == number))
+    return set(stored), set(refused)
+
+
+def opened_ms(connection: Connection, number: int) -> int:
+    """Return when a round opened, in Unix milliseconds; 0 where there is none."""
+    return connection.scalar(select(rounds.c.opened_ms).where(rounds.c.number == number)) or 0
+
+
 def without_broadcast(connection: Connection, number: int) -> list[MemberRow]:
     """Return the approved members for whom round `number` has no broadcast yet."""
     served = set(connection.scalars(select(broadcasts.c.skid).where(broadcasts.c.number == number)))
@@ -317,6 +338,12 @@ def forget_past(connection: Connection, current: int) -> list[str]:
         connection.execute(update(table).where(past).values(blob=None))
     connection.execute(delete(offers).where(offers.c.blob.in_(struck)))
     return struck
+
+
+def overdue_ms(connection: Connection, number: int) -> int | None:
+    """Return the first deadline of a round that passed without enough replies, or None."""
+    found = fact(connection, _OVERDUE.format(number))
+    return found if isinstance(found, int) else None
 
 
 def set_fact(connection: Connection, key: str, value: object) -> None:

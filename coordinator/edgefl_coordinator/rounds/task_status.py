@@ -7,11 +7,15 @@ from sqlalchemy import Connection
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds.standstill import RoundFacts, Standing, standing, stuck_sentence
+from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
+from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_protocol import Payload, digest, state_digest
 from edgefl_protocol.messages.requests import TaskReply
 
+_FAILED, _MENDED = "job_failed", ("state", "round_reopened")  # events of the audit log
 SERVER_SHA256 = "server_sha256"  # the fact that holds the digest of the server's state after the last round
 
 
@@ -45,7 +49,42 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
         travels=task.travels,
         backbone={**task.backbone, "name": _without_folders(str(task.backbone.get("name", "")))},
         state_sha256=state_sha256(connection) or "",
+        stuck=stuck_sentence(how_it_stands(connection, rounds, served=True), number),
     ).to_payload()
+
+
+def how_it_stands(connection: Connection, rules: RoundSettings, *, served: bool) -> Standing:
+    """Say whether the federation goes on; `served` tells that a process runs the rounds."""
+    return standing(_facts(connection, rules, served), rules)
+
+
+def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundFacts:
+    current, state = stored_rounds.current_round(connection), round_state(connection)
+    approved = membership.approved(connection)
+    failing_ms = audit.since_ms(connection, _FAILED, _MENDED) if failing_job(connection) else None
+    if current is None:
+        wanted = bool(stored_rounds.fact(connection, "start_wanted"))
+        started = wanted or starts_by_itself(len(approved), rules)
+        return RoundFacts(members=len(approved), started=started, failing_ms=failing_ms, served=served)
+    skids = [one.skid for one in approved]
+    over = state == "done"
+    others = stored_rounds.others_in_broadcasts(connection, current.number + over)
+    replied, refused = stored_rounds.answered(connection, current.number)
+    left = [skid for skid in skids if over or skid not in replied | refused]
+    withheld = [others[skid] for skid in left if skid in others
+                and not cohort_allows(others[skid], current.number + over, rules.min_cohort)]  # fmt: skip
+    return RoundFacts(
+        current=current,
+        over=over,
+        members=len(approved),
+        able=len(left) - len(withheld),
+        withheld=tuple(withheld),
+        refused=len(refused & set(skids)),
+        opened_ms=stored_rounds.opened_ms(connection, current.number),
+        overdue_ms=stored_rounds.overdue_ms(connection, current.number),
+        failing_ms=failing_ms,
+        served=served,
+    )
 
 
 def _without_folders(name: str) -> str:
@@ -74,8 +113,8 @@ def phases(connection: Connection) -> list[str]:
 
 def failing_job(connection: Connection) -> dict[str, str | int] | None:
     """Return kind, round, error and time of the job that failed last, None once one has succeeded since."""
-    found = audit.newest_of(connection, ("job_failed", "state", "round_reopened"))
-    if found is None or found[0] != "job_failed":
+    found = audit.newest_of(connection, (_FAILED, *_MENDED))
+    if found is None or found[0] != _FAILED:
         return None
     _, subject, at_ms, detail = found
     return {"kind": str(detail["kind"]), "round": int(subject), "error": str(detail["error"]), "at_ms": at_ms}

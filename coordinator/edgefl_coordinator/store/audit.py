@@ -7,8 +7,10 @@ breaks the chain at a place that `verify` names. Source: docs/security.md, check
 import hashlib
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, func, insert, select
 
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.store.tables import audit
@@ -17,6 +19,17 @@ from edgefl_protocol.pae import pae
 Detail = Mapping[str, object]
 
 _FIRST = "0" * 64
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the log."""
+
+    number: int  # from 1
+    at_ms: int
+    event: str
+    subject: str
+    detail: dict[str, Any]
 
 
 def append(connection: Connection, now_ms: int, event: str, subject: str, detail: Detail | None = None) -> None:
@@ -43,6 +56,35 @@ def newest_of(connection: Connection, events: Collection[str]) -> tuple[str, str
     found = select(audit).where(audit.c.event.in_(events)).order_by(audit.c.number.desc()).limit(1)
     row = connection.execute(found).first()
     return (row.event, row.subject, row.at_ms, json.loads(row.detail)) if row else None
+
+
+def since_ms(connection: Connection, event: str, ended_by: Collection[str]) -> int | None:
+    """Return when the newest unbroken run of an event began, or None where a row of `ended_by` came after it."""
+    ended = select(func.coalesce(func.max(audit.c.number), 0)).where(audit.c.event.in_(ended_by)).scalar_subquery()
+    begun = select(func.min(audit.c.at_ms)).where(audit.c.event == event, audit.c.number > ended)
+    found: int | None = connection.scalar(begun)
+    return found
+
+
+def count(connection: Connection) -> int:
+    """Return the number of the newest row; 0 where there is none."""
+    return connection.scalar(select(func.max(audit.c.number))) or 0
+
+
+def rows(connection: Connection, *, after: int, most: int) -> list[Row]:
+    """Return the first `most` rows whose number is above `after`, in order."""
+    found = select(audit).where(audit.c.number > after).order_by(audit.c.number).limit(most)
+    return [_row(one) for one in connection.execute(found)]
+
+
+def newest_rows(connection: Connection, *, from_ms: int = 0, most: int) -> list[Row]:
+    """Return the newest `most` rows of a time from `from_ms` on, in order."""
+    found = select(audit).where(audit.c.at_ms >= from_ms).order_by(audit.c.number.desc()).limit(most)
+    return [_row(one) for one in connection.execute(found)][::-1]
+
+
+def _row(found: Any) -> Row:
+    return Row(found.number, found.at_ms, found.event, found.subject, json.loads(found.detail))
 
 
 def verify(connection: Connection) -> int:

@@ -47,14 +47,15 @@ class Keys:
         return self.ring.current
 
 
-@dataclass(frozen=True)
+@dataclass
 class Coordinator:
     """Everything a request or a command needs."""
 
-    settings: CoordinatorSettings
+    settings: CoordinatorSettings  # replaced as a whole by `edgefl-coordinator set` while requests read them
     store: Store
     keys: Keys
     clock: Callable[[], int] = wall_clock_ms
+    serving: bool = False  # whether this process runs the rounds
 
     def derive(self, purpose: str, *parts: str) -> bytes:
         """Return 32 bytes that only this coordinator can compute, the same each time for the same words."""

@@ -4,6 +4,7 @@ Guarantees: each takes plain JSON values and returns them, changes the store in 
 row. An invite's token is returned once and never stored. Source: docs/security.md, enrolment.
 """
 
+import dataclasses
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,8 +15,10 @@ from sqlalchemy import Connection
 from edgefl_coordinator.errors import NotAllowedError, OperatorError
 from edgefl_coordinator.members import coordinator_keys, membership, uploads
 from edgefl_coordinator.rounds import stored_rounds, task_status
+from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_coordinator.web.setting_changes import change_settings
 from edgefl_coordinator.web.tls import certificate_sha256
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
@@ -31,6 +34,7 @@ Facts = dict[str, Any]
 
 _HOUR_MS = 3_600_000
 _MAX_CERTIFICATE_BYTES = 256 * 2**10
+MAX_SHOWN_ROWS = 10_000  # a few megabytes
 MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
 
@@ -185,6 +189,7 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
             "failing": task_status.failing_job(connection),
             "state_sha256": task_status.state_sha256(connection),
             "keys": _key_facts(coordinator, connection),
+            "standing": _standing(coordinator, connection, number),
         }
     return facts | {
         "min_cohort": settings.rounds.min_cohort,
@@ -197,6 +202,13 @@ def status(coordinator: Coordinator, _: Arguments) -> Facts:
         "journal_mode": coordinator.store.journal_mode,
         "last_event": last,
     }
+
+
+def _standing(coordinator: Coordinator, connection: Connection, number: int) -> Facts:
+    """Tell whether the federation goes on, and what mends it where it does not."""
+    rules = coordinator.settings.rounds
+    found = task_status.how_it_stands(connection, rules, served=coordinator.serving)
+    return dataclasses.asdict(found) | {"commands": list(found.commands), "sentence": stuck_sentence(found, number)}
 
 
 def _key_facts(coordinator: Coordinator, connection: Connection) -> Facts:
@@ -256,6 +268,18 @@ def verify_audit(coordinator: Coordinator, _: Arguments) -> Facts:
         return {"rows": audit.verify(connection)}
 
 
+def show_log(coordinator: Coordinator, arguments: Arguments) -> Facts:
+    """Check the audit log and return its newest rows: {from_ms, most} → {rows: how many there are, shown: [row]}.
+
+    An `OperatorError` where the chain is broken.
+    """
+    most = min(int(arguments["most"]), MAX_SHOWN_ROWS)
+    with coordinator.store.transaction() as connection:
+        count = audit.verify(connection)
+        found = audit.newest_rows(connection, from_ms=int(arguments["from_ms"]), most=most)
+    return {"rows": count, "shown": [dataclasses.asdict(row) for row in found]}
+
+
 OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
     "invite": invite,
     "approve": approve,
@@ -267,6 +291,8 @@ OPERATIONS: Mapping[str, Callable[[Coordinator, Arguments], Facts]] = {
     "status": status,
     "publish": publish,
     "audit": verify_audit,
+    "log": show_log,
+    "set": change_settings,
 }
 
 REFUSING = (NotAllowedError, BundleError, RecordError)  # exit 3

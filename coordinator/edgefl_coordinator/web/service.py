@@ -25,6 +25,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.admin import serve_admin
 from edgefl_coordinator.web.app import make_app
 from edgefl_coordinator.web.deadline import deadline_protocol
+from edgefl_coordinator.web.log_lines import EventLog
 from edgefl_coordinator.web.tls import server_context
 from edgefl_protocol.errors import EdgeflError
 
@@ -47,10 +48,10 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     Raises:
         OperatorError: the port is taken or the certificate cannot be used.
     """
-    settings = coordinator.settings
+    settings, coordinator.serving = coordinator.settings, True
     listening = _listen(settings.host, settings.port)
     server = _Server(_config(coordinator), ready, listening.getsockname()[1])
-    rounds = settings.rounds
+    rounds, events = settings.rounds, EventLog(coordinator)
     with coordinator.store.transaction() as connection:
         detail = {"min_cohort": rounds.min_cohort, "allow_small_cohort": rounds.allow_small_cohort}
         audit.append(connection, coordinator.clock(), "serve", settings.federation, detail)
@@ -58,7 +59,7 @@ def serve(coordinator: Coordinator, ready: Callable[[int], None], run_worker: Ru
     coordinator_keys.tend_keys(coordinator)
     coordinator_keys.note_keys(coordinator)
     with contextlib.closing(listening):
-        asyncio.run(_run(coordinator, server, listening, run_worker))
+        asyncio.run(_run(coordinator, server, listening, run_worker, events))
 
 
 class _Server(uvicorn.Server):
@@ -90,23 +91,31 @@ class _Server(uvicorn.Server):
 
 
 async def _run(
-    coordinator: Coordinator, server: uvicorn.Server, listening: socket.socket, run_worker: RunWorker | None
+    coordinator: Coordinator,
+    server: uvicorn.Server,
+    listening: socket.socket,
+    run_worker: RunWorker | None,
+    events: EventLog,
 ) -> None:
     admin = await serve_admin(coordinator)
     worker = WorkerProcess()
-    rounds = asyncio.create_task(_run_rounds(coordinator, run_worker or worker))
-    keys = asyncio.create_task(_tend_keys(coordinator))
+    tasks = [
+        asyncio.create_task(work)
+        for work in (_run_rounds(coordinator, run_worker or worker), _tend_keys(coordinator), _log_events(events))
+    ]
     try:
         await server.serve(sockets=[listening])
     finally:
-        rounds.cancel()
-        keys.cancel()
+        for task in tasks:
+            task.cancel()
         worker.stop()
         admin.close()
         coordinator.store.home.socket.unlink(missing_ok=True)
-        for task in (rounds, keys):
+        for task in tasks:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        with contextlib.suppress(EdgeflError):
+            events.catch_up()
 
 
 async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
@@ -121,6 +130,14 @@ async def _run_rounds(coordinator: Coordinator, run_worker: RunWorker) -> None:
             log.error("round work failed, next try in %g s: %s", pause_s, error)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _MAX_RETRY_S)
+
+
+async def _log_events(events: EventLog) -> None:
+    """Log what happens, as the audit log tells it."""
+    while True:
+        with contextlib.suppress(EdgeflError):  # of the disk: whoever writes says so
+            await asyncio.to_thread(events.catch_up)
+        await asyncio.sleep(_IDLE_S)
 
 
 async def _tend_keys(coordinator: Coordinator) -> None:

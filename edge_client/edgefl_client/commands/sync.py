@@ -119,4 +119,5 @@ def _text(found: dict[str, Any]) -> str:
         here = f"1 {kind}" if count == 1 else f"{count} {kind}s"
         parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of others here")
     parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
+    parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []
     return "; ".join(parts)

@@ -43,7 +43,12 @@ def run_status(device: Device, *, online: bool) -> dict[str, Any]:
             with device.member() as member:
                 task = member.task()
                 membership = member.membership
-            report["round"] = {"number": task.round, "state": task.state, "replied": task.replied}
+            report["round"] = {
+                "number": task.round,
+                "state": task.state,
+                "replied": task.replied,
+                "stuck": task.stuck or None,
+            }
             report["coordinator"] = {"reachable": True, "error": None}
         except ExchangeError as error:
             report["coordinator"] = {
@@ -136,6 +141,7 @@ def status_text(report: dict[str, Any]) -> str:
         lines.append(f"fingerprint for the operator: {member['fingerprint']}")
     if turn is not None:
         lines.append(f"round: {turn['number']}, {turn['state']}, reply {'sent' if turn['replied'] else 'not sent'}")
+        lines += [turn["stuck"]] if turn["stuck"] else []
     if report["learning"] and report["learning"]["counted_round"]:
         lines.append(f"last round that was learned here and counted: {report['learning']['counted_round']}")
     if asked is not None and asked["error"] is not None:

@@ -109,7 +109,13 @@ def run_sync(
     both = [first] if last is first else [first, last]
     task = last.task
     report = {
-        "round": {"number": task.round, "state": task.state, "phase": task.phase, "deadline_ms": task.deadline_ms},
+        "round": {
+            "number": task.round,
+            "state": task.state,
+            "phase": task.phase,
+            "deadline_ms": task.deadline_ms,
+            "stuck": task.stuck or None,
+        },
         "broadcast": last.broadcast,
         "learning": learned.report,
         "sent": [dataclasses.asdict(delivery) for one in both for delivery in one.sent],

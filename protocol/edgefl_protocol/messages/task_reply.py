@@ -19,6 +19,7 @@ from edgefl_protocol.fields import (
     flag,
     plain_table,
     scalar_payload,
+    sentence,
     text,
     whole,
     words,
@@ -30,6 +31,7 @@ from edgefl_protocol.strict_json import MAX_INT
 ROUND_STATES = ("waiting", "open", "closed", "done")
 _DIGEST = re.compile(r"([0-9a-f]{64})?")
 _MAX_TRAVELS = 16
+_MAX_SENTENCE = 1000  # characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,7 @@ class TaskReply:
     # description of the network, its `sha256` among it; empty where it is not told
     backbone: Mapping[str, Plain] = field(default_factory=dict)
     state_sha256: str = ""  # digest of server and sites after the last round; "" before
+    stuck: str = ""  # why the round does not go on, since when, and what mends it; "" where it does
 
     @property
     def takes_maps(self) -> bool:
@@ -71,14 +74,16 @@ class TaskReply:
         return "features" in self.travels
 
     def to_payload(self) -> Payload:
-        """Return the payload that carries this message."""
-        return scalar_payload(self)
+        """Return the payload that carries this message; what is not stuck is understood by older members too."""
+        payload = scalar_payload(self)
+        told = {name: value for name, value in payload.scalars.items() if name != "stuck" or value}
+        return Payload(payload.arrays, told)
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
-        expect_names(payload, "task reply", frozenset(cls.__dataclass_fields__))
-        scalars = payload.scalars
+        scalars = {"stuck": "", **payload.scalars}  # an older coordinator does not tell
+        expect_names(Payload(payload.arrays, scalars), "task reply", frozenset(cls.__dataclass_fields__))
         return cls(
             method=text(scalars["method"], "method", NAME),
             task=text(scalars["task"], "task", NAME),
@@ -102,4 +107,5 @@ class TaskReply:
             travels=words(scalars["travels"], "travels", _MAX_TRAVELS),
             backbone=plain_table(scalars["backbone"], "backbone"),
             state_sha256=text(scalars["state_sha256"], "state_sha256", _DIGEST),
+            stuck=sentence(scalars["stuck"], "stuck", _MAX_SENTENCE),
         )

@@ -203,19 +203,24 @@ def build_task(settings: RunSettings, method: Method, federation: Federation, ba
 
 
 def check_backbone(settings: RunSettings, method: Method) -> None:
-    """Refuse a backbone that this method cannot start from, before anything is read or fetched.
+    """Refuse a backbone that this run's method cannot start from, as `check_start` does."""
+    check_start(settings.method, method, settings.backbone, settings.preset)
+
+
+def check_start(name: str, method: Method | type[Method], backbone: str, preset: str | None) -> None:
+    """Refuse a backbone that the method called `name` cannot start from, before anything is read or fetched.
 
     Raises:
         BackboneError: a random network would be frozen outside the `tiny` preset, or learned positions would be lost.
     """
-    if declared(method).encoder and names_learned_positions(settings.backbone):
+    if declared(method).encoder and names_learned_positions(backbone):
         raise BackboneError(
-            f"{settings.method} learns networks with fixed positions, those of {settings.backbone} are learned: "
+            f"{name} learns networks with fixed positions, those of {backbone} are learned: "
             f"start from {FORMS.removesuffix(' or timm:NAME')}, or a convolutional network of timm's."
         )
-    if declared(method).freezes and names_fresh_network(settings.backbone) and settings.preset != "tiny":
+    if declared(method).freezes and names_fresh_network(backbone) and preset != "tiny":
         raise BackboneError(
-            f"backbone {settings.backbone} is untrained, and a frozen random network learns nothing: give "
+            f"backbone {backbone} is untrained, and a frozen random network learns nothing: give "
             "--backbone run:DIR of a finished run without labels, timm:NAME, or --preset tiny for a trial."
         )
 

@@ -111,7 +111,9 @@ def _take_part(
     images = {work.site.name: len(work.site.train if work.method.needs_labels else work.site.unlabelled)}
     exchanges = Exchanges(work, call.folder, RunPace(work.method.phases(work.task.rounds), images))
     wait = _Wait(call, LONGEST_WAIT_S)
-    skipped: set[int] = set()
+    skipped: dict[
+        int, str
+    ] = {}  # round → why it was stuck when its broadcast was refused: mended, it is asked for anew
     sent: list[Delivery] = []
     reply: Reply | None = None
     while True:
@@ -130,20 +132,23 @@ def _take_part(
                 call.say(f"{problem}; the same command fetches it")
                 return _facts(membership, told, None, sent)
             return _facts(membership, told, summary, sent)
-        if _due(told, now_sent, exchanges) and told.round not in skipped:
+        if skipped.get(told.round) != told.stuck and _due(told, now_sent, exchanges):
             try:
                 reply = _learn(call, seat, exchanges, told)
                 wait.over()
                 continue
             except SignedRefusal as refusal:
                 if refusal.code not in COMING:
-                    skipped.add(told.round)
-                    call.say(f"round {told.round} goes on without this site: {refusal}")
+                    if told.round not in skipped:
+                        call.say(f"round {told.round} goes on without this site: {refusal}")
+                    skipped[told.round] = told.stuck
         seat.rotate()
         if call.once:
+            if told.stuck:
+                call.say(told.stuck)
             return _facts(membership, told, None, sent)
         where = f"round {told.round} of {told.rounds} is {told.state}" if told.round else "no round is open yet"
-        wait.because(f"{where}: waiting for the others")
+        wait.because(told.stuck or f"{where}: waiting for the others")
 
 
 def _due(told: TaskReply, sent: Sequence[Delivery], exchanges: Exchanges) -> bool:
@@ -258,7 +263,11 @@ def _facts(
         "role": membership.role,
         "fingerprint": membership.fingerprint,
         "state": membership.state,
-        "round": None if told is None else {"number": told.round, "rounds": told.rounds, "state": told.state},
+        "round": None if told is None else _round_facts(told),
         "sent": [{"round": one.round, "outcome": one.outcome, "bytes": one.bytes} for one in sent or ()],
         "summary": summary,
     }
+
+
+def _round_facts(told: TaskReply) -> dict[str, Any]:
+    return {"number": told.round, "rounds": told.rounds, "state": told.state, "stuck": told.stuck or None}

@@ -1,0 +1,30 @@
+"""`edgefl-coordinator set`: change a setting of a coordinator, whether it serves or not."""
+
+from typing import Any
+
+import click
+
+from edgefl_coordinator.commands.options import Operator, for_operator
+
+
+@click.command("set")
+@click.argument("assignments", metavar="KEY VALUE [KEY VALUE]…", nargs=-1, required=True)
+@for_operator
+def set_(operator: Operator, assignments: tuple[str, ...]) -> None:
+    """Change settings, such as rounds.quorum_min 3. Several pairs are one change: all count, or none does.
+
+    Most count at once; where `serve` has to be started again, the answer says so. The reference of the coordinator
+    names them all.
+    """
+    if len(assignments) % 2:
+        raise click.UsageError("give a VALUE for each KEY, such as: set rounds.quorum_min 3")
+    changes = dict(zip(assignments[::2], assignments[1::2], strict=True))
+    facts = operator.run("set", changes=changes)
+    operator.show(facts, *_lines(facts))
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    late = "; it counts when `serve` is started again"
+    return [
+        f"{key} is now {value!r}{late if key in facts['restart'] else ''}" for key, value in facts["changed"].items()
+    ]

@@ -1,0 +1,63 @@
+"""Which settings let a federation finish its rounds: asked by `init`, and before an operator's change counts. Pure.
+
+Guarantees: with settings that pass, a round that `quorum_min` living members answer closes, and each of them may have
+the broadcast of the next one, so the federation ends. Source: docs/decisions/0041.
+"""
+
+from dataclasses import dataclass
+
+from edgefl_coordinator.settings import USUAL_COHORT, RoundSettings, TaskSettings
+
+USUAL_MEMBERS = 3
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """Replies and others that rounds need."""
+
+    quorum_min: int
+    quorum_target: int
+    min_cohort: int
+
+
+def usual_quorum(
+    members: int, least: int | None = None, target: int | None = None, cohort: int | None = None
+) -> Quorum:
+    """Return what fits so many members: the contributions of three others, of two in a federation of three.
+
+    What an operator gave, `least` and `target` replies or `cohort` others, is taken as it is, and the rest fits it.
+    """
+    target = members if target is None else target
+    if cohort is None:
+        cohort = max(0, min(USUAL_COHORT, members - 1, target - 1, target if least is None else least - 1))
+    return Quorum(
+        quorum_min=min(cohort + 1, target) if least is None else least, quorum_target=target, min_cohort=cohort
+    )
+
+
+def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None = None) -> str:
+    """Say why a federation with these settings would stop for good, and what to give instead; "" where it would not.
+
+    `members` is how many take part; None where that is not known.
+    """
+    if rules.quorum_min <= rules.min_cohort:
+        others, cohort = rules.quorum_min - 1, rules.min_cohort
+        return (
+            f"a round aggregated from {rules.quorum_min} replies stops the next one: each of these members would wait "
+            f"for contributions of {cohort} others, and there are {others}; give a quorum_min of at least {cohort + 1} "
+            f"or a min_cohort of at most {others}"
+        )
+    if members is not None and members < rules.quorum_min:
+        return f"a round needs {rules.quorum_min} replies, and {members} members cannot give them; lower quorum_min"
+    if members is not None and members < rules.quorum_target and rules.start == "automatic":
+        return (
+            f"the first round would wait for {rules.quorum_target} approved members, and there will be {members}; "
+            "lower quorum_target, or open it by hand with start = manual"
+        )
+    most, classes = task.most_arrays, len(task.classes)
+    if most is not None and rules.quorum_min * classes > most:
+        return (
+            f"maps of {rules.quorum_min} members with {classes} classes are {rules.quorum_min * classes} arrays, and "
+            f"{most} travel together; give a quorum_min of at most {most // classes}"
+        )
+    return ""

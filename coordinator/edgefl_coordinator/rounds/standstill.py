@@ -1,0 +1,191 @@
+"""Why the federation does not go on: one pure rule over the facts of its round, without store, clock or network.
+
+Guarantees: an open round either closes at a time that is told, if those who may reply do, or is named stuck with its
+cause and what mends it. A round is stuck by its members' silence only once a deadline has passed without enough
+replies. Sentences name no member and no file, because members read them too. Source: docs/decisions/0041.
+
+    kind    meaning
+    moves   closes at `until_ms` or before, whoever still replies
+    waits   needs something that may still come: replies until `until_ms`, members, the operator's `start`
+    stuck   goes on only once somebody does what `mend` says
+    over    all rounds are done
+"""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from edgefl_coordinator.rounds.states import Round
+from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
+
+Kind = Literal["moves", "waits", "stuck", "over"]
+_INVITE = "edgefl-coordinator invite NAME --role device"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundFacts:
+    """What the rule looks at; members are the approved ones."""
+
+    current: Round | None = None  # None before the first
+    over: bool = False  # all rounds are done
+    started: bool = True  # the first round opens as soon as it can
+    members: int  # approved
+    able: int = 0  # have not replied, and may
+    withheld: tuple[int, ...] = ()  # others in the broadcast of each member that has not replied and may not have it
+    refused: int = 0  # whose reply of this round was refused: they may not send another
+    opened_ms: int = 0  # Unix milliseconds
+    overdue_ms: int | None = None  # the first deadline of the round that passed without enough replies
+    failing_ms: int | None = None  # since when the round's job fails
+    served: bool = True  # a process runs the rounds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """How the federation stands."""
+
+    kind: Kind
+    cause: str = ""  # a word for programs; "" where nothing is missing
+    why: str = ""  # a sentence without its full stop
+    mend: str = ""  # what to do, with the command
+    commands: tuple[str, ...] = ()  # the commands in it, in the order to be run
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+
+def standing(facts: RoundFacts, rules: RoundSettings) -> Standing:
+    """Say whether the federation goes on, until when it waits, or why it is stuck."""
+    found = _standing(facts, rules)
+    if facts.served or found.kind in ("stuck", "over"):
+        return found
+    command = "edgefl-coordinator serve"
+    kind: Kind = "waits" if facts.current is None else "stuck"
+    why = "no server runs, so members reach nobody"
+    return Standing(kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,))
+
+
+def stuck_sentence(found: Standing, number: int) -> str:
+    """Say in one sentence that round `number` is stuck: since when, why, and what mends it; "" where it is not."""
+    if found.kind != "stuck":
+        return ""
+    since = ""
+    if found.since_ms is not None:
+        since = datetime.fromtimestamp(found.since_ms / 1000, UTC).strftime(" since %Y-%m-%d %H:%M:%S UTC")
+    what = f"round {number}" if number else "the federation"
+    return f"{what} is stuck{since}: {found.why}; {found.mend}"
+
+
+def _standing(facts: RoundFacts, rules: RoundSettings) -> Standing:
+    if facts.over:
+        return _over(facts, rules)
+    if facts.failing_ms is not None:
+        return Standing(
+            kind="stuck", cause="job_failed", since_ms=facts.failing_ms,
+            why="the coordinator could not do the round's job, and tries it again",
+            mend="the operator mends what edgefl-coordinator status shows as failing",
+            commands=("edgefl-coordinator status",),
+        )  # fmt: skip
+    if facts.current is None:
+        return _before_the_first(facts, rules)
+    if facts.current.state != "open":
+        return Standing(kind="moves", cause="aggregating", why="the replies are being aggregated")
+    return _open(facts, facts.current, rules)
+
+
+def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> Standing:
+    if facts.started and facts.members:
+        return Standing(kind="moves", cause="aggregating", why="the first round is being prepared")
+    missing = max(1, rules.quorum_target - facts.members if rules.start == "automatic" else 1)
+    if rules.start == "automatic" or not facts.members:
+        wanted = facts.members + missing
+        return Standing(
+            kind="waits", cause="too_few_members",
+            why=f"the first round opens with {wanted} approved members, and there are {facts.members}",
+            mend=f"invite and approve {missing} more: {_INVITE}", commands=(_INVITE,),
+        )  # fmt: skip
+    command = "edgefl-coordinator start"
+    why = "the first round opens when the operator says so"
+    return Standing(kind="waits", cause="not_started", why=why, mend=f"run: {command}", commands=(command,))
+
+
+def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Standing:
+    needed = max(rules.quorum_min, current.tried + 1)
+    if current.replies >= needed:
+        return Standing(kind="moves", until_ms=current.deadline_ms)
+    possible = current.replies + facts.able
+    if possible < needed:
+        return _beyond_reach(facts, current, rules, needed)
+    have = f"it has {_replies(current.replies)}, needs {needed}"
+    if facts.overdue_ms is None:
+        return Standing(kind="waits", cause="no_reply", why=have, until_ms=current.deadline_ms)
+    late = f"{have}, and its deadline passed without the others"
+    if rules.min_cohort < current.replies < rules.quorum_min:
+        return _stuck("no_reply", late, _set({"rounds.quorum_min": current.replies}), facts.overdue_ms)
+    commands = ("edgefl sync", "edgefl-train join")
+    mend = f"each member that has not replied runs: {' or '.join(commands)}"
+    return Standing(
+        kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
+    )  # fmt: skip
+
+
+def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, needed: int) -> Standing:
+    """Say why even all replies that may still come are too few."""
+    possible, since_ms = current.replies + facts.able, facts.opened_ms
+    if facts.withheld and (freed := _freeing(facts, current, rules)):
+        why = (
+            f"its broadcast is withheld from {_members(len(facts.withheld))}, because it holds contributions of only "
+            f"{max(facts.withheld)} others, and none goes out with fewer than {rules.min_cohort}"
+        )
+        return _stuck("small_cohort", why, _set(freed), since_ms)
+    fewer = _set({"rounds.quorum_min": possible}) if rules.min_cohort < possible < rules.quorum_min else ""
+    left = f"with those that may still come it has {possible}, needs {needed}"
+    if facts.refused and possible < rules.quorum_min:
+        why = f"{_replies(facts.refused)} {'was' if facts.refused == 1 else 'were'} refused, and {left}"
+        return _stuck("replies_refused", why, fewer or _INVITE, since_ms)
+    if current.tried:
+        why = "its replies could not be aggregated together, and nobody is left to send another"
+        return _stuck("cannot_aggregate", why, _INVITE, since_ms)
+    why = f"it needs {_replies(needed)}, and there {'is' if facts.members == 1 else 'are'} {_members(facts.members)}"
+    return _stuck("too_few_members", why, fewer or _INVITE, since_ms)
+
+
+def _freeing(facts: RoundFacts, current: Round, rules: RoundSettings) -> dict[str, object]:
+    """Return the settings with the largest cohort under which enough members get their broadcast; {} for none."""
+    for others in range(min(max(facts.withheld), rules.min_cohort - 1), -1, -1):
+        quorum = max(rules.quorum_min, others + 1)
+        freed = sum(one >= others for one in facts.withheld)
+        if current.replies + facts.able + freed >= max(quorum, current.tried + 1):
+            changes: dict[str, object] = {"rounds.min_cohort": others}
+            changes |= {"rounds.quorum_min": quorum} if quorum > rules.quorum_min else {}
+            changes |= {"rounds.quorum_target": quorum} if quorum > rules.quorum_target else {}
+            allowed = others >= LEAST_COHORT or rules.allow_small_cohort
+            return changes if allowed else {**changes, "rounds.allow_small_cohort": "true"}
+    return {}
+
+
+def _over(facts: RoundFacts, rules: RoundSettings) -> Standing:
+    """Say that all is done, and whether somebody cannot have the last broadcast."""
+    barred = sum(others < rules.min_cohort for others in facts.withheld)
+    if not barred:
+        return Standing(kind="over")
+    why = (
+        f"the last broadcast is withheld from {_members(barred)}, because it holds contributions of only "
+        f"{max(facts.withheld)} others, and none goes out with fewer than {rules.min_cohort}"
+    )
+    return Standing(kind="over", cause="small_cohort", why=why)
+
+
+def _stuck(cause: str, why: str, command: str, since_ms: int) -> Standing:
+    mend = f"the operator runs: {command}"
+    return Standing(kind="stuck", cause=cause, why=why, mend=mend, commands=(command,), since_ms=since_ms)
+
+
+def _set(changes: dict[str, object]) -> str:
+    return " ".join(["edgefl-coordinator set", *(f"{key} {value}" for key, value in changes.items())])
+
+
+def _replies(number: int) -> str:
+    return f"{number} {'reply' if number == 1 else 'replies'}"
+
+
+def _members(number: int) -> str:
+    return f"{number} {'member' if number == 1 else 'members'}"

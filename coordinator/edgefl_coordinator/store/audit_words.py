@@ -1,0 +1,75 @@
+"""What each event of the audit log means, in words: for `edgefl-coordinator log`, and for the lines of `serve`.
+
+Guarantees: the words of an event are made of names, numbers and codes alone. What a member may have written into an
+explanation (the name of an array, say) is told apart from them, so that no line of a log file holds it. Source:
+docs/security.md 2.6, check 14.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+# {who} is the subject; the other names are those of the row's detail.
+_WORDS: Final[Mapping[str, str]] = {
+    "approved": "{who} was approved",
+    "blob_begun": "{who} began to send {bytes} bytes in pieces",
+    "blob_pushed_out": "{who}: an unfinished upload of {bytes} bytes made room",
+    "broadcast_released": "{who} fetched the broadcast of round {round}",
+    "bundle_fetched": "{member} fetched the bundle {who} version {version}",
+    "enrol_refused": "{who} was refused at enrolment: {code}",
+    "enrolled": "{who} enrolled as {role}",
+    "enrolment_superseded": "{who}: a new invite replaces the enrolment that was not approved",
+    "fingerprint_mismatch": "{who} was not approved: the typed fingerprint is not the one of its keys",
+    "invite": "{who} was invited as {role}",
+    "job_failed": "round {who}: the coordinator could not do its job ({kind})",
+    "key_revoked": "the key of {who} was revoked ({kind})",
+    "keys_rotated": "{who} changed its keys",
+    "proved": "{who} proved its keys and waits for approval",
+    "published": "the bundle {who} version {version} was published",
+    "refused": "{who} was refused on {route}: {code}",
+    "reply_accepted": "{who} replied in round {round}, {bytes} bytes",
+    "reply_refused": "the reply of {who} in round {round} was refused",
+    "revoked": "{who} was shut out",
+    "root_published": "root set {version} was published",
+    "round_closed": "round {who} closed with {replies} replies ({reason})",
+    "round_extended": "round {who} goes on until {deadline}: it has {replies} replies, too few",
+    "round_opened": "round {who} opened ({phase}), until {deadline}",
+    "round_reopened": "round {who} takes replies again until {deadline}: it keeps {replies} replies",
+    "sealing_key": "sealing key {number} is in use",
+    "serve": "the server started",
+    "setting": "the setting {who} is now {value}",
+    "signing_key": "the signing key {key_id} is in use",
+    "start": "the operator started the rounds",
+    "state": "the server's state after round {who} is kept",
+}
+_EXPLAINED: Final[Mapping[str, str]] = {"job_failed": "error", "reply_refused": "reason", "round_reopened": "problem"}
+_WARNINGS: Final = frozenset({"enrol_refused", "fingerprint_mismatch", "refused", "reply_refused", "round_reopened"})
+_DETAILS: Final = frozenset({"blob_begun", "broadcast_released", "bundle_fetched"})
+
+
+def event_words(event: str, subject: str, detail: Mapping[str, Any]) -> str:
+    """Say what happened; an event of another version by its name."""
+    deadline_ms = detail.get("deadline_ms")
+    deadline = "" if deadline_ms is None else datetime.fromtimestamp(deadline_ms / 1000, UTC).strftime("%H:%M:%S UTC")
+    try:
+        return _WORDS[event].format(who=subject, deadline=deadline, **detail)
+    except (KeyError, IndexError):
+        return f"{subject}: {event}"
+
+
+def explanation(event: str, detail: Mapping[str, Any]) -> str:
+    """Return the explanation that a row holds beside its words, or ""."""
+    return str(detail.get(_EXPLAINED.get(event, ""), ""))
+
+
+def without_explanation(event: str, detail: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the detail without its explanation."""
+    return {key: value for key, value in detail.items() if key != _EXPLAINED.get(event)}
+
+
+def event_level(event: str) -> int:
+    """Return the level at which `serve` logs an event."""
+    if event == "job_failed":
+        return logging.ERROR
+    return logging.WARNING if event in _WARNINGS else logging.DEBUG if event in _DETAILS else logging.INFO

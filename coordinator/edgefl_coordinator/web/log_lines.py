@@ -1,0 +1,67 @@
+"""What `serve` logs: a line of text or one JSON object for each event, with its time and level.
+
+Guarantees: an event is logged once its row of the audit log is committed, and once; a line holds names, numbers and
+codes, never a key, a token, an invite, or what a member wrote. Source: docs/security.md 2.6, check 14.
+"""
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Literal, TextIO
+
+from edgefl_coordinator.store import audit, audit_words
+from edgefl_coordinator.store.coordinator import Coordinator
+
+LogFormat = Literal["text", "json"]
+_ROWS_AT_ONCE = 1000
+log = logging.getLogger("edgefl_coordinator")
+
+
+def configure_logging(stream: TextIO, log_format: LogFormat, level: str) -> None:
+    """Log to a stream: this program from `level` on, what it uses from warnings on."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_Lines() if log_format == "text" else _Objects())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    log.setLevel(level.upper())
+
+
+class EventLog:
+    """Logs what the audit log tells from now on."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        with coordinator.store.transaction() as connection:
+            self._number = audit.count(connection)
+
+    def catch_up(self) -> None:
+        """Log the events since the last call."""
+        while True:
+            with self._coordinator.store.transaction() as connection:
+                rows = audit.rows(connection, after=self._number, most=_ROWS_AT_ONCE)
+            for row in rows:
+                detail = audit_words.without_explanation(row.event, row.detail)
+                facts = {"event": row.event, "subject": row.subject, **detail}
+                words = audit_words.event_words(row.event, row.subject, row.detail)
+                log.log(audit_words.event_level(row.event), "%s", words, extra={"facts": facts, "at_ms": row.at_ms})
+                self._number = row.number
+            if len(rows) < _ROWS_AT_ONCE:
+                return
+
+
+def _time(record: logging.LogRecord) -> str:
+    seconds = getattr(record, "at_ms", record.created * 1000) / 1000
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _Lines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        said = f"{_time(record)} {record.levelname} {' '.join(record.getMessage().splitlines())}"
+        return f"{said}\n{self.formatException(record.exc_info)}" if record.exc_info else said
+
+
+class _Objects(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        told = {"time": _time(record), "level": record.levelname.lower(), "message": record.getMessage()}
+        if record.exc_info:
+            told["traceback"] = self.formatException(record.exc_info)
+        return json.dumps({**getattr(record, "facts", {}), **told})

@@ -1,0 +1,87 @@
+"""`edgefl-coordinator set`: settings that an operator may change, checked together and written before they count.
+
+Guarantees: a change is carried out as a whole or not at all; what `init` would refuse is refused; the audit log names
+each key with its value. What the members agreed on, such as the method and the number of rounds, never changes: they
+would leave. Source: docs/reference/coordinator.md.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import tomli_w
+
+from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.rounds import stored_rounds
+from edgefl_coordinator.rounds.prospects import unfinishable
+from edgefl_coordinator.settings import settings_from_table, settings_to_table
+from edgefl_coordinator.store import audit
+from edgefl_coordinator.store.coordinator import Coordinator
+from edgefl_protocol.durable import write_atomic
+
+# Each is read again whenever it is used.
+AT_ONCE: Final = (
+    "public_url", "ca", "task.max_samples",
+    "rounds.quorum_min", "rounds.quorum_target", "rounds.deadline_s", "rounds.start", "rounds.min_cohort",
+    "rounds.allow_small_cohort",
+    "limits.reply_bytes", "limits.open_blobs", "limits.blob_age_s", "limits.skew_ms", "limits.lifetime_ms",
+    "limits.worker_s",
+)  # fmt: skip
+# Each is read once, when `serve` starts.
+AT_RESTART: Final = (
+    "host", "port", "certificate", "certificate_key",
+    "limits.body_bytes", "limits.header_deadline_s", "limits.body_deadline_s", "limits.connections",
+    "limits.waiting_bytes", "limits.open_per_minute",
+)  # fmt: skip
+
+
+def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Change settings: {changes: {key: text}} → {changed: {key: value}, restart: [keys that count after a restart]}.
+
+    Raises:
+        OperatorError: a key that is unknown or never changes, a value out of bounds, or rounds that could not finish.
+        StorageError: nothing was changed.
+    """
+    before = coordinator.settings
+    table = settings_to_table(before)
+    changed = {key: _place(table, key, str(text)) for key, text in arguments["changes"].items()}
+    try:
+        after = settings_from_table(table)
+    except ValueError as error:
+        raise OperatorError(str(error)) from error
+    if after.rounds != before.rounds and (why := unfinishable(after.rounds, after.task)):
+        raise OperatorError(why)
+    home = coordinator.store.home
+    with coordinator.store.transaction() as connection:
+        for key, value in changed.items():
+            audit.append(connection, coordinator.clock(), "setting", key, {"value": value})
+        if after.rounds != before.rounds:
+            stored_rounds.try_again(connection)
+        write_atomic(home.config, tomli_w.dumps(settings_to_table(after)).encode(), mode=0o600)
+    coordinator.settings = after
+    return {"changed": changed, "restart": [key for key in changed if key in AT_RESTART]}
+
+
+def _place(table: dict[str, Any], key: str, text: str) -> Any:
+    """Put a value, given as text, where its key says; return it."""
+    known = (*AT_ONCE, *AT_RESTART)
+    if key not in known:
+        near = difflib.get_close_matches(key, known, 1)
+        raise OperatorError(
+            f"{key} is no setting that can be changed; "
+            + (f"did you mean {near[0]}?" if near else f"these can: {', '.join(sorted(known))}")
+        )
+    *sections, name = key.split(".")
+    for section in sections:
+        table = table[section]
+    table[name] = _read(text, type(table[name]), key)
+    return table[name]
+
+
+def _read(text: str, kind: type, key: str) -> Any:
+    try:
+        return msgspec.convert(text, kind, strict=False)
+    except msgspec.ValidationError as error:
+        wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        raise OperatorError(f"{key} takes {wanted}, not {text!r}") from error
