@@ -65,10 +65,11 @@ def test_status_and_invite(closed_home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("least", "warned"), [(1, "only 1 other contributor\n"), (2, "only 2 other contributors\n"), (3, None)]
+    ("least", "warned"),
+    [(0, "only 0 other contributors\n"), (1, "only 1 other contributor\n"), (2, None), (3, None)],
 )
 def test_serve_warns_of_a_small_cohort_only(make_coordinator, monkeypatch, least, warned) -> None:
-    """docs/security.md, exchange policy: three others are the default; that fewer are permitted is not that few."""
+    """docs/security.md, exchange policy: fewer than two others; that they are permitted is not that few."""
     coordinator = make_coordinator(rounds={"min_cohort": least, "allow_small_cohort": True})
     coordinator.store.close()
     monkeypatch.setattr("edgefl_coordinator.web.service.serve", lambda *_: None)

@@ -38,12 +38,12 @@ COMMAND = [sys.executable, "-m", "edgefl_coordinator.cli"]
 class Served:
     """A running `edgefl-coordinator serve`."""
 
-    def __init__(self, home: CoordinatorHome) -> None:
+    def __init__(self, home: CoordinatorHome, *more: str) -> None:
         self.home = home
         self.lines: list[str] = []
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", "--verbose", "--home", str(home.root)],
+            [*COMMAND, "serve", "--log-level", "debug", *more, "--home", str(home.root)],
             stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         self.port = self._read_port()
@@ -97,8 +97,8 @@ def serve(make_coordinator: Callable[..., Any], clock: Any) -> Iterator[Callable
     """Start a server on an existing home; `clock` then runs with the wall clock."""
     running: list[Served] = []
 
-    def start(home: CoordinatorHome) -> Served:
-        running.append(Served(home))
+    def start(home: CoordinatorHome, *more: str) -> Served:
+        running.append(Served(home, *more))
         return running[-1]
 
     yield start

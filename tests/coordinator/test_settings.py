@@ -33,7 +33,7 @@ WRONG = [
     ({"rounds": {"deadline_s": 0}},                  "rounds.deadline_s is 0; a whole number of at least 1 is needed"),
     ({"rounds": {"count": 0}},                       "rounds.count is 0; a whole number of at least 1 is needed"),
     ({"rounds": {"start": "whenever"}},              "start is 'whenever'; automatic and manual are allowed"),
-    ({"rounds": {"min_cohort": 2}},                  "told apart"),
+    ({"rounds": {"min_cohort": 1}},                  "told apart"),
     ({"limits": {"body_bytes": 64 * 2**20}},         "33554432"),
     ({"limits": {"body_deadline_s": 0}},             r"limits\.body_deadline_s is 0; a number above 0"),
     ({"task": {"classes": ["nevus"]}},               "two different"),

@@ -6,7 +6,7 @@ Source: docs/decisions/0041 and docs/security.md check 64.
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from edgefl_coordinator.errors import OperatorError
@@ -128,6 +128,7 @@ def carried_out(command: str, rules: RoundSettings) -> RoundSettings:
     return RoundSettings(**{name: getattr(rules, name) for name in rules.__struct_fields__} | changes)
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data(), rules_)
 def test_a_setting_that_is_told_mends(data, rules) -> None:
     """A `set` command that is named makes the round one that closes when those who then may reply have."""

@@ -118,7 +118,7 @@ def test_init_tries_the_first_job(tmp_path) -> None:
 
     from edgefl_coordinator.cli import main as command
 
-    plain = ["--federation", "skin", "--classes", "nevus,other", "--backbone", "tiny"]
+    plain = ["--federation", "skin", "--classes", "nevus,other", "--backbone", "tiny", "--preset", "tiny"]
     for number, (extra, sentence) in enumerate(
         [
             (["--set", "lamda=1"], "lamda"),
@@ -150,7 +150,7 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     from edgefl_protocol.rules import defaults
 
     declared = {"fedclf": defaults.FedCLFDefaults, "fedevprompt": defaults.FedEvPromptDefaults}[method]
-    network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "tiny"}[method]
+    network = {"fedclf": "cnn:mobilenetv3_small_050", "fedevprompt": "derm-vit-tiny-84"}[method]
     told = ["--method", method, "--federation", "skin", "--classes", "nevus,other", "--backbone", network]
     result = CliRunner().invoke(command, ["init", str(tmp_path / "home"), *told, "--set", "weight_decay=0.125"])
     assert result.exit_code == 0, result.stderr

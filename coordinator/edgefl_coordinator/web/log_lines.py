@@ -6,6 +6,8 @@ codes, never a key, a token, an invite, or what a member wrote. Source: docs/sec
 
 import json
 import logging
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Literal, TextIO
 
@@ -14,6 +16,7 @@ from edgefl_coordinator.store.coordinator import Coordinator
 
 LogFormat = Literal["text", "json"]
 _ROWS_AT_ONCE = 1000
+_MINUTE_S = 60.0
 log = logging.getLogger("edgefl_coordinator")
 
 
@@ -21,6 +24,7 @@ def configure_logging(stream: TextIO, log_format: LogFormat, level: str) -> None
     """Log to a stream: this program from `level` on, what it uses from warnings on."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Lines() if log_format == "text" else _Objects())
+    handler.addFilter(OnceAMinute())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     log.setLevel(level.upper())
 
@@ -46,6 +50,29 @@ class EventLog:
                 self._number = row.number
             if len(rows) < _ROWS_AT_ONCE:
                 return
+
+
+class OnceAMinute(logging.Filter):
+    """Lets what anybody on the network can cause through once a minute, so that nobody fills the disk with lines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last: dict[str, tuple[float, int]] = {}  # message → when it was let through, how many came since
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether a record is logged; it then says how many like it were not."""
+        if not hasattr(record, "once_a_minute"):
+            return True
+        said, now_s = record.getMessage(), self._clock()
+        last_s, dropped = self._last.get(said, (now_s - _MINUTE_S, 0))
+        if now_s - last_s < _MINUTE_S:
+            self._last[said] = (last_s, dropped + 1)
+            return False
+        self._last[said] = (now_s, 0)
+        if dropped:
+            record.msg, record.args = f"{said}, and {dropped} times since the last such line", ()
+        return True
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -56,7 +56,7 @@ def handle(coordinator: Coordinator, route: Route, body: bytes) -> HttpResponse:
     try:
         call = _open(coordinator, route, body, now_ms)
     except EnvelopeError as error:
-        log.debug("refused before the signature: %s %s", route.cty, error.code)
+        log.info("refused before the signature: %s %s", route.cty, error.code, extra={"once_a_minute": True})
         return HttpResponse(401, UNAUTHENTICATED, sealed=False)
     try:
         if route.cty != "enrol":  # a newcomer has no window yet

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 import tomli_w
 
-from edgefl_coordinator.errors import OperatorError
+from edgefl_coordinator.errors import USAGE, OperatorError
 from edgefl_coordinator.rounds import stored_rounds
 from edgefl_coordinator.rounds.prospects import unfinishable
 from edgefl_coordinator.settings import settings_from_table, settings_to_table
@@ -49,9 +49,9 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
     try:
         after = settings_from_table(table)
     except ValueError as error:
-        raise OperatorError(str(error)) from error
+        raise OperatorError(str(error), USAGE) from error
     if after.rounds != before.rounds and (why := unfinishable(after.rounds, after.task)):
-        raise OperatorError(why)
+        raise OperatorError(why, USAGE)
     home = coordinator.store.home
     with coordinator.store.transaction() as connection:
         for key, value in changed.items():
@@ -70,7 +70,8 @@ def _place(table: dict[str, Any], key: str, text: str) -> Any:
         near = difflib.get_close_matches(key, known, 1)
         raise OperatorError(
             f"{key} is no setting that can be changed; "
-            + (f"did you mean {near[0]}?" if near else f"these can: {', '.join(sorted(known))}")
+            + (f"did you mean {near[0]}?" if near else f"these can: {', '.join(sorted(known))}"),
+            USAGE,
         )
     *sections, name = key.split(".")
     for section in sections:
@@ -84,4 +85,4 @@ def _read(text: str, kind: type, key: str) -> Any:
         return msgspec.convert(text, kind, strict=False)
     except msgspec.ValidationError as error:
         wanted = {int: "a whole number", float: "a number", bool: "true or false"}[kind]
-        raise OperatorError(f"{key} takes {wanted}, not {text!r}") from error
+        raise OperatorError(f"{key} takes {wanted}, not {text!r}", USAGE) from error
