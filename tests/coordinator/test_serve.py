@@ -1,8 +1,10 @@
 """The served coordinator, a process of its own over TLS on 127.0.0.1: checks 14, 39, 43 and 55."""
 
+import base64
 import contextlib
 import gc
 import http.client
+import json
 import os
 import re
 import signal
@@ -333,7 +335,7 @@ def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
     tools.start_rounds(again)
     again.store.close()
     lines = served.lines
-    served = serve(home)
+    served = serve(home, "--log-format", "json")
     patient = "Erika-Mustermann-1964"
     canary = tools.maps_payload()
     for bad in (
@@ -351,14 +353,20 @@ def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
     served.post(f"/v1/{patient}", b"")
     process_list = Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
     served.close()
-    secrets = [token, coordinator.keys.signing.seed, coordinator.keys.sealing.secret, coordinator.keys.secret,
-               bytes.fromhex(str(nonce)), canary.arrays["maps.0"].tobytes(), patient.encode()]  # fmt: skip
+    in_the_invite = base64.urlsafe_b64encode(token).rstrip(b"=")
+    secrets = [token, in_the_invite, coordinator.keys.signing.seed, coordinator.keys.sealing.secret,
+               coordinator.keys.secret, bytes.fromhex(str(nonce)), canary.arrays["maps.0"].tobytes(), patient.encode()]  # fmt: skip
     columns = b"".join(text_columns(home.database))
     for place in ("".join([*lines, *served.lines]).encode(), process_list, columns):
         assert place
         for secret in secrets:
             assert secret not in place and secret.hex().encode() not in place
     assert b"refused before the signature" in "".join(served.lines).encode()  # the log is on
+    assert "clinic-a was approved\n" in "".join(lines)
+    told = [json.loads(line) for line in served.lines]
+    assert {"event": "refused", "subject": "clinic-a", "code": "bad_contribution", "level": "warning"}.items() <= (
+        next(one for one in told if one.get("event") == "refused").items()
+    )
 
 
 def text_columns(path: Path) -> Iterator[bytes]:

@@ -1,7 +1,7 @@
 """`edgefl-coordinator status`: how the federation stands, once or again and again."""
 
 import sys
-import time
+from time import sleep
 from typing import Any
 
 import click
@@ -35,7 +35,7 @@ def status(operator: Operator, watch: bool, interval_s: float) -> None:
             if not watch:
                 return
             before = facts
-            time.sleep(interval_s)
+            sleep(interval_s)
     except KeyboardInterrupt:  # of a person who has seen enough
         if not watch:
             raise

@@ -1,0 +1,103 @@
+"""`edgefl-coordinator status`: the sentence of a stuck round, the command as it has to be typed, and --watch."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from edgefl_coordinator.cli import main
+from edgefl_coordinator.commands import status as status_command
+from edgefl_coordinator.commands.options import Operator
+from edgefl_coordinator.rounds.aggregation import step
+from edgefl_coordinator.web.operations import OPERATIONS
+
+OLD = {"quorum_min": 2, "quorum_target": 3, "min_cohort": 3}
+
+
+@pytest.fixture
+def served(make_coordinator, monkeypatch) -> Iterator[Any]:
+    """A coordinator that answers the commands of this process as its server would."""
+    coordinator = make_coordinator(rounds=OLD)
+    coordinator.serving = True
+
+    def run(_: Operator, operation: str, **arguments: object) -> dict[str, Any]:
+        return dict(json.loads(json.dumps(OPERATIONS[operation](coordinator, arguments))))
+
+    monkeypatch.setattr(Operator, "run", run)
+    return coordinator
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(main, [*words, "--home", "/srv/fl"])
+
+
+def stalled(coordinator, tools) -> None:
+    """Round 2 of three members, of whom nobody may have the broadcast."""
+    three = [tools.approved_member(coordinator, f"clinic-{letter}") for letter in "abc"]
+    tools.start_rounds(coordinator)
+    for member in three:
+        member.reply(1)
+    assert step(coordinator, tools.toy_worker)
+
+
+def test_stuck_and_the_command_that_mends_it(served, tools) -> None:
+    """What is printed can be typed: it names the home; --json has it in fields; after it the round goes on."""
+    waiting = run("status").stdout
+    assert "waits: the first round opens when the operator says so; run: edgefl-coordinator start" not in waiting
+    stalled(served, tools)
+    facts = json.loads(run("status", "--json").stdout)["standing"]
+    (command,) = facts["commands"]
+    assert command == "edgefl-coordinator set rounds.min_cohort 2 rounds.quorum_min 3 --home /srv/fl"
+    assert (facts["kind"], facts["cause"], facts["mend"]) == ("stuck", "small_cohort", f"the operator runs: {command}")
+    line = run("status").stdout.splitlines()[2]
+    assert line == f"  STUCK: {facts['sentence']}" and line.endswith(command)
+    assert run(*command.split()[1:-2]).exit_code == 0
+    assert "STUCK" not in run("status").stdout
+    assert "  waits: it has 0 replies, needs 3\n" in run("status").stdout
+
+
+class Watched:
+    """Stands for the clock between two looks: does one thing after the other, then the person presses Ctrl-C."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = list(steps)
+
+    def __call__(self, seconds: float) -> None:
+        assert seconds == 0.5
+        if not self.steps:
+            raise KeyboardInterrupt
+        self.steps.pop(0)()
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_watch_prints_each_change_until_ctrl_c(served, tools, monkeypatch, as_json) -> None:
+    """One line of JSON for a change and none where nothing changed; Ctrl-C ends it with status 0 and no word."""
+    watched = Watched(lambda: None, lambda: tools.approved_member(served, "clinic-a"), lambda: None)
+    monkeypatch.setattr(status_command, "sleep", watched)
+    done = run("status", "--watch", "--interval", "0.5", *(["--json"] if as_json else []))
+    assert done.exit_code == 0 and done.stderr == ""
+    if as_json:
+        assert [len(json.loads(line)["members"]) for line in done.stdout.splitlines()] == [0, 1]
+    else:
+        assert done.stdout.count("skin: fedevprompt on nevus") == 2 and done.stdout.count("clinic-a") == 1
+        assert "\x1b" not in done.stdout  # it is no terminal
+
+
+def test_ctrl_c_of_a_process(make_coordinator) -> None:
+    """As a person types it."""
+    coordinator = make_coordinator()
+    coordinator.store.close()
+    words = ["status", "--watch", "--json", "--home", str(coordinator.store.home.root)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "edgefl_coordinator.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as watching:
+        assert watching.stdout is not None and watching.stderr is not None
+        assert json.loads(watching.stdout.readline())["round"] == 0
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(timeout=20) == 0
+        assert watching.stderr.read() == b""
