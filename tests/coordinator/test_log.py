@@ -102,7 +102,8 @@ def test_levels(coordinator, tools, stream) -> None:
     lived(coordinator, tools)
     events.catch_up()
     assert {line.split(" ", 2)[1] for line in stream.getvalue().splitlines()} == {"WARNING", "ERROR"}
-    assert audit_words.event_level("broadcast_released") == logging.DEBUG
+    assert audit_words.event_level("broadcast_released", {}) == logging.DEBUG
+    assert audit_words.event_level("refused", {"code": "pending"}) == logging.DEBUG
 
 
 def test_every_event_has_words() -> None:

@@ -354,8 +354,10 @@ def test_canaries(make_coordinator, clock, serve, tools, folder) -> None:
     process_list = Path(f"/proc/{served.process.pid}/cmdline").read_bytes()
     served.close()
     in_the_invite = base64.urlsafe_b64encode(token).rstrip(b"=")
-    secrets = [token, in_the_invite, coordinator.keys.signing.seed, coordinator.keys.sealing.secret,
-               coordinator.keys.secret, bytes.fromhex(str(nonce)), canary.arrays["maps.0"].tobytes(), patient.encode()]  # fmt: skip
+    secrets = [
+        token, in_the_invite, coordinator.keys.signing.seed, coordinator.keys.sealing.secret, coordinator.keys.secret,
+        bytes.fromhex(str(nonce)), canary.arrays["maps.0"].tobytes(), patient.encode(),
+    ]  # fmt: skip
     columns = b"".join(text_columns(home.database))
     for place in ("".join([*lines, *served.lines]).encode(), process_list, columns):
         assert place

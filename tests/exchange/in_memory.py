@@ -62,6 +62,7 @@ class FakeCoordinator:
     method: str = "fedevprompt"
     epochs: int = 0
     travels: tuple[str, ...] = ()
+    stuck: str = ""
     effects: list[tuple[str, int, bytes]] = field(default_factory=list)
     bundles: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     refuse: dict[str, Refusal] = field(default_factory=dict)
@@ -177,7 +178,7 @@ class FakeCoordinator:
             phase="train" if self.round else "", state=self.state, deadline_ms=self.now_ms + HOUR_MS,
             tokens=self.tokens, maps_per_class=5, quorum_min=1, quorum_target=4, max_reply_bytes=2**20,
             replied=(skid, self.round) in self.replied, settings={}, epochs=self.epochs,
-            travels=self.travels,
+            travels=self.travels, stuck=self.stuck,
         ).to_payload()  # fmt: skip
 
     def _broadcast(self, skid: str, opened: Opened, payload: Payload) -> Payload | Refusal:

@@ -350,6 +350,42 @@ def test_a_task_that_changes_on_the_way_is_refused(live, tmp_path: Path) -> None
             join(call(tmp_path / "site-1", "site-1"))
 
 
+def test_a_site_that_stays_hears_why_a_round_is_stuck_and_goes_on_once_it_is_mended(live, tmp_path: Path) -> None:
+    """docs/decisions/0041: two sites of three that a broadcast needs; what the operator types frees the one that waits.
+    A round that is stuck is said once, and its broadcast is not asked for again and again."""
+    torch.set_num_threads(1)
+    there = live(fedevprompt(), 2, quorum_min=2, quorum_target=2, min_cohort=2)
+    for name in SITES:
+        enrol(there, tmp_path, name)
+    there.coordinator.serving = True
+    there.move_on()
+    for name in SITES:
+        join(call(tmp_path / name, name))
+    there.move_on()
+    said: list[str] = []
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            (command,) = there.operate("status")["standing"]["commands"]
+            words = command.removeprefix("edgefl-coordinator set ").split()
+            there.operate("set", changes=dict(zip(words[::2], words[1::2], strict=True)))
+        if len(waits) == 5:
+            raise Killed
+
+    with pytest.raises(Killed):
+        join(replace(call(tmp_path / "site-1", "site-1"), once=False, say=said.append, sleep=sleep))
+    stuck = [line for line in said if line.startswith("round 2 is stuck since ")]
+    assert len(stuck) == 1 and stuck[0].endswith("the operator runs: edgefl-coordinator set rounds.min_cohort 1")
+    assert sum("goes on without this site" in line for line in said) == 1
+    assert any(line.startswith("the reply of round 2, ") and line.endswith("is there") for line in said)
+    rows = there.operate("log", from_ms=0, most=1000)["shown"]
+    assert sum(row["detail"].get("code") == "small_cohort" for row in rows) == 1
+    found = to_the_end(there, tmp_path)
+    assert found["site-1"]["round"] == {"number": 2, "rounds": 2, "state": "done", "stuck": None}
+
+
 def test_a_reply_that_comes_too_late_leaves_the_site_as_it_was(live, tmp_path: Path) -> None:
     """docs/design.md 4: a site whose reply did not count is after the round as before it; the next round goes on."""
     torch.set_num_threads(1)

@@ -101,6 +101,7 @@ WRONG = [
     (TASK, "travels", str(["a"] * 17).replace("'", '"')), (TASK, "epochs", -1), (TASK, "train_rounds", 1.5),
     (TASK, "seed", "0"), (TASK, "state_sha256", "0" * 63),
     (TASK, "round", -1), (TASK, "round", 2.0), (TASK, "rounds", 0), (TASK, "state", "ajar"), (TASK, "replied", 2),
+    (TASK, "stuck", "line\nbreak"), (TASK, "stuck", "\x1b[2J"), (TASK, "stuck", "a" * 1001), (TASK, "stuck", 1),
     (TASK, "quorum_min", 0), (TASK, "phase", "cool"),
     (BroadcastRequest(round=1), "round", 0), (BroadcastRequest(round=1), "round", 2**31 + 1),
     (EnrolProofReply(state="pending", fingerprint="0" * 20), "fingerprint", "O" * 20),
@@ -118,6 +119,14 @@ def test_wrong_values(message, field, value) -> None:
         type(message).from_payload(Payload(payload.arrays, {**payload.scalars, field: value}))
     assert caught.value.code == "bad_message"
     assert len(str(value)) < 8 or str(value) not in str(caught.value)  # what was sent may be secret
+
+
+def test_a_task_of_an_older_coordinator_and_for_an_older_member() -> None:
+    """docs/design.md 5: `stuck` came later: it may be missing, and is not sent where there is nothing to say."""
+    assert "stuck" not in TASK.to_payload().scalars
+    assert TaskReply.from_payload(TASK.to_payload()).stuck == ""
+    told = replace(TASK, stuck="round 2 is stuck since then: so; the operator runs: this").to_payload()
+    assert TaskReply.from_payload(told).stuck.endswith("runs: this")
 
 
 @pytest.mark.parametrize("array", [np.zeros(3, np.int8), np.zeros((1, 3), np.uint8), np.zeros(2**16 + 1, np.uint8)])

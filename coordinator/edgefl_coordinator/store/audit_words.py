@@ -68,8 +68,10 @@ def without_explanation(event: str, detail: Mapping[str, Any]) -> dict[str, Any]
     return {key: value for key, value in detail.items() if key != _EXPLAINED.get(event)}
 
 
-def event_level(event: str) -> int:
-    """Return the level at which `serve` logs an event."""
+def event_level(event: str, detail: Mapping[str, Any]) -> int:
+    """Return the level at which `serve` logs an event; who waits for approval asks again and again."""
+    if detail.get("code") == "pending":
+        return logging.DEBUG
     if event == "job_failed":
         return logging.ERROR
     return logging.WARNING if event in _WARNINGS else logging.DEBUG if event in _DETAILS else logging.INFO

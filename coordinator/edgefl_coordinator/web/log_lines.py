@@ -46,7 +46,8 @@ class EventLog:
                 detail = audit_words.without_explanation(row.event, row.detail)
                 facts = {"event": row.event, "subject": row.subject, **detail}
                 words = audit_words.event_words(row.event, row.subject, row.detail)
-                log.log(audit_words.event_level(row.event), "%s", words, extra={"facts": facts, "at_ms": row.at_ms})
+                level = audit_words.event_level(row.event, row.detail)
+                log.log(level, "%s", words, extra={"facts": facts, "at_ms": row.at_ms})
                 self._number = row.number
             if len(rows) < _ROWS_AT_ONCE:
                 return

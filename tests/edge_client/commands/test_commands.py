@@ -49,8 +49,19 @@ def test_the_whole_way(run, device, live, lab, capsys):
     }
     assert json.loads(run("sync", "--json")[1])["sent"] == []
     status = json.loads(run("status", "--json")[1])
-    assert status["round"] == {"number": 1, "state": "open", "replied": True}
+    assert status["round"] == {"number": 1, "state": "open", "replied": True, "stuck": None}
     assert status["membership"]["state"] == "approved"
+
+
+def test_a_stuck_round_is_told_in_the_coordinators_words(run, device, live):
+    """`status` and `sync` print the sentence that the operator reads; --json has it; a round that goes on has none."""
+    assert run("pull")[0] == 0
+    assert json.loads(run("status", "--json")[1])["round"]["stuck"] is None
+    assert json.loads(run("sync", "--json")[1])["round"]["stuck"] is None
+    live.stuck = "round 1 is stuck since 2026-03-01 12:00:00 UTC: it needs 3 replies; the operator runs: something"
+    for command in ("status", "sync"):
+        assert live.stuck in run(command)[1]
+        assert json.loads(run(command, "--json")[1])["round"]["stuck"] == live.stuck
 
 
 def test_before_the_approval_every_command_is_refused(run, live, invite):
