@@ -12,6 +12,7 @@ import click
 from edgefl_coordinator.commands.init import init
 from edgefl_coordinator.commands.keys import revoke, root, rotate
 from edgefl_coordinator.commands.operate import approve, audit, invite, publish, serve, start, status
+from edgefl_protocol.distribution import VERSION, VERSION_LINE
 
 
 class _Commands(click.Group):
@@ -27,7 +28,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="edgefl", message="%(version)s")
+@click.version_option(VERSION, prog_name="edgefl-coordinator", message=VERSION_LINE)
 def main() -> None:
     """Run a federation's coordinator: the meeting point of sites and devices.
 

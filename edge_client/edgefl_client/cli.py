@@ -24,10 +24,11 @@ from edgefl_client.commands.sync import sync
 from edgefl_client.commands.train import train
 from edgefl_client.commands.trust import trust
 from edgefl_client.commands.watch import watch
+from edgefl_protocol.distribution import VERSION, VERSION_LINE
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="edgefl", prog_name="edgefl")
+@click.version_option(VERSION, prog_name="edgefl", message=VERSION_LINE)
 @home_option
 @click.pass_context
 def cli(context: click.Context, home_dir: str | None) -> None:

@@ -34,7 +34,7 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
     unknown = sorted(settings.keys() - plan.defaults.keys())
     if unknown:
         raise LearningError(
-            f"the federation sets {unknown[0]}, which this version does not know: install a newer edgefl",
+            f"the federation sets {unknown[0]}, which this version does not know: install a newer edgefl-derm",
             "other_settings",
         )
     wanted = {**plan.defaults, **settings} if complete else dict(settings)

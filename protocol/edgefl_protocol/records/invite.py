@@ -135,7 +135,7 @@ def _read(record: bytes) -> Invite:
         fields = parse_integers(record.decode("ascii"))
         known = {"url", "federation", "coordinator", "root", "tls", "token", "name", "role", "expires_ms"}
         if type(fields) is not dict or fields.keys() != known or write_json(fields) != record:
-            raise InviteError("the invite is of another version; update this program")
+            raise InviteError("the invite is of another version; update edgefl-derm")
         token = bytes.fromhex(fields["token"]) if isinstance(fields["token"], str) else b""
     except ValueError:
         raise InviteError("the invite's record is not strict JSON") from None
