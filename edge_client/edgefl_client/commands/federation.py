@@ -1,6 +1,6 @@
 """`edgefl enrol`, `pull`, `status`: a device's part in a federation, at the command line.
 
-The work is done by `federate` and `status`; here its results become lines.
+The work is done by `sharing` and `doctor.status`; here its results become lines.
 """
 
 import sys
@@ -8,7 +8,14 @@ from pathlib import Path
 
 import click
 
-from edgefl_client.commands.options import device_of, home_option, json_option, passphrase_option, report
+from edgefl_client.commands.options import (
+    bundle_text,
+    device_of,
+    home_option,
+    json_option,
+    passphrase_option,
+    report,
+)
 
 
 @click.command()
@@ -17,7 +24,7 @@ from edgefl_client.commands.options import device_of, home_option, json_option, 
     "--ca",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="PEM certificate of the coordinator or its authority.  [default: the public authorities]",
+    help="PEM certificate of the coordinator or its authority.  [default: the invite's, else the public authorities]",
 )
 @click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
 @click.option(
@@ -43,9 +50,10 @@ def enrol(
     """
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import Policy, load_policy, save_policy
+    from edgefl_protocol.records.invite import MAX_INVITE_CHARS
 
     if invite == "-":
-        invite = sys.stdin.read(4096)
+        invite = sys.stdin.read(2 * MAX_INVITE_CHARS)
     device = device_of(context, home_dir, passphrase_file)
     found, home = enrolled_device.run_enrol(device, invite, ca, proxy, suite), device.home
     text = (
@@ -65,12 +73,11 @@ def enrol(
 @home_option
 @click.pass_context
 def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
-    """Fetch the federation's current model and verify it. From then on this device scores with that bundle."""
-    from edgefl_client.sharing import enrolled_device
+    """Fetch the federation's current model and nothing else. The command sync fetches it too."""
+    from edgefl_client.sharing.bundles import run_pull
 
-    found = enrolled_device.run_pull(device_of(context, home_dir, passphrase_file))
-    verb = "now in use" if found["changed"] else "in use already"
-    report(found, as_json, f"{found['line']}/{found['task']} version {found['version']} is {verb}: {found['file']}")
+    found = run_pull(device_of(context, home_dir, passphrase_file))
+    report(found, as_json, f"{bundle_text(found)}: {found['file']}")
 
 
 @click.command()
