@@ -5,6 +5,7 @@ The work is done by `sharing` and `doctor.status`; here its results become lines
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,9 @@ from edgefl_client.commands.options import (
     passphrase_option,
     report,
 )
+
+if TYPE_CHECKING:
+    from edgefl_client.sharing.enrolled_device import Device
 
 
 @click.command()
@@ -30,6 +34,7 @@ from edgefl_client.commands.options import (
 @click.option(
     "--suite", type=click.IntRange(1, 2), default=2, show_default=True, help="Sealing: 2 resists quantum computers."
 )
+@click.option("--wait", is_flag=True, help="Wait until the operator has approved, then do as edgefl sync.")
 @passphrase_option
 @json_option
 @home_option
@@ -40,6 +45,7 @@ def enrol(
     ca: Path | None,
     proxy: str | None,
     suite: int,
+    wait: bool,
     passphrase_file: Path | None,
     as_json: bool,
     home_dir: str | None,
@@ -60,11 +66,28 @@ def enrol(
         f"{found['name']} is {found['state']} in {found['federation']}; "
         f"tell the operator this fingerprint: {found['fingerprint']}"
     )
-    report(found, as_json, text)
+    if not (wait and as_json):
+        report(found, as_json, text)
     if not home.policy_file.exists():
         save_policy(home, Policy())
     if not load_policy(home).allowed:
         click.echo("Nothing leaves this device until its owner allows it, such as: edgefl policy allow maps", err=True)
+    if wait:
+        _wait(context, device, found, as_json, text)
+
+
+def _wait(context: click.Context, device: "Device", found: dict[str, Any], as_json: bool, text: str) -> None:
+    """Fetch what the federation has, once the operator has approved; the fingerprint is told before."""
+    from edgefl_client.commands.sync import end_synced, sync_text
+    from edgefl_client.sharing.sync import sync_when_approved
+
+    if as_json:
+        click.echo(text, err=True)
+    click.echo("Waiting for the operator; after Ctrl-C edgefl sync goes on.", err=True)
+    sys.stdout.flush()  # whoever reads it through a pipe has to tell the fingerprint now
+    done = sync_when_approved(device)
+    report({**found, "state": "approved", "sync": done.report}, as_json, f"approved; {sync_text(done.report)}")
+    end_synced(context, done)
 
 
 @click.command()

@@ -12,6 +12,7 @@ sections 9 and 10; docs/security.md, replay window and idempotency.
 """
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,7 @@ from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, trave
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
-from edgefl_exchange.errors import SignedRefusal
+from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.bundle import Bundle
@@ -48,6 +49,7 @@ from edgefl_protocol.rules.feature_rows import RECEIVED
 from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 
 HELD_BACK = "held_back"
+ASK_AGAIN_S = 5.0  # between two questions whether the operator has approved
 # Reasons to leave the round alone that are no failure.
 _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
 
@@ -122,6 +124,20 @@ def run_sync(
     }
     refused = first.bundle if isinstance(first.bundle, EdgeflError) else None
     return Synced(report=report, problem=learned.problem or refused)
+
+
+def sync_when_approved(device: Device) -> Synced:
+    """Wait until the operator has approved this device, however long, then do what is due; nothing is learned.
+
+    A coordinator that does not answer is asked again, too.
+    """
+    while True:
+        try:
+            return run_sync(device)
+        except (NotEnrolled, Unavailable) as error:
+            if isinstance(error, NotEnrolled) and error.code != "pending":
+                raise
+        time.sleep(ASK_AGAIN_S)
 
 
 def _bundle_facts(found: dict[str, Any] | EdgeflError | None) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import json
 import ssl
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -267,6 +268,54 @@ def test_a_cut_invite_says_so(run, live, der):
     for cut in (text[:-1], text[: len(text) // 2], text + "A" * 9000):
         code, out, err = run("enrol", cut)
         assert (code, out) == (1, "") and "invite" in err and err.count("\n") == 1
+
+
+# enrol --wait
+
+
+@pytest.fixture
+def approving(live, monkeypatch):
+    """The operator approves while the device waits for the third time; what was waited, in seconds."""
+    waited = []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if len(waited) == 3:
+            live.approve()
+
+    monkeypatch.setattr("edgefl_client.sharing.sync.time", SimpleNamespace(sleep=sleep))
+    return waited
+
+
+def test_enrol_waits_and_brings_the_model(run, live, invite, lab, labelled, approving):
+    """One command from the invite to a device that scores; the fingerprint is told before it waits."""
+    live.bundles["main", "all", 1] = lab.bundle_bytes()
+    assert run("trust", "add", lab.SIGNER.public.hex())[0] == 0
+    code, out, err = run("enrol", invite, "--wait")
+    assert code == 0 and "fingerprint" in out.splitlines()[0] and "version 1 is now in use" in out.splitlines()[1]
+    assert "Waiting" in err and len(approving) == 3
+    assert version_in_use(run, labelled) == 1
+
+
+def test_waiting_outlasts_a_line_that_is_cut(run, live, invite, net, approving):
+    inner, cut = live.send, []
+
+    def send(request):
+        if len(approving) == 1 and not cut:
+            cut.append(request)
+            return net.lost_request(request, inner)
+        return inner(request)
+
+    live.send = send
+    code, out, err = run("enrol", invite, "--wait", "--json")
+    told = json.loads(out)
+    assert code == 0 and told["state"] == "approved" and told["fingerprint"] in err and cut
+
+
+def test_a_device_that_is_shut_out_does_not_wait(run, live, invite, approving):
+    """docs/security.md check 21: a refusal is an answer."""
+    live.refuse["task"] = Refusal(code="revoked", message="this member is revoked")
+    assert run("enrol", invite, "--wait")[0] in (1, 3) and approving == []
 
 
 # advanced
