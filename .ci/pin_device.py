@@ -22,7 +22,7 @@ GLIBC = ("2_28", "2_27", "2_17")  # of Debian 10, Ubuntu 18.10 and RHEL 8 or new
 HEADER = """\
 # What a device installs, every file pinned by hash (written by .ci/pin_device.py; do not edit):
 #     pip install --require-hashes -r requirements-device.txt
-#     pip install --no-deps edgefl-{version}-py3-none-any.whl
+#     pip install --no-deps edgefl_derm-{version}-py3-none-any.whl
 # Hashes are those of the wheels for Linux (glibc 2.28 or newer) on {machines}, CPython {pythons}.
 """
 

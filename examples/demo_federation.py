@@ -49,9 +49,9 @@ def enrol(out: Path, home: Path, name: str, run: Run, *, quiet: bool) -> None:
     invite = run("edgefl-coordinator", "invite", "--home", home, "--role", "device", name, quiet=True).strip()
     if not quiet:
         click.secho(f"$ edgefl-coordinator invite --role device {name}", bold=True)
-        click.echo(f"{invite[:40]}… (one string; carries address, pins and a token that works once)")
-        click.secho("$ edgefl enrol INVITE --ca ca.pem", bold=True)
-    told = run("edgefl", "enrol", invite, "--ca", home / "tls" / "ca.pem", "--home", device, "--json", quiet=True)
+        click.echo(f"{invite[:40]}… (one string; carries address, certificate, pins and a token that works once)")
+        click.secho("$ edgefl enrol INVITE", bold=True)
+    told = run("edgefl", "enrol", invite, "--home", device, "--json", quiet=True)
     fingerprint = json.loads(told)["fingerprint"]
     run("edgefl-coordinator", "approve", name, "--fingerprint", fingerprint, "--home", home, quiet=quiet)
     run("edgefl", "trust", "add", out / "signer" / "signing.pub", "--home", device, quiet=quiet)
@@ -64,11 +64,12 @@ def contribute(out: Path, name: str, images: TestImages, site: str, run: Run, *,
         rows = csv.writer(file)
         rows.writerow(["image", "label"])
         rows.writerows([image.path.resolve(), image.label] for image in images.of_site(site))
-    run("edgefl", "sync", "--home", device, quiet=True)
-    run("edgefl", "pull", "--home", device, quiet=quiet)
+    run("edgefl", "sync", "--home", device, quiet=quiet)
     run("edgefl", "policy", "allow", "maps", "--home", device, quiet=quiet)
-    run("edgefl", "contribute", "--labels", table, "--home", device, quiet=quiet)
-    sent = json.loads(run("edgefl", "sync", "--home", device, "--json", quiet=True))
+    if not quiet:
+        click.secho("$ edgefl contribute --labels TABLE --send", bold=True)
+    given = run("edgefl", "contribute", "--labels", table, "--send", "--home", device, "--json", quiet=True)
+    sent = json.loads(given)["sync"]
     size = sum(one["bytes"] for one in sent["sent"])
     click.echo(
         f"{name} sent {size:,} bytes for round {sent['round']['number']}: maps and a digest, no image, no weight"

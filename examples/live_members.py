@@ -42,11 +42,6 @@ class Coordinator:
     home: Path
     log: Path
 
-    @property
-    def certificate(self) -> Path:
-        """What members are handed beside the invite."""
-        return self.home / "tls" / "ca.pem"
-
     def make(self, federation: str, task: tuple[str | Path, ...], members: int, rounds: int) -> None:
         """Make it: a round closes when all have replied."""
         run(
@@ -133,8 +128,6 @@ class Hospitals:
                         "edgefl-train",
                         "join",
                         "-",
-                        "--ca",
-                        self.coordinator.certificate,
                         "--data",
                         self.data,
                         "--site",
@@ -188,13 +181,12 @@ class Devices:
         quiet, home, invite = name != DEVICES[0], self.folder / name, self.folder / f"{name}.invite"
         self.coordinator.invite(name, "device", invite)
         told = run(
-            "edgefl", "enrol", invite.read_text().strip(), "--ca", self.coordinator.certificate, "--home", home,
-            "--json", quiet=True,
+            "edgefl", "enrol", invite.read_text().strip(), "--home", home, "--json", quiet=True,
         )  # fmt: skip
         self.coordinator.approve(name, json.loads(told)["fingerprint"])
         run("edgefl", "policy", "allow", *kinds, "--home", home, quiet=quiet)
         run("edgefl", "trust", "add", signer / "signing.pub", "--home", home, quiet=quiet)
-        run("edgefl", "pull", "--home", home, quiet=quiet)
+        run("edgefl", "sync", "--home", home, quiet=quiet)
 
     def learn_alone(self, name: str, labels: Path) -> dict[str, Any]:
         """A round for itself: nothing leaves."""

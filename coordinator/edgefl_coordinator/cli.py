@@ -15,6 +15,7 @@ from edgefl_coordinator.commands.log import audit, log
 from edgefl_coordinator.commands.operate import approve, invite, publish, serve, start
 from edgefl_coordinator.commands.settings import set_
 from edgefl_coordinator.commands.status import status
+from edgefl_protocol.distribution import VERSION, VERSION_LINE
 
 
 class _Commands(click.Group):
@@ -30,7 +31,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="edgefl", message="%(version)s")
+@click.version_option(VERSION, prog_name="edgefl-coordinator", message=VERSION_LINE)
 def main() -> None:
     """Run a federation's coordinator: the meeting point of sites and devices.
 

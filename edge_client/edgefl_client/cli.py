@@ -23,11 +23,21 @@ from edgefl_client.commands.score import score
 from edgefl_client.commands.sync import sync
 from edgefl_client.commands.train import train
 from edgefl_client.commands.trust import trust
+from edgefl_client.commands.use import use
 from edgefl_client.commands.watch import watch
+from edgefl_protocol.distribution import VERSION, VERSION_LINE
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(package_name="edgefl", prog_name="edgefl")
+class _Group(click.Group):
+    """Keeps the names that rare commands had before they stood under `advanced`; the list does not show them."""
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        found = super().get_command(context, name)
+        return advanced.commands.get(name) if found is None else found
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(VERSION, prog_name="edgefl", message=VERSION_LINE)
 @home_option
 @click.pass_context
 def cli(context: click.Context, home_dir: str | None) -> None:
@@ -35,11 +45,15 @@ def cli(context: click.Context, home_dir: str | None) -> None:
     context.obj = home_dir
 
 
-_COMMANDS = (
-    score, watch, trust, enrol, pull, contribute, policy, outbox, train, personal, sync, rotate, status, doctor,
-)  # fmt: skip
-for command in _COMMANDS:
+@cli.group()
+def advanced() -> None:
+    """Look into what waits, go back, or do by hand what sync does. These commands are rarely needed."""
+
+
+for command in (score, use, watch, trust, enrol, sync, contribute, policy, train, status, doctor):
     cli.add_command(command)
+for command in (outbox, personal, pull, rotate):
+    advanced.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

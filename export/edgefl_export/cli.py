@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgefl_protocol.distribution import VERSION, VERSION_LINE, needs_extra
 from edgefl_protocol.errors import BundleError, EdgeflError, KeyMaterialError
 from edgefl_trainer.errors import USAGE_CODES
 
@@ -52,7 +53,7 @@ class _Commands(click.Group):
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="edgefl")
+@click.version_option(VERSION, prog_name="edgefl-export", message=VERSION_LINE)
 def main() -> None:
     """Turn finished runs into signed bundles for devices."""
 
@@ -60,7 +61,7 @@ def main() -> None:
 def _needs_export() -> None:
     missing = [name for name in EXPORT_PACKAGES if find_spec(name) is None]
     if missing:
-        click.echo("edgefl-export: this command needs edgefl[export]: pip install 'edgefl[export]'", err=True)
+        click.echo(f"edgefl-export: this command needs {needs_extra('export')}", err=True)
         click.get_current_context().exit(2)
 
 

@@ -1,6 +1,7 @@
 """Joining a federation with an invite (docs/security.md, enrolment, steps 1 to 3).
 
-1. The invite is decoded and its certificate pin compared with the file given.
+1. The invite is decoded. The certificate it carries is the only one trusted; where it holds the hash alone, the file
+   given must match it.
 2. The coordinator's key record is fetched and must be signed by the key that the invite pins; only then is the token
    sealed.
 3. Keys are made, and the token goes out in a sealed message signed with the new key: proof of the signing key.
@@ -22,7 +23,7 @@ from edgefl_exchange.coordinator_keys import CoordinatorView, wall_clock_ms
 from edgefl_exchange.errors import ExchangeError, NotEnrolled, TlsRefused
 from edgefl_exchange.identity import Identity, create_identity, remove_identity
 from edgefl_exchange.membership import Membership, load_membership, save_ca, save_membership
-from edgefl_exchange.tls import certificates, pinned_certificate
+from edgefl_exchange.tls import certificates, pem_of, pinned_certificate
 from edgefl_exchange.transport import Transport
 from edgefl_protocol.envelopes.keys import DEFAULT_SUITE, fingerprint, same_fingerprint
 from edgefl_protocol.messages.requests import EnrolProofReply, EnrolProofRequest, EnrolReply, EnrolRequest
@@ -38,9 +39,12 @@ class EnrolmentError(ExchangeError):
 def trust_certificate(folder: Path, invite: Invite, pem: bytes | None) -> bool:
     """Keep the certificate that is trusted for this federation; True where there is one of its own.
 
+    Args:
+        pem: the file given beside the invite; one that the invite does not pin is refused.
+
     Raises:
         EnrolmentError: this folder holds a membership that another invite made; its certificate stays.
-        TlsRefused: the invite pins a certificate that was not given.
+        TlsRefused: the invite pins a certificate that it does not carry and that was not given.
     """
     _begun(folder, invite)
     if invite.tls_sha256 is None:
@@ -49,9 +53,12 @@ def trust_certificate(folder: Path, invite: Invite, pem: bytes | None) -> bool:
         certificates(pem)
         save_ca(folder, pem)
         return True
+    if pem is None and invite.certificate is not None:
+        pem = pem_of(invite.certificate)
     if pem is None:
         raise TlsRefused(
-            "the invite pins the coordinator's certificate; ask the operator for its file and give it with --ca FILE",
+            "the invite names the coordinator's certificate but does not carry it; ask the operator for its file and "
+            "give it with --ca FILE",
             code="ca_needed",
         )
     save_ca(folder, pinned_certificate(pem, bytes.fromhex(invite.tls_sha256)))

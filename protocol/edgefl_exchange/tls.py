@@ -31,12 +31,17 @@ def pinned_certificate(pem: bytes, pin: bytes) -> bytes:
     """
     for der in certificates(pem):
         if hashlib.sha256(der).digest() == pin:
-            return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
+            return pem_of(der)
     raise TlsRefused(
         f"the invite pins the certificate with SHA-256 {pin.hex()[:16]}…, which is not in the file given with --ca; "
         "ask the operator for the file that belongs to this invite",
         code="pin_mismatch",
     )
+
+
+def pem_of(der: bytes) -> bytes:
+    """PEM of a certificate."""
+    return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
 
 
 def certificates(pem: bytes) -> list[bytes]:

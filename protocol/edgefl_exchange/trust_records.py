@@ -53,4 +53,4 @@ def load_revoked(folder: Path) -> RevokedKeys | None:
 
 
 def _damaged(path: Path) -> StorageError:
-    return StorageError(f"{path} is damaged; remove it and run edgefl pull, which fetches it again", "damaged")
+    return StorageError(f"{path} is damaged; remove it and run edgefl sync, which fetches it again", "damaged")

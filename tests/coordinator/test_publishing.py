@@ -101,4 +101,4 @@ def test_without_the_extra(monkeypatch, tmp_path) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sqlalchemy" else find(name))
     result = CliRunner().invoke(cli.main, ["status", "--home", str(tmp_path)])
-    assert result.exit_code == 2 and "edgefl[coordinator]" in result.stderr
+    assert result.exit_code == 2 and "edgefl-derm[coordinator]" in result.stderr

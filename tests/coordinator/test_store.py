@@ -194,7 +194,7 @@ def test_a_newer_store_is_left_alone(coordinator) -> None:
         connection.execute(text("PRAGMA user_version = 2"))
     coordinator.store.close()
     before = home.database.read_bytes()
-    with pytest.raises(OperatorError, match="a newer version of edgefl made the store; upgrade edgefl"):
+    with pytest.raises(OperatorError, match="a newer version of edgefl-derm made the store; update edgefl-derm"):
         open_coordinator(home)
     assert home.database.read_bytes() == before
 

@@ -296,6 +296,6 @@ def test_base_install_names_the_missing_extra(built, run_folder, tmp_path, missi
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     refused = run(*bundle)
-    assert refused.returncode == 2 and "needs edgefl[export]" in refused.stderr and refused.stdout == ""
+    assert refused.returncode == 2 and "needs edgefl-derm[export]" in refused.stderr and refused.stdout == ""
     assert run("--help").returncode == 0
     assert run("verify", built["file"], "--trust", built["pub"]).returncode == 0

@@ -88,8 +88,9 @@ def test_a_wrong_word_is_one_sentence_and_status_2(name: str, command) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_version(name: str, command) -> None:
+    """It names the distribution, which is not called like the command: `edgefl` on the index is another project."""
     done = command(name, "--version")
-    assert done.returncode == 0 and re.search(r"\d+\.\d+\.\d+", done.stdout)
+    assert done.returncode == 0 and re.fullmatch(rf"{name}, from edgefl-derm \d+\.\d+\.\d+\n", done.stdout)
 
 
 GROUPS = [(path, found) for path, found in ALL if isinstance(found, click.Group)]

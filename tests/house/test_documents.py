@@ -91,3 +91,17 @@ def test_a_site_is_never_called_a_client(root: Path, modules) -> None:
         if module.name.startswith("edgefl_trainer.methods"):
             for number, line in enumerate(module.text.splitlines(), 1):
                 assert not re.search(r"\bclients?\b", allowed.sub("", line)), f"{module.path}:{number}"
+
+
+def test_the_first_steps_are_as_few_as_the_page_says(root: Path) -> None:
+    """docs/guides/first-steps.md: at most 3 commands to a score, 6 to a contribution; test_pages.py executes them."""
+    page = (root / "docs/guides/first-steps.md").read_text(encoding="utf-8")
+    told = [int(number) for number in re.findall(r"^\| the first .*\| (\d+) \|$", page, re.M)]
+    _, alone, member = re.split(r"^## ", page, flags=re.M)
+    install = len(re.findall(r"^pip install ", page, re.M))
+    counted = []
+    for part, last in ((alone, "score"), (member, "score"), (member, "contribute")):
+        typed = re.findall(r"^\$ edgefl (\w+)", part, re.M)
+        before = typed[: typed.index(last)]
+        counted.append(install + len(before) - before.count("score") + 1)
+    assert counted == told and max(counted[:2]) <= 3 and counted[2] <= 6

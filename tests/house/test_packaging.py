@@ -12,6 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from edgefl_protocol.distribution import DISTRIBUTION, VERSION
+
 DEVICE = {"numpy", "onnxruntime", "pillow", "click", "cryptography", "requests"}
 PACKAGES = {
     "protocol/edgefl_protocol",
@@ -21,6 +23,12 @@ PACKAGES = {
     "edge_client/edgefl_client",
     "coordinator/edgefl_coordinator",
 }
+TEXTS = {".py", ".md", ".toml", ".txt", ".service", ".svg", ".json", ""}
+# Asked of an installer; with an extra; as a file; to be updated.
+OTHER_PROJECT = re.compile(
+    r"\b(pipx?3?|uv|uvx|conda|poetry) (\S+ )*?['\"]?edgefl(?![-\w.])"
+    r"|\bedgefl\[|\bedgefl-\d|\b([Uu]pdate|[Uu]pgrade|newer) edgefl(?!-derm|\w)"
+)
 PINNED_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
 
 
@@ -46,7 +54,41 @@ def requirements(project: Mapping[str, Any]) -> list[Requirement]:
     extras = project["project"]["optional-dependencies"].values()
     lines = [*project["project"]["dependencies"], *(line for extra in extras for line in extra)]
     lines += project["dependency-groups"]["dev"]
-    return [one for one in map(Requirement, lines) if one.name != "edgefl"]
+    return [one for one in map(Requirement, lines) if one.name != DISTRIBUTION]
+
+
+def test_name_and_version_stand_once(project) -> None:
+    """docs/design.md 2: what the commands tell is what `pyproject.toml` builds, also where nothing is installed."""
+    assert (project["project"]["name"], project["project"]["version"]) == (DISTRIBUTION, VERSION)
+
+
+def test_no_text_tells_anyone_to_install_the_other_edgefl(root: Path, tracked) -> None:
+    """`edgefl` on the public index is another project: no page, error or hint names it as what to install."""
+    for path in tracked:
+        if path.suffix in TEXTS:
+            text = (root / path).read_text(encoding="utf-8", errors="ignore")
+            for number, line in enumerate(text.splitlines(), 1):
+                assert not OTHER_PROJECT.search(line), f"{path}:{number} {line.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("pip install edge" + "fl", True),
+        ("pip install 'edge" + "fl[trainer]'", True),
+        ("python -m pip install --upgrade edge" + "fl==0.1.0", True),
+        ("uv add edge" + "fl", True),
+        ("needs edge" + "fl[export]", True),
+        ("pip install edge" + "fl-0.1.0-py3-none-any.whl", True),
+        ("install a newer edge" + "fl", True),
+        ("pip install 'edgefl-derm[trainer]'", False),
+        ("pip install --no-deps edgefl_derm-0.1.0-py3-none-any.whl", False),
+        ("install -d -m 700 -o edgefl -g edgefl /var/lib/edgefl", False),
+        ("update edgefl-derm", False),
+    ],
+)
+def test_the_search_for_the_other_name_finds_it(line: str, wrong: bool) -> None:
+    assert bool(OTHER_PROJECT.search(line)) is wrong
 
 
 def test_the_base_dependencies_are_exactly_the_six(project) -> None:

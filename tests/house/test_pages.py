@@ -1,7 +1,8 @@
 """Everything that the pages show is executed, in order, as a reader would. Source: docs/design.md 5.
 
 A `console` block holds commands behind "$ ", and sometimes what they print. `# fails: words` says that a command ends
-with an error and what it says; `&` starts a server that lives to the end of the page.
+with an error and what it says. `&` starts a server that lives to the end of the page, or a device that waits for its
+approval: its output is read as far as the page shows it, and after the operator's `approve` it must end well.
 """
 
 import csv
@@ -50,6 +51,7 @@ class Reader:
         self.port = _free_port()
         self.replaced: dict[str, str] = {}  # a value of the page → the one of this run
         self.servers: list[subprocess.Popen[bytes]] = []
+        self.waiting: list[subprocess.Popen[bytes]] = []
 
     def read(self, page: Path) -> int:
         """Do what the page says; the number of commands."""
@@ -64,8 +66,8 @@ class Reader:
         return count
 
     def close(self) -> None:
-        """Stop the servers."""
-        for server in self.servers:
+        """Stop the servers, and what still waits."""
+        for server in [*self.waiting, *self.servers]:
             os.killpg(server.pid, signal.SIGTERM)
             server.wait(timeout=30)
 
@@ -75,10 +77,17 @@ class Reader:
         command, _, wanted = (part.strip() for part in command.partition("# fails:"))
         if "edgefl-coordinator init" in command:
             command = f"{command.partition(' --port ')[0]} --port {self.port} {_after_port(command)}"
-        if command.endswith("&"):
+        if command.endswith("&") and " serve " in command:
             self._serve(command.removesuffix("&"))
             return
-        printed = self._check(["bash", "-c", command], command, wanted)
+        if command.endswith("&"):
+            printed = self._begin(command.removesuffix("&"))
+        else:
+            printed = self._check(["bash", "-c", command], command, wanted)
+        if "edgefl-coordinator approve" in command:
+            while self.waiting:
+                assert self.waiting[0].wait(timeout=PATIENCE_S) == 0, (self.folder / "waiting.log").read_text()
+                self.waiting.pop(0)
         for value, real in zip(FINGERPRINT.findall(shown), FINGERPRINT.findall(printed), strict=bool(shown)):
             self.replaced[value] = real
 
@@ -100,6 +109,18 @@ class Reader:
         assert (done.returncode != 0) is bool(wanted), said
         assert wanted in done.stderr and "Traceback" not in done.stderr, said
         return done.stdout
+
+    def _begin(self, command: str) -> str:
+        """Start a command that waits for something; what it prints first."""
+        log = (self.folder / "waiting.log").open("wb")
+        words = ["bash", "-c", f"exec {command}"]
+        started = subprocess.Popen(
+            words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+        )
+        log.close()
+        self.waiting.append(started)
+        assert started.stdout
+        return started.stdout.readline().decode()
 
     def _serve(self, command: str) -> None:
         log = (self.folder / "server.log").open("wb")

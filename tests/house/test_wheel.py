@@ -159,7 +159,7 @@ def test_a_missing_extra_is_one_sentence(name: str, device: Path, outside) -> No
     done = outside(name, *words, path=device)
     assert done.returncode == 2 and not done.stdout
     lines = done.stderr.strip().splitlines()
-    assert f"edgefl[{extra}]" in done.stderr and len(lines) == 1, done.stderr
+    assert f"edgefl-derm[{extra}]" in done.stderr and len(lines) == 1, done.stderr
 
 
 def test_importing_the_device_package_loads_no_framework(device: Path, outside) -> None:

@@ -136,6 +136,6 @@ def test_a_device_that_lacks_the_method_scores_and_says_so(bundle: Bundle, table
     """An older device loads the bundle, whose record it can check, and asks for a newer version to learn with."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(LEARNERS, NAME)  # type: ignore[arg-type]
-        with pytest.raises(LearningError, match="does not know how to learn headavg; install a newer edgefl"):
+        with pytest.raises(LearningError, match="does not know how to learn headavg; install a newer edgefl-derm"):
             live = a_round(bundle, Payload({}, {"phase": "train", "round": 1}))
             learn_live(Home(tmp_path), bundle, table, OPTIONS, live)

@@ -48,7 +48,7 @@ def test_resize_is_bicubic_with_antialias(height: int, width: int, size: int) ->
 
 def test_resize_agrees_with_torch() -> None:
     """The trainers of the papers resize with torch's antialiased bicubic: no pixel differs by more than rounding."""
-    torch = pytest.importorskip("torch", reason="torch not installed: needs edgefl[trainer]")
+    torch = pytest.importorskip("torch", reason="torch not installed: needs edgefl-derm[trainer]")
     image = photograph(150, 200)
     planes = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None]
     theirs = torch.nn.functional.interpolate(planes, (84, 84), mode="bicubic", antialias=True)[0].permute(1, 2, 0)

@@ -1,17 +1,29 @@
 """Invites. Source: docs/security.md 2.6, step 1; check 21 in part."""
 
 import base64
+import datetime
 import hashlib
 import json
 from dataclasses import replace
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgefl_protocol.errors import InviteError
 from edgefl_protocol.pae import pae
-from edgefl_protocol.records.invite import Invite, decode_invite, encode_invite
+from edgefl_protocol.records.invite import (
+    MAX_CERTIFICATE_BYTES,
+    MAX_INVITE_CHARS,
+    Invite,
+    decode_invite,
+    encode_invite,
+)
 
 NOW = 1_790_000_000_000
 HOUR = 3_600_000
@@ -131,3 +143,92 @@ def test_another_record_is_refused_though_the_checksum_holds(record):
 
 def test_the_table_above_can_fail():
     assert decode_invite(pack(fields()), NOW) == INVITE
+
+
+def certificate(padding=0):
+    """A self-signed certificate, DER; `padding` bytes larger by an extension that nobody knows."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "coordinator.example")])
+    start = datetime.datetime(2026, 9, 1, tzinfo=datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(start).not_valid_after(start + datetime.timedelta(days=90))
+    extra = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), bytes(padding))
+    return builder.add_extension(extra, critical=False).sign(key, hashes.SHA256()).public_bytes(Encoding.DER)
+
+
+DER = certificate()
+CARRYING = replace(INVITE, certificate=DER, tls_sha256=hashlib.sha256(DER).hexdigest())
+
+
+def carrying_fields(**changes):
+    record = {key: value for key, value in fields().items() if key != "tls"}
+    return {**record, "certificate": base64.urlsafe_b64encode(DER).decode(), **changes}
+
+
+def test_a_certificate_comes_with_the_invite():
+    """docs/security.md 2.6.1: the newcomer needs no file beside it; the pin is that certificate's own hash."""
+    text = encode_invite(CARRYING, NOW)
+    assert len(text) < 2048 and decode_invite(text, NOW) == CARRYING
+    assert decode_invite(pack(carrying_fields()), NOW) == CARRYING
+
+
+def test_the_largest_certificate_fits():
+    """RSA-4096 with many names: the largest invite that its bounds permit is read."""
+    der = b""
+    while len(der) != MAX_CERTIFICATE_BYTES:  # a signature has 70 to 72 bytes
+        der = certificate(1000 + MAX_CERTIFICATE_BYTES - len(certificate(1000)))
+    large = replace(
+        CARRYING,
+        url="https://" + "a" * 255 + ("/" + "b" * 64) * 8,
+        federation="f" * 32,
+        name="n" * 64,
+        certificate=der,
+        tls_sha256=hashlib.sha256(der).hexdigest(),
+    )
+    text = encode_invite(large, NOW)
+    assert len(text) <= MAX_INVITE_CHARS and decode_invite(text, NOW) == large
+
+
+def test_a_certificate_that_is_too_large_is_refused():
+    der = certificate(MAX_CERTIFICATE_BYTES)
+    with pytest.raises(InviteError, match="at most 2048 bytes"):
+        replace(CARRYING, certificate=der, tls_sha256=hashlib.sha256(der).hexdigest())
+    with pytest.raises(InviteError):
+        decode_invite(pack(carrying_fields(certificate=base64.urlsafe_b64encode(der).decode())), NOW)
+
+
+@pytest.mark.parametrize("sha256", [None, "c" * 64])
+def test_a_certificate_other_than_the_pinned_one_is_refused(sha256):
+    with pytest.raises(InviteError, match="not the one it pins"):
+        replace(CARRYING, tls_sha256=sha256)
+
+
+PEM = b"-----BEGIN CERTIFICATE-----"
+BAD_CERTIFICATES = {
+    "nothing": "",
+    "none": None,
+    "a number": 7,
+    "no base64": "*" * 40,
+    "no certificate": base64.urlsafe_b64encode(b"x" * 400).decode(),
+    "cut": base64.urlsafe_b64encode(DER[:-1]).decode(),
+    "bytes behind it": base64.urlsafe_b64encode(DER + b"\0").decode(),
+    "two": base64.urlsafe_b64encode(DER + DER).decode(),
+    "text form": base64.urlsafe_b64encode(PEM).decode(),
+    "another alphabet": base64.b64encode(b"\xff" * 3 + DER).decode(),
+    "white space": base64.urlsafe_b64encode(DER).decode() + " ",
+    "padding too much": base64.urlsafe_b64encode(DER).decode() + "=",
+}
+
+
+@pytest.mark.parametrize("value", BAD_CERTIFICATES.values(), ids=BAD_CERTIFICATES)
+def test_what_is_no_one_certificate_is_refused_though_the_checksum_holds(value):
+    """Read strictly: exactly one X.509 certificate in its DER form, in the one base64 that it is written in."""
+    with pytest.raises(InviteError):
+        decode_invite(pack(carrying_fields(certificate=value)), NOW)
+
+
+def test_an_invite_says_nothing_of_signers():
+    """docs/security.md 2.6.1: whose bundles count is said by the root set and by the owner, never by an invite."""
+    for more in ({"signers": ["a" * 64]}, {"trust": "a" * 64}, {"root_set": "x"}, {"tls": "c" * 64}):
+        with pytest.raises(InviteError, match="another version"):
+            decode_invite(pack(carrying_fields(**more)), NOW)

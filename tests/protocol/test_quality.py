@@ -94,7 +94,7 @@ def test_blur_is_judged_alike_at_every_size(scale: int) -> None:
 
 def test_sharpness_is_the_ratio_of_the_text() -> None:
     """Oracle: scipy's Laplacian and uniform filter on a picture that is lit everywhere and not shrunk."""
-    ndimage = pytest.importorskip("scipy.ndimage", reason="scipy not installed: needs edgefl[trainer]")
+    ndimage = pytest.importorskip("scipy.ndimage", reason="scipy not installed: needs edgefl-derm[trainer]")
     image = surface(SKIN["Monk 5"], 84, 84)
     plane = image.astype(np.float64) @ [0.299, 0.587, 0.114]
     assert plane.min() >= 25

@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from edgefl_protocol.distribution import VERSION, VERSION_LINE
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
 from edgefl_trainer.commands.evaluate import evaluate
 from edgefl_trainer.commands.experiment import experiment
@@ -52,7 +53,7 @@ def exit_code(error: EdgeflError) -> int:
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="edgefl")
+@click.version_option(VERSION, prog_name="edgefl-train", message=VERSION_LINE)
 def cli() -> None:
     """Train federations of sites on skin images that never leave them."""
 

@@ -67,7 +67,8 @@ def invite(operator: Operator, name: str, role: str, hours: float) -> None:
     click.echo(f"valid until {moment(facts['expires_ms'])}, for one enrolment", err=True)
     if facts["ca"]:
         click.echo(
-            f"hand over the certificate as well: edgefl enrol INVITE --ca {Path(facts['ca']).name}  ({facts['ca']})",
+            f"its certificate is too large for an invite, hand the file over as well: edgefl enrol INVITE --ca "
+            f"{Path(facts['ca']).name}  ({facts['ca']})",
             err=True,
         )
 

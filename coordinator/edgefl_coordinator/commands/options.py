@@ -15,6 +15,7 @@ from typing import Any, ParamSpec
 
 import click
 
+from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.durable import read_passphrase
 from edgefl_protocol.errors import BundleError, EdgeflError, RecordError
 
@@ -49,9 +50,7 @@ def guarded(
     @wraps(command)
     def run(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         if any(importlib.util.find_spec(name) is None for name in needs):
-            click.echo(
-                "this command needs edgefl[coordinator]; install it with: pip install 'edgefl[coordinator]'", err=True
-            )
+            click.echo(f"edgefl-coordinator: this command needs {needs_extra('coordinator')}", err=True)
             sys.exit(2)
         try:
             command(*args, **kwargs)

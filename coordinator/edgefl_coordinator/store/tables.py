@@ -230,12 +230,12 @@ def prepare(connection: Connection) -> None:
         return
     found = {tuple(row) for row in connection.execute(_COLUMNS)}
     if version > VERSION:
-        raise OperatorError("a newer version of edgefl made the store; upgrade edgefl")
+        raise OperatorError("a newer version of edgefl-derm made the store; update edgefl-derm here")
     if not found:
         metadata.create_all(connection, checkfirst=False)
     elif found != {row for table in metadata.tables.values() for row in _described(table)}:
         raise OperatorError(
-            "an earlier version of edgefl made the store, with other tables: keep this folder, which that version "
+            "an earlier version of edgefl-derm made the store, with other tables: keep this folder, which that version "
             "opens; make a new coordinator in another one with `edgefl-coordinator init`, and invite its members anew"
         )
     connection.execute(text("PRAGMA user_version = 1"))

@@ -5,6 +5,7 @@ row. An invite's token is returned once and never stored. Source: docs/security.
 """
 
 import dataclasses
+import hashlib
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,21 +20,21 @@ from edgefl_coordinator.rounds.standstill import stuck_sentence
 from edgefl_coordinator.store import audit, publishing, revocations
 from edgefl_coordinator.store.coordinator import Coordinator
 from edgefl_coordinator.web.setting_changes import change_settings
-from edgefl_coordinator.web.tls import certificate_sha256
+from edgefl_coordinator.web.tls import first_certificate
 from edgefl_protocol.bundle import load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import MAX_ARCHIVE_BYTES
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.key_files import read_public_key
 from edgefl_protocol.errors import BundleError, InviteError, RecordError
 from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, IndexEntry, make_index
-from edgefl_protocol.records.invite import TOKEN_BYTES, Invite, encode_invite
+from edgefl_protocol.records.invite import MAX_CERTIFICATE_BYTES, TOKEN_BYTES, Invite, encode_invite
 from edgefl_protocol.records.root import check_current, unverified_root
 
 Arguments = Mapping[str, Any]
 Facts = dict[str, Any]
 
 _HOUR_MS = 3_600_000
-_MAX_CERTIFICATE_BYTES = 256 * 2**10
+_MAX_CA_BYTES = 256 * 2**10
 MAX_SHOWN_ROWS = 10_000  # a few megabytes
 MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 
@@ -41,19 +42,24 @@ MAX_ROOT_BYTES = MAX_RECORD_BYTES + 2  # a line end after it
 def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     """Make an invite: {name, role, hours} → {invite, name, role, expires_ms, ca}.
 
+    `ca` is the file to hand over beside it, where the certificate is too large for the invite; else None.
+
     Raises:
         OperatorError: an approved member has that name, or a value has not its form.
         StorageError: the certificate cannot be read, or the disk is full.
     """
     settings, now_ms = coordinator.settings, coordinator.clock()
     ca = coordinator.store.home.root / settings.ca if settings.ca else None
+    certificate = first_certificate(read_bounded(ca, _MAX_CA_BYTES)) if ca else None
+    carried = certificate if certificate and len(certificate) <= MAX_CERTIFICATE_BYTES else None
     try:
         record = Invite(
             url=settings.public_url,
             federation=settings.federation,
             coordinator_key_id=coordinator.keys.signing.key_id,
             root_key_id=settings.root_key_id or None,
-            tls_sha256=certificate_sha256(read_bounded(ca, _MAX_CERTIFICATE_BYTES)) if ca else None,
+            tls_sha256=hashlib.sha256(certificate).hexdigest() if certificate else None,
+            certificate=carried,
             token=secrets.token_bytes(TOKEN_BYTES),
             name=str(arguments["name"]),
             role=str(arguments["role"]),
@@ -65,7 +71,7 @@ def invite(coordinator: Coordinator, arguments: Arguments) -> Facts:
     with coordinator.store.transaction() as connection:
         membership.add_invite(connection, now_ms, record)
     facts = {"name": record.name, "role": record.role, "expires_ms": record.expires_ms}
-    return {"invite": text, **facts, "ca": str(ca) if ca else None}
+    return {"invite": text, **facts, "ca": str(ca) if certificate and not carried else None}
 
 
 def approve(coordinator: Coordinator, arguments: Arguments) -> Facts:

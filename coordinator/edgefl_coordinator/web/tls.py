@@ -5,7 +5,6 @@ private key is then thrown away: nobody can make a second certificate that membe
 """
 
 import datetime
-import hashlib
 import ipaddress
 import ssl
 from dataclasses import dataclass
@@ -65,10 +64,9 @@ def make_development_certificate(hosts: list[str], now: datetime.datetime) -> De
     )
 
 
-def certificate_sha256(pem: bytes) -> str:
-    """Return the SHA-256 (hex) of the first certificate of a PEM text, over its DER bytes."""
-    first = x509.load_pem_x509_certificates(pem)[0]
-    return hashlib.sha256(first.public_bytes(serialization.Encoding.DER)).hexdigest()
+def first_certificate(pem: bytes) -> bytes:
+    """Return the first certificate of a PEM text in its DER form."""
+    return x509.load_pem_x509_certificates(pem)[0].public_bytes(serialization.Encoding.DER)
 
 
 def server_context(chain: Path, key: Path) -> ssl.SSLContext:

@@ -5,7 +5,7 @@ The work is done by `sharing.share_maps` and `sharing.share_features`; here thei
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,7 +21,12 @@ from edgefl_client.commands.options import (
     trust_option,
 )
 from edgefl_client.commands.score import formats_option
+from edgefl_client.commands.sync import end_synced, sync_text
 from edgefl_client.scoring.open_scorer import open_scorer
+
+if TYPE_CHECKING:
+    from edgefl_client.sharing.sync import Synced
+    from edgefl_protocol.errors import EdgeflError
 
 
 @click.command()
@@ -40,6 +45,7 @@ from edgefl_client.scoring.open_scorer import open_scorer
     "that edgefl train or sync was given]",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would leave this device, to the last number.")
+@click.option("--send", is_flag=True, help="Send it now, as edgefl sync would.  [default: it waits in the outbox]")
 @click.option(
     "--sheets",
     type=click.Path(file_okay=False, path_type=Path),
@@ -55,7 +61,8 @@ from edgefl_client.scoring.open_scorer import open_scorer
 @home_option
 @click.pass_context
 def contribute(context: click.Context, /, images: tuple[str, ...], features: bool, as_json: bool, **given: Any) -> None:
-    """Offer maps or features of your pictures to the federation. They wait in the outbox; pictures never leave.
+    """Offer maps or features of your pictures to the federation. They wait in the outbox for edgefl sync, or leave at
+    once with --send; pictures never leave.
 
     With --labels: a few attention maps per class, in a federation that learns from them. With --features: 128 numbers a
     picture, made by the encoder of the round that edgefl sync fetched. A picture that is blurred, badly lit, too small
@@ -63,16 +70,37 @@ def contribute(context: click.Context, /, images: tuple[str, ...], features: boo
     """
     if features == (given["labels"] is not None):
         raise click.UsageError("give one of --labels CSV (attention maps) and --features (features of IMAGES)")
+    if given["send"] and given["dry_run"]:
+        raise click.UsageError("--dry-run sends nothing: leave out --send, or --dry-run")
     if images and not features:
         raise click.UsageError("IMAGES go with --features; with --labels the table names the pictures")
     found = _features(context, images, given) if features else _maps(context, given)
     what = _what(found)
     waiting = f"in the outbox: {what}; edgefl sync sends it"
+    sent, problem = _send(context, given) if given["send"] else (None, None)
+    if sent is not None:
+        found |= {"sync": sent.report}
+        waiting = f"offered: {what}; {sync_text(sent.report)}"
     report(found, as_json, _would_leave(what, found) if given["dry_run"] else waiting)
     if found["sheets"] is not None:
         click.echo(f"Drawn: {found['sheets']['leaves']} and, of what stays, {found['sheets']['stays']}.", err=True)
     if found["policy"]["message"] is not None:
         click.echo(f"As the policy is now, this stays here: {found['policy']['message']}.", err=True)
+    if problem is not None:
+        raise problem
+    if sent is not None:
+        end_synced(context, sent)
+
+
+def _send(context: click.Context, given: Mapping[str, Any]) -> "tuple[Synced | None, EdgeflError | None]":
+    """Meet the coordinator, once what is offered lies in the outbox; or say why not, and it goes on waiting there."""
+    from edgefl_client.sharing.sync import run_sync
+    from edgefl_protocol.errors import EdgeflError
+
+    try:
+        return run_sync(device_of(context, given["home_dir"], given["passphrase_file"])), None
+    except EdgeflError as error:
+        return None, error
 
 
 def _maps(context: click.Context, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,25 @@
 """`edgefl enrol`, `pull`, `status`: a device's part in a federation, at the command line.
 
-The work is done by `federate` and `status`; here its results become lines.
+The work is done by `sharing` and `doctor.status`; here its results become lines.
 """
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgefl_client.commands.options import device_of, home_option, json_option, passphrase_option, report
+from edgefl_client.commands.options import (
+    bundle_text,
+    device_of,
+    home_option,
+    json_option,
+    passphrase_option,
+    report,
+)
+
+if TYPE_CHECKING:
+    from edgefl_client.sharing.enrolled_device import Device
 
 
 @click.command()
@@ -17,12 +28,13 @@ from edgefl_client.commands.options import device_of, home_option, json_option, 
     "--ca",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="PEM certificate of the coordinator or its authority.  [default: the public authorities]",
+    help="PEM certificate of the coordinator or its authority.  [default: the invite's, else the public authorities]",
 )
 @click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
 @click.option(
     "--suite", type=click.IntRange(1, 2), default=2, show_default=True, help="Sealing: 2 resists quantum computers."
 )
+@click.option("--wait", is_flag=True, help="Wait until the operator has approved, then do as edgefl sync.")
 @passphrase_option
 @json_option
 @home_option
@@ -33,6 +45,7 @@ def enrol(
     ca: Path | None,
     proxy: str | None,
     suite: int,
+    wait: bool,
     passphrase_file: Path | None,
     as_json: bool,
     home_dir: str | None,
@@ -43,20 +56,38 @@ def enrol(
     """
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import Policy, load_policy, save_policy
+    from edgefl_protocol.records.invite import MAX_INVITE_CHARS
 
     if invite == "-":
-        invite = sys.stdin.read(4096)
+        invite = sys.stdin.read(2 * MAX_INVITE_CHARS)
     device = device_of(context, home_dir, passphrase_file)
     found, home = enrolled_device.run_enrol(device, invite, ca, proxy, suite), device.home
     text = (
         f"{found['name']} is {found['state']} in {found['federation']}; "
         f"tell the operator this fingerprint: {found['fingerprint']}"
     )
-    report(found, as_json, text)
+    if not (wait and as_json):
+        report(found, as_json, text)
     if not home.policy_file.exists():
         save_policy(home, Policy())
     if not load_policy(home).allowed:
         click.echo("Nothing leaves this device until its owner allows it, such as: edgefl policy allow maps", err=True)
+    if wait:
+        _wait(context, device, found, as_json, text)
+
+
+def _wait(context: click.Context, device: "Device", found: dict[str, Any], as_json: bool, text: str) -> None:
+    """Fetch what the federation has, once the operator has approved; the fingerprint is told before."""
+    from edgefl_client.commands.sync import end_synced, sync_text
+    from edgefl_client.sharing.sync import sync_when_approved
+
+    if as_json:
+        click.echo(text, err=True)
+    click.echo("Waiting for the operator; after Ctrl-C edgefl sync goes on.", err=True)
+    sys.stdout.flush()  # whoever reads it through a pipe has to tell the fingerprint now
+    done = sync_when_approved(device)
+    report({**found, "state": "approved", "sync": done.report}, as_json, f"approved; {sync_text(done.report)}")
+    end_synced(context, done)
 
 
 @click.command()
@@ -65,12 +96,11 @@ def enrol(
 @home_option
 @click.pass_context
 def pull(context: click.Context, passphrase_file: Path | None, as_json: bool, home_dir: str | None) -> None:
-    """Fetch the federation's current model and verify it. From then on this device scores with that bundle."""
-    from edgefl_client.sharing import enrolled_device
+    """Fetch the federation's current model and nothing else. The command sync fetches it too."""
+    from edgefl_client.sharing.bundles import run_pull
 
-    found = enrolled_device.run_pull(device_of(context, home_dir, passphrase_file))
-    verb = "now in use" if found["changed"] else "in use already"
-    report(found, as_json, f"{found['line']}/{found['task']} version {found['version']} is {verb}: {found['file']}")
+    found = run_pull(device_of(context, home_dir, passphrase_file))
+    report(found, as_json, f"{bundle_text(found)}: {found['file']}")
 
 
 @click.command()

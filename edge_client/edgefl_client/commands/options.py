@@ -4,6 +4,7 @@ Only `click` is imported before a command runs.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ model_option = click.option(
     "--model",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.edgefl",
-    help="File of the model (a signed bundle).  [default: the one fetched by edgefl pull]",
+    help="File of the model (a signed bundle).  [default: the one in use, from edgefl use or sync]",
 )
 trust_option = click.option(
     "--trust", "trusted", multiple=True, metavar="PUB", help="Public key of a signer, or its file; for this call only."
@@ -77,6 +78,12 @@ weights_option = click.option(
     help="Values to score with: those the bundle was signed with, or those learned here that passed their gate.  "
     "[default: personal where there are some]",
 )
+
+
+def bundle_text(found: Mapping[str, Any]) -> str:
+    """Say which bundle is in use, of what `sharing.bundles` tells."""
+    verb = "now in use" if found["changed"] else "in use already"
+    return f"{found['line']}/{found['task']} version {found['version']} is {verb}"
 
 
 def report(value: dict[str, Any], as_json: bool, text: str) -> None:

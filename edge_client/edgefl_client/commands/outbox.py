@@ -1,4 +1,4 @@
-"""`edgefl outbox`: what waits to be sent, at the command line."""
+"""`edgefl advanced outbox`: what waits to be sent, at the command line."""
 
 from pathlib import Path
 

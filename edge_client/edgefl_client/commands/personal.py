@@ -1,4 +1,4 @@
-"""`edgefl personal`: the values that this device learned for itself, at the command line."""
+"""`edgefl advanced personal`: the values that this device learned for itself, at the command line."""
 
 import click
 

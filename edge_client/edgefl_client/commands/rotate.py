@@ -1,4 +1,4 @@
-"""`edgefl rotate`: new keys for this device; `sync` does the same when they are 30 days old."""
+"""`edgefl advanced rotate`: new keys for this device; `sync` does the same when they are 30 days old."""
 
 from pathlib import Path
 

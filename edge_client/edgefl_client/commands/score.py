@@ -180,7 +180,7 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
     left_days = scorer.days_left
     if left_days is not None and left_days < SOON_DAYS:
         click.echo(
-            f"The model expires in {left_days} days and is refused then; edgefl pull fetches a newer one.", err=True
+            f"The model expires in {left_days} days and is refused then; edgefl sync fetches a newer one.", err=True
         )
     if scorer.model.state_kind == "personal":
         less = f" They never predict {', '.join(scorer.never_named)}." if scorer.never_named else ""

@@ -4,7 +4,7 @@ The work is done by `sharing.sync`; here its results become lines.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,7 @@ from edgefl_client.commands.learning_text import (
     progress,
 )
 from edgefl_client.commands.options import (
+    bundle_text,
     device_of,
     home_option,
     json_option,
@@ -27,6 +28,9 @@ from edgefl_client.commands.options import (
     trust_option,
 )
 from edgefl_client.commands.stopping import pausing, stop_on_signal
+
+if TYPE_CHECKING:
+    from edgefl_client.sharing.sync import Synced
 
 
 @click.command()
@@ -43,7 +47,9 @@ from edgefl_client.commands.stopping import pausing, stop_on_signal
     help="Learn from this table of labelled pictures, now and at every later sync; as in edgefl train.",
 )
 @pictures_option
-@click.option("--hold", is_flag=True, help="Learn, but send nothing: look at it with edgefl outbox show first.")
+@click.option(
+    "--hold", is_flag=True, help="Learn, but send nothing: edgefl advanced outbox show tells what would leave."
+)
 @limits_options
 @threads_option
 @trust_option
@@ -63,16 +69,14 @@ def sync(
     home_dir: str | None,
     **given: Any,
 ) -> None:
-    """Take part in the federation once: fetch, learn and send. It does what is due and leaves: it fetches the task and
-    the others' part, learns the open round, and sends what it takes.
+    """Take part in the federation once: fetch, learn and send. It does what is due and leaves: it fetches the task, the
+    others' part and the federation's newest model, learns the open round, and sends what it takes.
 
     A round that a limit stops goes on at the next sync. Made for cron and systemd: it may be killed at any moment.
     """
-    from edgefl_client.commands.failures import REFUSED, exit_code
     from edgefl_client.learning.options import TrainOptions
     from edgefl_client.learning.own_pictures import name_table
-    from edgefl_client.sharing.policy import PASSES
-    from edgefl_client.sharing.sync import HELD_BACK, run_sync
+    from edgefl_client.sharing.sync import run_sync
     from edgefl_client.trust import trusted_keys as signers
 
     extra = [signers.read_public_key(pub).public for pub in given["trusted"]]
@@ -89,7 +93,16 @@ def sync(
         )
         done = run_sync(device, options if learn else None, extra, hold=hold)
     clear_line()
-    report(done.report, as_json, _text(done.report))
+    report(done.report, as_json, sync_text(done.report))
+    end_synced(context, done)
+
+
+def end_synced(context: click.Context, done: "Synced") -> None:
+    """End a command that met the coordinator: a sentence and an exit code for what was held back or went wrong."""
+    from edgefl_client.commands.failures import REFUSED, exit_code
+    from edgefl_client.sharing.policy import PASSES
+    from edgefl_client.sharing.sync import HELD_BACK
+
     held = [one for one in done.report["sent"] if one["outcome"] == "held"]
     for one in held:
         click.echo(f"edgefl: {one['message']}", err=True)
@@ -100,8 +113,11 @@ def sync(
         context.exit(REFUSED)
 
 
-def _text(found: dict[str, Any]) -> str:
+def sync_text(found: dict[str, Any]) -> str:
+    """Say for a person what `sharing.sync` tells."""
     parts = [f"round {found['round']['number']} is {found['round']['state']}"]
+    if found["bundle"] is not None and found["bundle"].get("changed"):
+        parts.append(f"model {bundle_text(found['bundle'])}")
     learned = found["learning"]
     if learned is not None and learned["state"] == "skipped":
         parts.append(f"nothing to learn: {learned['message']}")

@@ -160,7 +160,7 @@ def _model(told: dict[str, Any], now_ms: int) -> Finding:
     if left_days is not None:
         said += f", expires in {left_days} days"
     if (left_days is not None and left_days < SOON_DAYS) or age_days > OLD_MODEL_DAYS:
-        return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl pull")
+        return Finding(check="model", state="warn", found=said, advice="fetch a newer one: edgefl sync")
     if told["asks_always"]:
         return Finding(
             check="model", state="warn",

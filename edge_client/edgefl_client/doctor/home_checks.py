@@ -59,7 +59,7 @@ def check_signers(home: Home, now_ms: int) -> Iterator[Finding]:
     if listed is not None and listed.expires_ms < now_ms:
         yield Finding(
             check="signers", state="warn", found=f"{said}; the list of revoked keys is older than a day",
-            advice="no new bundle is taken before a fresh list has come: edgefl pull",
+            advice="no new bundle is taken before a fresh list has come: edgefl sync",
         )  # fmt: skip
         return
     yield Finding(check="signers", state="ok", found=said)
@@ -81,7 +81,7 @@ def check_personal(home: Home) -> Iterator[Finding]:
     else:
         yield Finding(
             check="personal", state="warn", found="the values learned here belong to another bundle, so none are used",
-            advice="learn anew with edgefl train, or forget them: edgefl personal remove",
+            advice="learn anew with edgefl train, or forget them: edgefl advanced personal remove",
         )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def check_outbox(home: Home, now_ms: int) -> Iterator[Finding]:
     if oldest_days > OLD_ITEM_DAYS:
         yield Finding(
             check="outbox", state="warn", found=f"{said}; after {OLDEST_ITEM_DAYS} days it is dropped",
-            advice="edgefl sync sends what is due; edgefl outbox lists it",
+            advice="edgefl sync sends what is due; edgefl advanced outbox lists it",
         )  # fmt: skip
         return
     yield Finding(check="outbox", state="ok", found=said)

@@ -129,8 +129,8 @@ class FedCLFLearner:
             if value is None or bare not in kinds or value.shape != plan.shape(bare) or value.dtype != kinds[bare]:
                 raise LearningError(
                     f"the federation's network is not this bundle's: {name[:80]} is "
-                    f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch its bundle with "
-                    "edgefl pull",
+                    f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; its operator has to "
+                    "publish a bundle that fits",
                     "other_network",
                 )
         return begun(plan, found)

@@ -22,7 +22,9 @@ def learner_of(bundle: Bundle) -> Learner:
     """
     kind = plan_of(bundle).kind
     if kind not in LEARNERS:
-        raise LearningError(f"this version does not know how to learn {kind}; install a newer edgefl", "unknown_kind")
+        raise LearningError(
+            f"this version does not know how to learn {kind}; install a newer edgefl-derm", "unknown_kind"
+        )
     return LEARNERS[kind]
 
 

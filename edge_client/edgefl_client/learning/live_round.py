@@ -91,8 +91,8 @@ def learn_live(
         by_class = "maps" in learner.travels  # what other methods send keeps its order
         if not by_class and plan_of(bundle).needs_labels and theirs != ours:
             raise LearningError(
-                f"the model knows {', '.join(ours)}, the federation {', '.join(theirs)}, in this order: pull its "
-                "bundle",
+                f"the model knows {', '.join(ours)}, the federation {', '.join(theirs)}, in this order: its "
+                "operator has to publish a bundle that fits",
                 "other_classes",
             )
         broadcast = live.broadcast
@@ -117,7 +117,7 @@ def _as_agreed(bundle: Bundle, table: Table, options: TrainOptions, live: LiveRo
     kind = plan_of(bundle).kind
     if kind != live.method:
         raise LearningError(
-            f"the federation learns {live.method}, this bundle {kind}: fetch the federation's with edgefl pull",
+            f"the federation learns {live.method}, this bundle {kind}: its operator has to publish one that fits",
             "other_method",
         )
     options = replace(

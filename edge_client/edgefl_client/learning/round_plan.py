@@ -34,7 +34,7 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
     unknown = sorted(settings.keys() - plan.defaults.keys())
     if unknown:
         raise LearningError(
-            f"the federation sets {unknown[0]}, which this version does not know: install a newer edgefl",
+            f"the federation sets {unknown[0]}, which this version does not know: install a newer edgefl-derm",
             "other_settings",
         )
     wanted = {**plan.defaults, **settings} if complete else dict(settings)
@@ -58,7 +58,7 @@ def agreed(bundle: Bundle, settings: Settings, backbone: Settings, *, complete: 
 
 def _other(name: str, theirs: object, ours: object) -> LearningError:
     return LearningError(
-        f"the federation's {name} is {str(theirs)[:60]}, the training step of this bundle has {ours}: fetch the "
-        "federation's bundle with edgefl pull; where it is this one, its operator has to publish another",
+        f"the federation's {name} is {str(theirs)[:60]}, the training step of this bundle has {ours}: its "
+        "operator has to publish a bundle that fits",
         "other_settings",
     )

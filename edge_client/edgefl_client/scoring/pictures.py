@@ -20,6 +20,7 @@ from typing import IO, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, MAX_PIXELS, decode
 
@@ -112,7 +113,7 @@ class PictureReader:
             return decode(data)
         if kind in MODULE_OF and find_spec(MODULE_OF[kind]) is None:
             raise ImageError(
-                f"the file is a {kind.upper()}, which needs an extra: pip install 'edgefl[{kind}]'",
+                f"the file is a {kind.upper()}, which needs {needs_extra(kind)}",
                 code="missing_extra",
             )
         if len(data) > MAX_FILE_BYTES:

@@ -19,15 +19,18 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
+
+import onnxruntime
+import PIL
 
 from edgefl_client.home import Home
 from edgefl_client.scoring.score_files import Failure, Result
 from edgefl_exchange.errors import NotEnrolled
 from edgefl_exchange.membership import load_membership
 from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import sync_folder
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.pictures.imaging import PREPROCESSING
@@ -119,7 +122,7 @@ class ScoreLog:
 
     def __init__(self, path: Path, shared: SharedColumns, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self._path, self._shared, self._clock_ns = path, shared, clock_ns
-        self._software = f"edgefl {version('edgefl')}, onnxruntime {version('onnxruntime')}, pillow {version('pillow')}"
+        self._software = f"{DISTRIBUTION} {VERSION}, onnxruntime {onnxruntime.__version__}, pillow {PIL.__version__}"
         with self._mapped():
             fresh = not path.exists()
             if not fresh:

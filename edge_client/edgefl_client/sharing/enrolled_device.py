@@ -1,10 +1,9 @@
-"""A device as a member of a federation, and the work of `edgefl enrol` and `edgefl pull`.
+"""A device as a member of a federation, and the work of `edgefl enrol`.
 
-Each `run_` function gives what `--json` prints; nothing is printed here.
+`run_enrol` gives what `--json` prints; nothing is printed here.
 """
 
 import datetime
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,19 +11,14 @@ from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_client.sharing.broadcasts import forget_all
-from edgefl_client.trust import models
-from edgefl_client.trust.signers import signers_in_force
 from edgefl_exchange.coordinator_keys import MAX_CORRECTION_MS, wall_clock_ms
 from edgefl_exchange.enrolment import enrol, trust_certificate
-from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.https import HttpsTransport
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.member import Member
 from edgefl_exchange.membership import Membership, ca_file, read_ca
 from edgefl_exchange.outbox import Outbox
 from edgefl_exchange.transport import Transport
-from edgefl_protocol.bundle.archive import open_archive
-from edgefl_protocol.errors import BundleError
 from edgefl_protocol.records.invite import decode_invite
 
 Connect = Callable[[Path, Membership], Transport]
@@ -95,39 +89,6 @@ def _forget_rounds(home: Home) -> None:
         )
 
         forget_federation(home)
-
-
-def run_pull(device: Device) -> dict[str, Any]:
-    """Fetch the federation's current bundle, verify it and use it from now on.
-
-    Raises:
-        EdgeflError: no answer, a refusal, or a bundle that is not what it should be; the one in use stays.
-    """
-    home = device.home
-    with device.member() as member:
-        task = member.task()
-        entry = member.index().current(task.line, task.task)
-        if entry is None:
-            raise ExchangeError(f"the federation has published no bundle for {task.line}/{task.task} yet", "no_bundle")
-        wanted = {"line": entry.line, "task": entry.task, "version": entry.version, "sha256": entry.sha256}
-        if models.is_in_use(home, entry.sha256):
-            return {"changed": False, "file": str(models.current_file(home)), **wanted}
-        data = member.bundle(entry.line, entry.task, entry.version)
-        signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it
-        bundle = models.verify_with(home, open_archive(io.BytesIO(data)), signers, member.now_ms())
-        named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
-        if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
-            raise BundleError(
-                f"the bundle that came is {bundle.id} version {bundle.manifest.version}, not the one of the signed "
-                "index; try again later, and tell the operator",
-                code="other_bundle",
-            )
-        models.check_replaces(home, bundle, signers)
-        from edgefl_client.scoring.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
-
-        Scorer(bundle, threads=1)  # what this runtime cannot load must not take the place of what it can
-        path = models.install(home, data, bundle)  # while the keys are held: a second pull may be at an older index
-    return {"changed": True, "file": str(path), **wanted}
 
 
 def today() -> datetime.date:

@@ -69,7 +69,7 @@ class Encoder:
                 raise FeaturesError(
                     f"the round's network is not this bundle's: {name[:80]} is "
                     f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch the federation's "
-                    "bundle with edgefl pull",
+                    "bundle with edgefl sync",
                     "other_network",
                 )
         check_runtime(bundle.manifest.min_runtime)

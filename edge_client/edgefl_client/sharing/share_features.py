@@ -106,19 +106,19 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
     wanted = (membership.federation, task.line, task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
-            f"the model is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl pull",
+            f"the model is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl sync",
             "other_line",
         )
     if ENCODER not in bundle.extras:
         raise FeaturesError(
             f"this bundle brings no encoder ({ENCODER}), so it gives no features; ask the operator to publish one made "
-            "with edgefl-export bundle --with-training, and fetch it with edgefl pull"
+            "with edgefl-export bundle --with-training, and fetch it with edgefl sync"
         )
     own = plan_of(bundle)
     if not isinstance(own, FedCLFPlan) or own.kind != task.method:
         raise FeaturesError(
             f"this bundle learns {own.kind}, the federation {task.method}, so it gives no features: fetch another with "
-            "edgefl pull"
+            "edgefl sync"
         )
     plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
     assert isinstance(plan, FedCLFPlan)  # the same record with other values

@@ -105,7 +105,8 @@ def _classes(bundle: Bundle, task: TaskReply | None) -> tuple[str, ...]:
     classes = bundle.labels.classes if task is None else task.classes
     if set(classes) != set(bundle.labels.classes):
         raise LabelsError(
-            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: pull its bundle",
+            f"the model knows {', '.join(bundle.labels.classes)}, the federation {', '.join(classes)}: "
+            "fetch its bundle with edgefl sync",
             code="other_classes",
         )
     return classes
@@ -165,7 +166,8 @@ def _check_fits(payload: Payload, task: TaskReply | None) -> None:
     for name, array in payload.arrays.items():
         if array.shape[1] != task.tokens:
             raise LabelsError(
-                f"{name} has {array.shape[1]} patches a map, the federation's task {task.tokens}: pull its bundle",
+                f"{name} has {array.shape[1]} patches a map, the federation's task {task.tokens}: "
+                "fetch its bundle with edgefl sync",
                 code="other_tokens",
             )
     size = len(payload.to_bytes())

@@ -1,6 +1,6 @@
 """`edgefl sync`: do what is due in the federation, then leave. Made to be started by cron or systemd, and killed.
 
-    exchange   the task; what waits in the outbox and is due; the round's broadcast
+    exchange   the task; what waits in the outbox and is due; the round's broadcast; a newer bundle
     learn      the open round, where the owner named pictures and the bundle brings a training step
     exchange   the reply into the outbox, and off
 
@@ -12,6 +12,7 @@ sections 9 and 10; docs/security.md, replay window and idempotency.
 """
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,13 @@ from edgefl_client.sharing.broadcasts import (
     kept_broadcast,
     read_broadcast,
 )
+from edgefl_client.sharing.bundles import fetch_bundle
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, travels_of
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
-from edgefl_exchange.errors import SignedRefusal
+from edgefl_exchange.errors import NotEnrolled, SignedRefusal, Unavailable
 from edgefl_exchange.member import Member
 from edgefl_exchange.outbox import LEARNED, WorkItem
 from edgefl_protocol.bundle import Bundle
@@ -47,6 +49,7 @@ from edgefl_protocol.rules.feature_rows import RECEIVED
 from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
 
 HELD_BACK = "held_back"
+ASK_AGAIN_S = 5.0  # between two questions whether the operator has approved
 # Reasons to leave the round alone that are no failure.
 _SKIPPED = frozenset({"busy", "no_model", "no_training", "other_line", "other_method", "paused"}) | PASSES
 
@@ -56,7 +59,7 @@ class Synced:
     """What a sync did."""
 
     report: dict[str, Any]  # what `--json` prints
-    problem: EdgeflError | None = None  # why the open round could not be learned; None where nothing failed
+    problem: EdgeflError | None = None  # why the round was not learned or the bundle not taken; None: nothing failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class _Exchanged:
     sent: tuple[Delivery, ...]
     expired: int
     broadcast: dict[str, Any] | None
+    bundle: dict[str, Any] | EdgeflError | None  # that of the federation; None where none is published, or not asked
     waiting: int
     queued: int | None  # round whose learned reply lies in the outbox
     keys_changed: bool  # this device's keys were 30 days old
@@ -116,6 +120,7 @@ def run_sync(
             "deadline_ms": task.deadline_ms,
             "stuck": task.stuck or None,
         },
+        "bundle": _bundle_facts(first.bundle),
         "broadcast": last.broadcast,
         "learning": learned.report,
         "sent": [dataclasses.asdict(delivery) for one in both for delivery in one.sent],
@@ -123,7 +128,26 @@ def run_sync(
         "waiting": last.waiting,
         "keys_changed": any(one.keys_changed for one in both),
     }
-    return Synced(report=report, problem=learned.problem)
+    refused = first.bundle if isinstance(first.bundle, EdgeflError) else None
+    return Synced(report=report, problem=learned.problem or refused)
+
+
+def sync_when_approved(device: Device) -> Synced:
+    """Wait until the operator has approved this device, however long, then do what is due; nothing is learned.
+
+    A coordinator that does not answer is asked again, too.
+    """
+    while True:
+        try:
+            return run_sync(device)
+        except (NotEnrolled, Unavailable) as error:
+            if isinstance(error, NotEnrolled) and error.code != "pending":
+                raise
+        time.sleep(ASK_AGAIN_S)
+
+
+def _bundle_facts(found: dict[str, Any] | EdgeflError | None) -> dict[str, Any] | None:
+    return {"error": {"code": found.code, "message": str(found)}} if isinstance(found, EdgeflError) else found
 
 
 def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, hold: bool) -> _Exchanged:
@@ -147,14 +171,23 @@ def _exchange(device: Device, reply: Payload | None = None, number: int = 0, *, 
             sent=tuple(sent),
             expired=expired,
             broadcast=_fetch_broadcast(device, member, task),
+            bundle=_fetch_bundle(home, member, task) if reply is None else None,
             waiting=outbox.count(),
             queued=learned[0] if learned else None,
             keys_changed=member.keep_fresh(),
         )
 
 
+def _fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] | EdgeflError | None:
+    """Use the federation's current bundle from now on; what keeps it from that disturbs nothing else of a sync."""
+    try:
+        return fetch_bundle(home, member, task)
+    except EdgeflError as error:
+        return error
+
+
 def _held_back(_item: WorkItem, _round: int) -> PolicyError:
-    return PolicyError("held back as --hold asks: edgefl outbox shows it, the next edgefl sync sends it", HELD_BACK)
+    return PolicyError("held back as --hold asks: edgefl advanced outbox shows it, the next sync sends it", HELD_BACK)
 
 
 def _settled(home: Home, item: WorkItem, delivery: Delivery) -> None:
@@ -208,8 +241,8 @@ def _bundle(home: Home, before: _Exchanged, trusted: Sequence[bytes]) -> Bundle:
     wanted = (before.federation, before.task.line, before.task.task)
     if bundle.manifest.line_key != wanted:
         raise BundleError(
-            f"the model in use is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl "
-            "pull",
+            f"the model in use is {bundle.id}, the round is of {'/'.join(wanted)}: its operator has to publish "
+            "a bundle of it",
             "other_line",
         )
     return bundle

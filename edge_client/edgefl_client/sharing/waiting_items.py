@@ -140,7 +140,7 @@ def _named(device: Device, which: str) -> Waiting:
 def _gone(which: str) -> OutboxError:
     return OutboxError(
         f"no item of the outbox, or more than one, answers to {which[:64]!r}: name it by its id or at least "
-        f"{LEAST_DIGITS} first digits, as edgefl outbox lists them",
+        f"{LEAST_DIGITS} first digits, as edgefl advanced outbox lists them",
         "unknown_item",
     )
 

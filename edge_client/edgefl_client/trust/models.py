@@ -50,8 +50,8 @@ def current_file(home: Home) -> Path:
     """Return the file of the bundle in use."""
     sha256 = _record(home)["current"]
     if sha256 is None:
-        get = "name one with --model, or get the federation's: edgefl enrol INVITE, then edgefl pull"
-        raise NoModel(f"this device has no model yet; {get}")
+        get = "edgefl use FILE puts one in, edgefl enrol INVITE and then edgefl sync bring a federation's"
+        raise NoModel(f"this device has no model yet: {get}; or name one with --model FILE")
     return home.models / f"{sha256}.edgefl"
 
 
@@ -108,6 +108,7 @@ def verify_with(home: Home, archive: Archive, signers: "Signers", now_ms: int) -
 def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     """Refuse a bundle that may not take the place of the one in use: another line, or no higher version.
 
+    A bundle of another federation, or of none, was put in by the owner before this device joined: it gives way.
     The one in use was verified when it came and is known by its SHA-256, so its manifest needs no signature here: it
     still counts after its time is over. Where its file is gone or damaged, only the highest versions seen count, so
     that a device can recover; so it can where none of its signers is in force any more.
@@ -127,6 +128,8 @@ def check_replaces(home: Home, bundle: "Bundle", signers: "Signers") -> None:
     if hashlib.sha256(data).hexdigest() != sha256:
         return
     manifest, claimed = unverified_manifest(data)
+    if manifest.federation != bundle.manifest.federation:
+        return
     try:
         check_update(manifest, bundle.manifest)
     except BundleError as error:
@@ -171,7 +174,7 @@ def _record(home: Home) -> dict[str, Any]:
     if not _is_record(record):
         raise StorageError(
             f"{home.current_file} is damaged: it does not say which bundle is in use; restore it, or remove it and run "
-            "edgefl pull",
+            "edgefl sync",
             "damaged",
         )
     return record

@@ -51,7 +51,7 @@ class Signers:
         if names and names <= self.revoked:
             raise BundleError(
                 f"the bundle is signed by {', '.join(sorted(names))}, which the federation has revoked; fetch a newer "
-                "one with edgefl pull",
+                "one with edgefl sync",
                 "revoked_signer",
             )
 

@@ -15,12 +15,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
 
 FORMAT = 1
 SIGNING_LABEL = "eflb1/manifest"
-CLIENT_VERSION = "0.1.0"  # what `min_client` is compared with; a test keeps it equal to the distribution's
+CLIENT_VERSION = VERSION  # what `min_client` is compared with
 MAX_SIGNATURES = 16
 
 REQUIRED_MEMBERS = frozenset({"score.onnx", "weights.safetensors", "preprocess.json", "labels.json", "card.json"})
@@ -138,7 +139,7 @@ def parse_manifest(data: bytes) -> Manifest:
     record = _parse(data, "manifest.json", "bad_manifest")
     if isinstance(record, dict) and "format" in record and (type(record["format"]), record["format"]) != (int, FORMAT):
         raise BundleError(
-            f"the bundle is not of format {FORMAT}, the one this version reads; update edgefl", "unknown_format"
+            f"the bundle is not of format {FORMAT}, the one this version reads; update edgefl-derm", "unknown_format"
         )
     if not isinstance(record, dict) or set(record) != _KEYS or not isinstance(record["members"], list):
         raise _bad(f"its keys are not exactly {', '.join(sorted(_KEYS))}")
@@ -199,7 +200,8 @@ def check_validity(
         raise BundleError(f"the bundle expired {days} days ago; fetch a newer one, or check this clock", "expired")
     if release(manifest.min_client) > release(CLIENT_VERSION):
         raise BundleError(
-            f"the bundle needs edgefl {manifest.min_client}, this is {CLIENT_VERSION}; update edgefl", "client_too_old"
+            f"the bundle needs edgefl-derm {manifest.min_client}, this is {CLIENT_VERSION}; update edgefl-derm",
+            "client_too_old",
         )
     seen = (last_seen or {}).get(manifest.line_key, 0)
     if manifest.version < seen:

@@ -3,9 +3,11 @@
 `efl1-` + base64url(canonical JSON record || 4 checksum bytes). Guarantees: `decode_invite` returns a record in which
 every field has its form, whose checksum holds (so a mistyped or cut string is told apart) and which has not expired;
 else `InviteError`. The coordinator's key is pinned, so first contact needs no trust on first use, and a private
-certificate authority needs no way to switch verification off. The token is a secret: it never appears in `repr`, and
-the coordinator keeps only `token_sha256`. Source: docs/security.md 2.6, step 1; `name` is ours, so that the newcomer
-enrols under the name that the operator chose.
+certificate authority needs no way to switch verification off: the invite carries the certificate, one, in its DER
+form, of at most 2,048 bytes. Of a larger one, and in invites of version 0.1.0, it holds the SHA-256 alone, and the
+newcomer is handed the file too. What an invite may decide, and what not: docs/security.md 2.6.1. The token is a secret:
+it never appears in `repr`, and the coordinator keeps only `token_sha256`. `name` is ours, so that the newcomer enrols
+under the name that the operator chose.
 """
 
 import base64
@@ -22,7 +24,8 @@ from edgefl_protocol.routes import ROLES
 from edgefl_protocol.strict_json import parse_integers, write_json
 
 PREFIX: Final = "efl1-"
-MAX_INVITE_CHARS: Final = 2048
+MAX_INVITE_CHARS: Final = 6144
+MAX_CERTIFICATE_BYTES: Final = 2048  # DER; a larger one is named by its hash
 MAX_VALID_MS: Final = 72 * 3600 * 1000
 TOKEN_BYTES: Final = 32
 
@@ -48,6 +51,7 @@ class Invite:
     # SHA-256 (hex, of the DER form) of the server's certificate or its authority's, or None for the system's
     # authorities
     tls_sha256: str | None
+    certificate: bytes | None = None  # the certificate of that hash, DER, where the invite carries it
     token: bytes = field(repr=False)  # 32 secret bytes, used once
     name: str  # the newcomer's name in the federation
     role: str  # "site" or "device"
@@ -63,12 +67,26 @@ class Invite:
         for name, value, form in (*forms, *pins):
             if type(value) is not str or not form.fullmatch(value):
                 raise InviteError(f"invite field {name} has not the form {form.pattern}")
+        if self.certificate is not None:
+            self._check_certificate(self.certificate)
         if type(self.token) is not bytes or len(self.token) != TOKEN_BYTES:
             raise InviteError(f"an invite's token has {TOKEN_BYTES} bytes")
         if self.role not in ROLES:
             raise InviteError(f"an invite's role is one of: {', '.join(ROLES)}")
         if type(self.expires_ms) is not int or not 0 <= self.expires_ms <= MAX_SAFE_INT:
             raise InviteError("an invite's expires_ms is a time in Unix milliseconds")
+
+    def _check_certificate(self, der: bytes) -> None:
+        from cryptography.x509 import load_der_x509_certificate  # most invites are never read; this takes its time
+
+        if not 0 < len(der) <= MAX_CERTIFICATE_BYTES:
+            raise InviteError(f"an invite's certificate has at most {MAX_CERTIFICATE_BYTES} bytes, not {len(der)}")
+        if self.tls_sha256 != hashlib.sha256(der).hexdigest():
+            raise InviteError("the invite's certificate is not the one it pins")
+        try:
+            load_der_x509_certificate(der)
+        except ValueError:
+            raise InviteError("the invite's certificate is no X.509 certificate") from None
 
     @property
     def token_sha256(self) -> str:
@@ -90,7 +108,7 @@ def encode_invite(invite: Invite, now_ms: int) -> str:
             "federation": invite.federation,
             "coordinator": invite.coordinator_key_id,
             "root": invite.root_key_id,
-            "tls": invite.tls_sha256,
+            **_certificate_field(invite),
             "token": invite.token.hex(),
             "name": invite.name,
             "role": invite.role,
@@ -99,6 +117,12 @@ def encode_invite(invite: Invite, now_ms: int) -> str:
     )
     text = base64.urlsafe_b64encode(record + _checksum(record)).rstrip(b"=").decode("ascii")
     return PREFIX + text
+
+
+def _certificate_field(invite: Invite) -> dict[str, str | None]:
+    if invite.certificate is None:
+        return {"tls": invite.tls_sha256}
+    return {"certificate": base64.urlsafe_b64encode(invite.certificate).decode("ascii")}
 
 
 def decode_invite(text: str, now_ms: int) -> Invite:
@@ -133,9 +157,11 @@ def decode_invite(text: str, now_ms: int) -> Invite:
 def _read(record: bytes) -> Invite:
     try:
         fields = parse_integers(record.decode("ascii"))
-        known = {"url", "federation", "coordinator", "root", "tls", "token", "name", "role", "expires_ms"}
-        if type(fields) is not dict or fields.keys() != known or write_json(fields) != record:
-            raise InviteError("the invite is of another version; update this program")
+        known = {"url", "federation", "coordinator", "root", "token", "name", "role", "expires_ms"}
+        forms = (known | {"tls"}, known | {"certificate"})
+        if type(fields) is not dict or fields.keys() not in forms or write_json(fields) != record:
+            raise InviteError("the invite is of another version; update edgefl-derm")
+        carried = _carried(fields["certificate"]) if "certificate" in fields else None
         token = bytes.fromhex(fields["token"]) if isinstance(fields["token"], str) else b""
     except ValueError:
         raise InviteError("the invite's record is not strict JSON") from None
@@ -144,12 +170,25 @@ def _read(record: bytes) -> Invite:
         federation=fields["federation"],
         coordinator_key_id=fields["coordinator"],
         root_key_id=fields["root"],
-        tls_sha256=fields["tls"],
+        tls_sha256=fields["tls"] if carried is None else hashlib.sha256(carried).hexdigest(),
+        certificate=carried,
         token=token,
         name=fields["name"],
         role=fields["role"],
         expires_ms=fields["expires_ms"],
     )
+
+
+def _carried(text: object) -> bytes:
+    """The certificate of a record, from the one form of base64 that it is written in."""
+    encoded = text.encode("ascii") if isinstance(text, str) else b""
+    try:
+        der = base64.b64decode(encoded, altchars=b"-_", validate=True)
+    except binascii.Error:
+        der = b""
+    if not der or base64.urlsafe_b64encode(der) != encoded:
+        raise InviteError("the invite's certificate has not the form it is written in")
+    return der
 
 
 def _checksum(record: bytes) -> bytes:

@@ -185,7 +185,7 @@ def numbered_as_model(broadcast: Arrays, task: Sequence[str], model: Sequence[st
     """
     if set(task) != set(model):
         raise MapsError(
-            f"the model knows {', '.join(model)}, the federation {', '.join(task)}: pull its bundle", "other_classes"
+            f"the model knows {', '.join(model)}, the federation {', '.join(task)}: fetch its bundle", "other_classes"
         )
     arrays = {name: value for name, value in broadcast.items() if not is_maps(name)}
     for (peer, label), maps in maps_in_broadcast(broadcast).items():
@@ -231,7 +231,7 @@ def peer_targets(
         if label >= classes or maps.ndim != 2 or maps.shape[1] != tokens:
             raise MapsError(
                 f"the others' array maps.{peer}.{label} does not fit this model of {classes} classes and {tokens} "
-                "patches; pull the federation's bundle"
+                "patches; fetch the federation's bundle"
             )
     means, counts = peer_means(((label, maps) for (_, label), maps in found.items()), classes, tokens)
     weights = MEAN5 * (counts > 0) if weight == "mean5" else counts

@@ -295,7 +295,7 @@ def test_a_refusal_of_its_size_is_final(federation, sites, lab) -> None:
 
 
 def test_a_large_bundle(federation, sites) -> None:
-    """`edgefl pull` of a bundle above the cap: whole, and nothing is left of its pieces."""
+    """Fetching a bundle above the cap: whole, and nothing is left of its pieces."""
     data = os.urandom(3 * 2**20)
     kept = federation.store.put_blob(data)
     with federation.store.transaction() as connection:

@@ -12,7 +12,7 @@ from edgefl_client.scoring.decoders import decode_safely
 from edgefl_client.scoring.pictures import FORMATS, PictureReader
 from edgefl_protocol.errors import ImageError
 
-DICOM_EXTRA = "pydicom not installed: needs edgefl[dicom]"
+DICOM_EXTRA = "pydicom not installed: needs edgefl-derm[dicom]"
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_a_missing_extra_is_named(monkeypatch, kind, start):
     with PictureReader(FORMATS) as reader, pytest.raises(ImageError) as refused:
         reader.read(start + bytes(100))
     assert refused.value.code == "missing_extra"
-    assert f"pip install 'edgefl[{kind}]'" in str(refused.value)
+    assert f"pip install 'edgefl-derm[{kind}]'" in str(refused.value)
 
 
 def test_a_reader_that_dies_costs_one_picture():
@@ -253,7 +253,7 @@ def test_the_second_process_is_bounded():
     assert REQUEST.size == 12 and set(FORMATS) >= {"tiff", "heic", "dicom"}
 
 
-HEIC_EXTRA = "pillow_heif not installed: needs edgefl[heic]"
+HEIC_EXTRA = "pillow_heif not installed: needs edgefl-derm[heic]"
 
 
 def heic(image: np.ndarray, orientation: int = 1, bits: int = 8) -> bytes:

@@ -114,7 +114,7 @@ def test_the_others_maps_are_learned_under_their_own_class(run, device, live, la
     assert _membership(home, elsewhere) == ("device-1", None)
     live.classes = ("BCC", "NV")
     run("sync")
-    with pytest.raises(MapsError, match="the federation BCC, NV: pull its bundle"):
+    with pytest.raises(MapsError, match="the federation BCC, NV: fetch its bundle"):
         _membership(home, bundle)
     assert _membership(Home(device / "nobody"), bundle) == (None, None)
 

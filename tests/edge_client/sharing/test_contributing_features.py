@@ -280,7 +280,7 @@ def test_what_gives_no_features_is_one_sentence(run, clf, live, monkeypatch, lab
     assert "no encoder (encode.onnx)" in one_sentence(run("contribute", "--features", clf, "--model", plain), 1)
     live.line = "night"
     run("sync", "--no-learn")
-    assert "fetch the federation's with edgefl pull" in one_sentence(run("contribute", "--features", clf), 3)
+    assert "fetch the federation's with edgefl sync" in one_sentence(run("contribute", "--features", clf), 3)
     assert json.loads(run("outbox", "--json")[1])["items"] == []
 
 

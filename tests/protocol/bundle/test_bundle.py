@@ -8,7 +8,6 @@ import struct
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from tests.protocol.bundle.conftest import OTHER, code_of
 
 from edgefl_protocol.bundle import build_bundle, load_bundle, unverified_manifest
 from edgefl_protocol.bundle.archive import read_archive, write_archive
-from edgefl_protocol.bundle.manifest import CLIENT_VERSION, Signature, parse_manifest, write_signatures
+from edgefl_protocol.bundle.manifest import Signature, parse_manifest, write_signatures
 from edgefl_protocol.bundle.model_card import Card, Labels
 from edgefl_protocol.tensors import read_tensors, write_tensors
 
@@ -48,11 +47,6 @@ def test_build_is_deterministic(good: Any) -> None:
     two = build_bundle(shuffled, good.fields, [good.key, OTHER])
     assert two == build_bundle(good.members, good.fields, [OTHER, good.key])
     assert load_bundle(two, [good.key.public, OTHER.public], good.now_ms, threshold=2).manifest == good.manifest
-
-
-def test_client_version_is_the_distribution() -> None:
-    """`min_client` is compared with a constant, which must not lag behind the release."""
-    assert version("edgefl") == CLIENT_VERSION
 
 
 def edited(good: Any, **changes: object) -> bytes:

@@ -8,7 +8,7 @@ import pytest
 from edgefl_protocol.bundle.onnx_rules import OPERATORS, check_operators
 from edgefl_protocol.errors import BundleError
 
-onnx = pytest.importorskip("onnx", reason="onnx not installed: needs edgefl[export]")
+onnx = pytest.importorskip("onnx", reason="onnx not installed: needs edgefl-derm[export]")
 FLOAT, UINT8 = 1, 2
 
 

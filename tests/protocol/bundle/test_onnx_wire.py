@@ -10,7 +10,7 @@ import pytest
 from edgefl_protocol.bundle.onnx_wire import SCHEMA, TensorType, read_graph
 from edgefl_protocol.errors import BundleError
 
-onnx = pytest.importorskip("onnx", reason="onnx not installed: needs edgefl[export]")
+onnx = pytest.importorskip("onnx", reason="onnx not installed: needs edgefl-derm[export]")
 
 
 def refused(data: bytes) -> str:

@@ -173,7 +173,7 @@ def test_classes_keep_their_names_there_and_back(task, model, held):
 
 
 def test_other_classes_are_refused():
-    with pytest.raises(MapsError, match="pull its bundle") as error:
+    with pytest.raises(MapsError, match="fetch its bundle") as error:
         numbered_as_model({}, "ab", "abc")
     assert error.value.code == "other_classes"
     with pytest.raises(MapsError, match=r"maps\.0\.2 is of no class of the federation"):

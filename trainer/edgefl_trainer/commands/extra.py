@@ -1,9 +1,10 @@
-"""Commands that need the extra `edgefl[trainer]` say so in one sentence where it is missing."""
+"""Commands that need the extra `edgefl-derm[trainer]` say so in one sentence where it is missing."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.errors import EdgeflError
 
 
@@ -12,7 +13,7 @@ def needs_trainer(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def checked(*args: Any, **options: Any) -> Any:
         if find_spec("torch") is None or find_spec("timm") is None:
-            raise EdgeflError("this command needs edgefl[trainer]: pip install 'edgefl[trainer]'.", "setting")
+            raise EdgeflError(f"this command needs {needs_extra('trainer')}.", "setting")
         return command(*args, **options)
 
     checked.__name__, checked.__doc__ = command.__name__, command.__doc__

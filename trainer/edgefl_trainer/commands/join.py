@@ -14,8 +14,6 @@ import click
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
 
-MAX_INVITE_CHARS = 4096
-
 
 @click.command()
 @click.argument("invite", required=False)
@@ -26,7 +24,7 @@ MAX_INVITE_CHARS = 4096
     "--ca",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     metavar="FILE",
-    help="PEM certificate of the coordinator or its authority.  [default: the public authorities]",
+    help="PEM certificate of the coordinator or its authority.  [default: the invite's, else the public authorities]",
 )
 @click.option("--proxy", metavar="URL", help="Proxy to go through from now on; the environment is not read.")
 @click.option(
@@ -79,11 +77,12 @@ def join(
     from standard input, so that it stands in no list of processes.
     """
     from edgefl_protocol.durable import read_passphrase
+    from edgefl_protocol.records.invite import MAX_INVITE_CHARS
     from edgefl_trainer.live import Join, SiteOptions
     from edgefl_trainer.live import join as take_part
 
     if invite == "-":
-        invite = sys.stdin.read(MAX_INVITE_CHARS)
+        invite = sys.stdin.read(2 * MAX_INVITE_CHARS)
     call = Join(
         folder=out,
         invite=invite,

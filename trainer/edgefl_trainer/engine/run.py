@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
@@ -227,9 +228,11 @@ def check_start(name: str, method: Method | type[Method], backbone: str, preset:
 
 def environment(settings: RunSettings) -> dict[str, Any]:
     """Describe machine, versions and commit, by which a reader judges or repeats the run."""
-    packages = ("edgefl", "torch", "timm", "numpy", "pillow", "scikit-learn")
+    packages = ("torch", "timm", "numpy", "pillow", "scikit-learn")
     return {
-        "versions": {name: version(name) for name in packages} | {"python": platform.python_version()},
+        "versions": {DISTRIBUTION: VERSION}
+        | {name: version(name) for name in packages}
+        | {"python": platform.python_version()},
         "commit": _commit(),
         "seed": settings.seed,
         "machine": {

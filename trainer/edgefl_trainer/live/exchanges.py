@@ -129,7 +129,7 @@ class Exchanges:
                 return phase
         raise TrainingError(
             f"the broadcast of exchange {number} is of phase {told[0]}, round {told[1]} of {told[2]}, which "
-            f"{self.work.settings.method} does not have there in this version: update edgefl, here or there."
+            f"{self.work.settings.method} does not have there in this version: update edgefl-derm, here or there."
         )
 
     @property

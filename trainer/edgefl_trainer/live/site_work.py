@@ -30,7 +30,7 @@ from edgefl_trainer.models.backbones import (
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, spec_from_facts
 
-UPDATE = "update edgefl here, or ask the operator which version the federation uses"
+UPDATE = "update edgefl-derm here, or ask the operator which version the federation uses"
 PATHS = ("run", "file")  # kinds of backbone names that mean a place on one machine
 TIMM = ("timm", "cnn")  # kinds that timm makes; whatever has a colon or a slash it would fetch from anybody's hub
 PLAIN = re.compile(r"[A-Za-z0-9_.-]+")  # a name of timm's own

@@ -151,7 +151,7 @@ def test_settings_that_this_bundle_cannot_follow_are_one_sentence(
     finally:
         del device.coordinator._task
     assert done.problem is not None and done.problem.code == "other_settings"
-    assert sentence in str(done.problem) and "edgefl pull" in str(done.problem)
+    assert sentence in str(done.problem) and "publish" in str(done.problem)
     assert device.coordinator.effects == [] and device.standing is None
 
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edgefl_protocol import Payload
+from edgefl_protocol.distribution import needs_extra
 from edgefl_protocol.rules import feature_rows
 from edgefl_protocol.rules.bounds import FEDCLF
 from edgefl_protocol.rules.defaults import FedCLFDefaults as Default
@@ -60,7 +61,7 @@ class FeatureNoise:
             from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
             from dp_accounting.rdp import RdpAccountant
         except ImportError as error:
-            raise SettingError("dp_noise needs dp-accounting: pip install 'edgefl[privacy]'.") from error
+            raise SettingError(f"dp_noise needs dp-accounting, which comes with {needs_extra('privacy')}.") from error
         event = GaussianDpEvent(self.dp_noise / SENSITIVITY)
         return float(RdpAccountant().compose(SelfComposedDpEvent(event, releases)).get_epsilon(self.dp_delta))
 

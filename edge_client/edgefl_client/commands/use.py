@@ -1,0 +1,34 @@
+"""`edgefl use`: put a bundle from a file into use, at the command line."""
+
+from pathlib import Path
+
+import click
+
+from edgefl_client.commands.options import bundle_text, device_of, home_option, json_option, report
+
+
+@click.command()
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.edgefl")
+@click.option(
+    "--trust",
+    "trusted",
+    multiple=True,
+    metavar="PUB",
+    help="Public key of a signer, or its file: trust it from now on, as edgefl trust add does, if FILE is taken.",
+)
+@json_option
+@home_option
+@click.pass_context
+def use(context: click.Context, file: Path, trusted: tuple[str, ...], as_json: bool, home_dir: str | None) -> None:
+    """Score with the model in FILE from now on. It needs no network.
+
+    FILE must be signed by somebody this device trusts. Compare the key id with the signer over another channel before
+    you name a key: who holds it decides what this device tells. A member of a federation takes its federation's models
+    only.
+    """
+    from edgefl_client.sharing.bundles import run_use
+    from edgefl_client.trust.trusted_keys import read_public_key
+
+    keys = [read_public_key(pub) for pub in trusted]
+    found = run_use(device_of(context, home_dir, None), file, keys)
+    report(found, as_json, f"{bundle_text(found)}, signed by {', '.join(found['signers'])}")

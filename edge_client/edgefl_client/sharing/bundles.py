@@ -1,0 +1,112 @@
+"""How a bundle comes into use on this device: fetched from its federation, or put in from a file.
+
+Either way it is verified against the signers in force, its version is none that this device has left behind, and this
+runtime can load it, before it takes the place of another. What fails leaves the one in use as it is. Each function
+gives what `--json` prints. Source: docs/security.md 2.8, checks 26 and 33.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgefl_client.home import Home
+from edgefl_client.sharing.enrolled_device import Device, today
+from edgefl_client.trust import models
+from edgefl_client.trust.signers import signers_in_force
+from edgefl_client.trust.trusted_keys import add_trusted
+from edgefl_exchange.errors import ExchangeError, NotEnrolled
+from edgefl_exchange.member import Member
+from edgefl_exchange.membership import load_membership
+from edgefl_protocol.bundle import Bundle
+from edgefl_protocol.bundle.archive import open_archive
+from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.envelopes.keys import PublicSigningKey
+from edgefl_protocol.errors import BundleError
+from edgefl_protocol.messages.requests import TaskReply
+
+
+def run_pull(device: Device) -> dict[str, Any]:
+    """Fetch the federation's current bundle, verify it and use it from now on.
+
+    Raises:
+        EdgeflError: no answer, a refusal, or a bundle that is not what it should be; the one in use stays.
+    """
+    with device.member() as member:
+        task = member.task()
+        found = fetch_bundle(device.home, member, task)
+    if found is None:
+        raise ExchangeError(f"the federation has published no bundle for {task.line}/{task.task} yet", "no_bundle")
+    return found
+
+
+def fetch_bundle(home: Home, member: Member, task: TaskReply) -> dict[str, Any] | None:
+    """Do as `run_pull` while the keys are held; None where nothing is published for the task.
+
+    A bundle of another federation, or of none, that its owner put in before joining gives way; one of this federation
+    gives way to a higher version of its line and task only.
+    """
+    entry = member.index().current(task.line, task.task)
+    if entry is None:
+        return None
+    wanted = {"line": entry.line, "task": entry.task, "version": entry.version, "sha256": entry.sha256}
+    if models.is_in_use(home, entry.sha256):
+        return {"changed": False, "file": str(models.current_file(home)), **wanted}
+    data = member.bundle(entry.line, entry.task, entry.version)
+    signers = signers_in_force(home)  # after the index: the root set and the revoked keys came before it
+    bundle = models.verify_with(home, open_archive(io.BytesIO(data)), signers, member.now_ms())
+    named = (member.membership.federation, entry.line, entry.task, entry.version, entry.sha256)
+    if (*bundle.manifest.line_key, bundle.manifest.version, bundle.sha256) != named:
+        raise BundleError(
+            f"the bundle that came is {bundle.id} version {bundle.manifest.version}, not the one of the signed "
+            "index; try again later, and tell the operator",
+            code="other_bundle",
+        )
+    models.check_replaces(home, bundle, signers)
+    return {"changed": True, "file": str(_install(home, data, bundle)), **wanted}
+
+
+def run_use(device: Device, file: Path, trusted: Sequence[PublicSigningKey]) -> dict[str, Any]:
+    """Verify the bundle in a file and use it from now on; `trusted` are signers that its owner names with it.
+
+    They are trusted from then on, and only where the bundle is taken. On a member of a federation only that
+    federation's bundles are: what its rounds are learned with is not its owner's choice.
+
+    Raises:
+        EdgeflError: the bundle is refused; the one in use and the signers stay as they are.
+    """
+    home = device.home
+    data = read_bounded(file, models.MAX_BUNDLE_FILE_BYTES)
+    signers = signers_in_force(home, [key.public for key in trusted])
+    bundle = models.verify_with(home, open_archive(io.BytesIO(data)), signers, device.clock_ms())
+    manifest, federation = bundle.manifest, _federation_of(home)
+    if federation is not None:
+        if manifest.federation != federation:
+            raise BundleError(
+                f"the bundle is {bundle.id}, and this device belongs to the federation {federation}, whose bundles "
+                "edgefl sync fetches: score with this one by --model FILE, or give it another --home",
+                "other_federation",
+            )
+        models.check_replaces(home, bundle, signers)
+    known: dict[str, Any] = {"federation": manifest.federation, "line": manifest.line, "task": manifest.task}
+    known |= {"version": manifest.version, "sha256": bundle.sha256, "signers": list(bundle.signers)}
+    for key in trusted:
+        add_trusted(home, key, None, today())
+    if models.is_in_use(home, bundle.sha256):
+        return {"changed": False, "file": str(models.current_file(home)), **known}
+    return {"changed": True, "file": str(_install(home, data, bundle)), **known}
+
+
+def _federation_of(home: Home) -> str | None:
+    try:
+        return load_membership(home.member).federation
+    except NotEnrolled:
+        return None
+
+
+def _install(home: Home, data: bytes, bundle: Bundle) -> Path:
+    """Use a verified bundle: what this runtime cannot load must not take the place of what it can."""
+    from edgefl_client.scoring.scorer import Scorer  # brings the runtime, which no other part of an exchange needs
+
+    Scorer(bundle, threads=1)
+    return models.install(home, data, bundle)
