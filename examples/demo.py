@@ -69,9 +69,11 @@ def main(out: Path) -> None:
     heading("6 of 6 · Does the model look at the lesion?")
     share, area = attention_in_lesion(bundle, out / "signer" / "signing.pub", images.of_site("site-1"))
     ratio = share / area
-    click.echo(f"{share:.0%} of the heat map lies inside the drawn lesion, which covers {area:.0%}: {ratio:.2f} times")
+    click.echo(
+        f"{share:.0%} of the rollout map lies inside the drawn lesion, which covers {area:.0%}: {ratio:.2f} times"
+    )
     verdict("FedEvPrompt's mean balanced accuracy", accuracy, WANTED_ACCURACY)
-    verdict("heat-map mass in the lesion over its area", ratio, WANTED_RATIO)
+    verdict("rollout-map mass in the lesion over its area", ratio, WANTED_RATIO)
     click.echo(f"took {time.monotonic() - started:.0f} s")
     click.echo(f"\nLook at {shown(out / 'heatmaps')}/*.png, then try:")
     click.echo(f"  edgefl score {shown(pictures[-1])} --home {shown(home)} --json")

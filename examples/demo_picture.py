@@ -52,7 +52,7 @@ def draw_test_images(data: str, folder: Path) -> TestImages:
 
 
 def attention_in_lesion(bundle: Path, trust: Path, images: list[TestImage]) -> tuple[float, float]:
-    """Mean share of the heat map inside the lesion, and the lesion's mean share of the picture.
+    """Mean share of the rollout map inside the lesion, and the lesion's mean share of the picture.
 
     The map is stretched over the picture as the device draws it: bilinear, half-pixel centres.
     """

@@ -21,6 +21,7 @@ from edgefl_protocol.bundle import Bundle, BundleFields, Card, Labels, build_bun
 from edgefl_protocol.bundle.archive import read_archive
 from edgefl_protocol.bundle.fedevprompt_plan import FedEvPromptPlan, PromptForm
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
+from edgefl_protocol.bundle.shown_map import Advantage, HidingEffect, ShownMap
 from edgefl_protocol.envelopes.keys import SigningKey
 from edgefl_protocol.pictures.class_info import ClassInfo
 from edgefl_protocol.pictures.imaging import Preprocess
@@ -147,17 +148,21 @@ def bundle_bytes(
     needs: dict[str, str] | None = None,
     info: dict[str, ClassInfo] | None = HARMLESS,
     suspicion: Suspicion | None = None,
+    shown: ShownMap | str | None = "rollout",
     **weights: Any,
 ) -> bytes:
     """A signed bundle; `needs`: its min_client or min_runtime; keyword weights replace tensors (`__` for a dot).
 
-    Its classes are called benign unless `info` says otherwise, so that the other rules can be seen alone.
+    Its classes are called benign unless `info` says otherwise, so that the other rules can be seen alone; and its map
+    was found true, unless `shown` says otherwise (None for a bundle from before maps were measured).
     """
+    if isinstance(shown, str):
+        shown = true_map(shown) if with_map else None
     values = {**weights_for(softmax), **{name.replace("__", "."): value for name, value in weights.items()}}
     card = Card(
         intended_use="tests", method="fedevprompt", site="one", sites={"one": 10}, metrics=metrics or {},
         temperature=1.25, refer_above=refer_above, backbone="none", licence_note="none",
-        suspicion=suspicion,
+        suspicion=suspicion, map=shown,
     )  # fmt: skip
     members = {
         "score.onnx": score_graph(softmax=softmax, with_map=with_map),
@@ -173,6 +178,14 @@ def bundle_bytes(
     return build_bundle(members, fields, [signer])
 
 
+def true_map(kind: str, **changes: Any) -> ShownMap:
+    """A map that was found true: hiding what it marks changes 1 answer in 3, any other place 1 in 10."""
+    effect = HidingEffect(marked=1 / 3, random=0.1, kept=0.05, kept_random=0.25)
+    advantage = Advantage(value=0.2, low=0.12, high=0.28)
+    values = {"why": None, "kind": kind, "pictures": 96, "advantage": advantage}
+    return ShownMap(**{**values, "hidden": {"mean": effect, "blur": effect}, **changes})  # type: ignore[arg-type]
+
+
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Shared:
     """What this run of the tests makes once for all its processes."""
@@ -184,7 +197,7 @@ def lab() -> SimpleNamespace:
     """The makers above, for tests."""
     return SimpleNamespace(
         CLASSES=CLASSES, GRID=GRID, NOW_MS=NOW_MS, SIGNER=SIGNER, SIZE=SIZE, WEIGHTS=WEIGHTS,
-        bundle_bytes=bundle_bytes, encoded=encoded, photo=photo, png=png, png_chunk=png_chunk,
+        bundle_bytes=bundle_bytes, true_map=true_map, encoded=encoded, photo=photo, png=png, png_chunk=png_chunk,
     )  # fmt: skip
 
 

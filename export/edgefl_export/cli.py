@@ -172,6 +172,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     _needs_export()
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
+    from edgefl_export.bundles.shown_map import measured_map
     from edgefl_export.errors import ExportError
     from edgefl_protocol.bundle import BundleFields, build_bundle
     from edgefl_protocol.durable import read_passphrase, write_atomic
@@ -183,8 +184,9 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     finished = open_run(run)
     model = site_model(finished, site, _class_info(options["class_info"], finished))
     pictures = _int8_pictures(finished, site) if options["precision"] == "int8" else None
+    shown = measured_map(finished, site, model.predictor, _say)
     click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)
-    members = build_members(model, form=options["form"], int8=pictures, report=lambda line: click.echo(line, err=True))
+    members = build_members(model, form=options["form"], int8=pictures, shown=shown, report=_say)
     files, steps = _with_training(finished, site, members.files) if options["with_training"] else (members.files, ())
     created_ms = int(time.time() * 1000) if options["created"] is None else options["created"] * 1000
     days = options["expires_days"]
@@ -210,6 +212,7 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
         "signers": [key.key_id for key in keys],
         "parity": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in members.parity},
         "suspicion": None if model.card.suspicion is None else asdict(model.card.suspicion),
+        "map": shown.to_json(),
         "undescribed": [name for name in model.classes if name not in model.info],
         "int8": None if members.agreement is None else asdict(members.agreement),
         "training": {figure.quantity: {"worst": figure.worst, "allowed": figure.allowed} for figure in steps},
@@ -225,6 +228,10 @@ def _class_info(file: Path | None, finished: "FinishedRun") -> "dict[str, ClassI
     for label in called_harmless(given):
         click.echo(f"edgefl-export: {file} calls {label} benign; the product's own table does not", err=True)
     return given
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
 
 
 def _int8_pictures(finished: "FinishedRun", site: str) -> "Calibration":
@@ -326,11 +333,15 @@ def _unverified_card(data: bytes) -> dict[str, Any]:
 
 
 def _bundle_text(facts: Mapping[str, Any]) -> str:
+    from edgefl_protocol.bundle.shown_map import ShownMap, how_true
+
     lines = [f"{facts['file']}  {facts['bytes']:,} bytes  sha256 {facts['sha256']}"]
     lines += [f"signed by {key}" for key in facts["signers"]]
     graph = "of the graph before its layers had 8 bits, " if facts["int8"] else ""
     lines.append(f"largest difference to the trainer, {graph}on 64 images, batches of 1 and 8:")
     lines += [f"  {name:<14}{f['worst']:.1e}  (allowed {f['allowed']:.0e})" for name, f in facts["parity"].items()]
+    shown = ShownMap.from_json(facts["map"])
+    lines.append(f"map shown: {shown.kind}. {how_true(shown)}" if shown.shown else how_true(shown))
     if facts["suspicion"]:
         lines.append(facts["suspicion"]["statement"])
     if facts["undescribed"]:

@@ -53,7 +53,11 @@ def write_run(folder: Path, predictor: Predictor, backbone: Backbone | None = No
     frozen = backbone or predictor.module.backbone
     folder.mkdir()
     settings = RunSettings(
-        method="fedevprompt", data=("lesions:",), backbone="tiny", image_px=frozen.spec.image_px, preset="tiny"
+        method="fedevprompt",
+        data=("lesions:sites=2,images=4",),
+        backbone="tiny",
+        image_px=frozen.spec.image_px,
+        preset="tiny",
     )
     (folder / "config.toml").write_text(settings.to_toml())
     data = backbone_bytes(frozen.spec, weights_of(frozen.network), self_supervised=True)

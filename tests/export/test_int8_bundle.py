@@ -97,7 +97,7 @@ def int8_run(run_folder, tmp_path_factory):
     place = tmp_path_factory.mktemp("int8")
     folder, keys = shutil.copytree(run_folder, place / "run"), place / "keys"
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace('"lesions:"', '"lesions:sites=2,images=200"'))
+    config.write_text(config.read_text().replace('"lesions:sites=2,images=4"', '"lesions:sites=2,images=200"'))
     assert CliRunner().invoke(cli.main, ["keygen", str(keys)]).exit_code == 0
     return folder, keys
 

@@ -33,6 +33,23 @@ def test_evaluate_takes_val_rows_where_there_is_no_test_row(finished, tmp_path):
     assert "val rows" in outcome.err
 
 
+def test_evaluate_measures_the_maps_of_every_site(ward, finished):
+    """docs/reference/scores.md: the same table as JSON and as text; too few pictures are said, and no map is shown."""
+    given = ("evaluate", finished["fedevprompt"], "--data", ward, "--device", "cpu", "--maps")
+    outcome, plain = edgefl_train(*given, "--json"), edgefl_train(*given[:-1], "--json")
+    found = outcome.json()["maps"]
+    assert set(found) == set(outcome.json()["sites"])
+    assert {**outcome.json(), "maps": None} == {**plain.json(), "maps": None} and "maps" not in plain.json()
+    for name, site in found.items():
+        assert {"rollout", "attention", "values", "occlusion"} <= set(site["maps"])
+        assert site["shown"]["why"] == "few_pictures" and 0 < site["pictures"] < 20
+        assert f"{name}: measuring how true its maps are: {site['pictures']} pictures" in outcome.err
+    text = edgefl_train(*given).out
+    for name, site in found.items():
+        assert f"{name:<16}a device shows no map (few_pictures), {site['pictures']} pictures" in text
+        assert all(f"{name:<16}{kind:<12}" in text for kind in site["maps"])
+
+
 def test_evaluate_names_the_class_a_site_is_not_judged_on(finished, tmp_path, cached):
     """docs/guides/first-run.md: figures over fewer classes than the run has are said to be so."""
     counts = {"east": {"nevus": 4, "other": 4}, "west": {"nevus": 4}}

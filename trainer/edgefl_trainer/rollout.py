@@ -19,20 +19,35 @@ PrefixMode = Literal["renormalise", "sink"]
 logits); `sink` only drops them, so that mass given to prefixes is lost."""
 
 
-def rollout_from_factors(factors: Sequence[Float[Tensor, "B T T"]]) -> Float[Tensor, "B N"]:
+def rollout_from_factors(
+    factors: Sequence[Float[Tensor, "B T T"]], *, of_patches: bool = False
+) -> Float[Tensor, "B N"]:
     """Roll out the class token's attention over the N patches through per-block factors; not normalised.
 
     The factors, first block first and at least one, are head-averaged attention over the T = 1+N class and patch
-    tokens; a `ValueError` where there is none.
+    tokens; a `ValueError` where there is none. With `of_patches`, the mean over the patch tokens instead of the class
+    token's.
     """
     if not factors:
         raise ValueError("rollout needs the attention of at least one block; found none")
     last = factors[-1]
-    class_token = torch.eye(1, last.shape[-1], dtype=last.dtype, device=last.device)
-    row = (class_token + last[:, :1]) / 2  # (B, 1, T)
+    if of_patches:
+        asked = patch_rows(last)
+        row = (asked + asked @ last) / 2  # (B, 1, T)
+    else:
+        class_token = torch.eye(1, last.shape[-1], dtype=last.dtype, device=last.device)
+        row = (class_token + last[:, :1]) / 2  # (B, 1, T)
     for factor in reversed(factors[:-1]):
         row = (row + row @ factor) / 2  # r·(A + I)/2, I never built
     return row[:, 0, 1:]  # (B, N)
+
+
+def patch_rows(factor: Float[Tensor, "B T T"]) -> Float[Tensor, "1 T"]:
+    """Give the weights of the rows that a mean over patches reads: 0 for the class token, 1/N for each patch."""
+    tokens = factor.shape[-1]
+    weights = torch.full((1, tokens), 1 / (tokens - 1), dtype=factor.dtype, device=factor.device)
+    weights[:, 0] = 0
+    return weights
 
 
 def attention_rollout(

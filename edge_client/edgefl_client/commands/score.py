@@ -20,6 +20,7 @@ from edgefl_client.commands.options import (
 )
 from edgefl_client.doctor.findings import SOON_DAYS
 from edgefl_client.scoring.open_scorer import open_scorer
+from edgefl_protocol.bundle.shown_map import how_true
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
@@ -187,8 +188,8 @@ def prepare(bundle: "Bundle", heatmaps: Path | None, scorer: "Scorer", unread: s
         click.echo(
             f"Scored with the personal values learned on this device; --weights bundle goes back.{less}", err=True
         )
-    if heatmaps is not None and "map" not in bundle.outputs:
-        click.echo("This model has no attention map, so no heat maps are drawn.", err=True)
+    if heatmaps is not None and (bundle.card.map is None or not bundle.card.map.shown):
+        click.echo(f"{how_true(bundle.card.map)} The pictures come without one.", err=True)
 
 
 @contextmanager

@@ -9,11 +9,14 @@ What the drawing keeps to:
 * The map is stretched with bilinear interpolation, `align_corners` off, as in training (docs/methods.md, section
   1.4). After a `squash` fit it covers the photo exactly; after a `crop` fit it covers the centred square the network
   saw, and that square is framed.
-* The picture can be printed in grey: over any one colour of skin, more attention is brighter, never only of another
-  hue. The strongest tenth of the seen area is outlined in white on black.
+* The picture can be printed in grey: over any one colour of skin, more is brighter, never only of another hue. The
+  quarter of the map's cells with the largest values is outlined in white on black: it is the region whose hiding was
+  measured when the bundle was made, without cells that stand no higher than the map's ground or speak against the
+  answer, which stay pale.
 * The caption says the full name of the class and its probability, the second class, what the class means, how much
-  like this the model has seen, the reasons to refer in words or the rules that were tried, and that this is for
-  research only. No sentence says that nothing needs a look.
+  like this the model has seen, the reasons to refer in words or the rules that were tried, how true the map was found,
+  and that this is for research only. No sentence says that nothing needs a look.
+* Where no map is shown, the photo stands alone, and the caption says why.
 """
 
 from dataclasses import dataclass
@@ -23,8 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from edgefl_protocol.pictures.score import RolloutMap, Score
+from edgefl_client.scoring.explanation import Explanation
+from edgefl_protocol.pictures.score import Score
 from edgefl_protocol.pictures.wording import class_title, meaning, outcome, percent, second_class, seen_words
+from edgefl_protocol.rules.hidden_regions import grid_side, strongest_cells
 
 Photo = NDArray[np.uint8]  # (H, W, 3)
 Field = NDArray[np.float32]  # (H, W), one value per pixel
@@ -34,9 +39,8 @@ ENLARGE_BELOW_PX = 448
 REDUCE_ABOVE_PX = 1600
 BAND_ROWS = 64  # coloured at a time
 CAPTION_WIDTH_PX = 448  # narrowest picture in which the caption still reads well
-STRONGEST_SHARE = 0.10  # share of the seen area inside the outline
-LEAST_RISE = 0.10  # of the map's range: what the outline encloses stands at least this far above the lowest place
-LEAST_SPREAD = 0.10  # below this range of a max-normalised map nothing is outlined
+LEAST_STRONGEST = 0.5  # of an occlusion map, a fall of half of `LEAST_FALL`: where none is so large, nothing stands out
+LEAST_SPREAD = 0.10  # below this range of a map nothing stands out, and nothing is outlined
 ALPHA = 0.6  # of the colour over the photo, the same everywhere: else brightness would not grow with attention
 PHOTO_WORDS, MAP_WORDS = "The photo as it is", "Where the model looked"
 
@@ -56,22 +60,21 @@ class Placed:
     values: Field  # the map at photo resolution; 0 outside `box`
     box: tuple[int, int, int, int]  # left, top, right, bottom of the part the network saw, in photo pixels
     low: float  # map value at the clear end of the colour scale
-    high: float  # map value at the strong end
+    marked: NDArray[np.bool_] | None  # the pixels of the marked cells; None for a map in which nothing stands out
+    high: float = 1.0  # map value at the strong end
 
 
-def place_map(rollout_map: RolloutMap, height_px: int, width_px: int, fit: str) -> Placed:
+def place_map(shown: Field, height_px: int, width_px: int, fit: str) -> Placed:
     """Stretch a patch map back over the photo it was computed from.
 
     Args:
-        rollout_map: (N,) with N a square number, row-major.
+        shown: (N,) with N a square number, row-major, at most 1.
         fit: `squash` or `crop`, as the bundle prepared the photo.
 
     Raises:
         ValueError: N is not a square number, or the fit is unknown.
     """
-    side = round(rollout_map.size**0.5)
-    if side * side != rollout_map.size:
-        raise ValueError(f"a map of {rollout_map.size} tokens is no square grid")
+    side = grid_side(shown.size)
     if fit == "squash":
         box = (0, 0, width_px, height_px)
     elif fit == "crop":
@@ -80,28 +83,21 @@ def place_map(rollout_map: RolloutMap, height_px: int, width_px: int, fit: str) 
         box = (left, top, left + short, top + short)
     else:
         raise ValueError(f"fit is {fit!r}; known are 'squash' and 'crop'")
-    grid = Image.fromarray(np.ascontiguousarray(rollout_map.reshape(side, side), dtype=np.float32))
+    left, top, right, bottom = box
+    grid = Image.fromarray(np.ascontiguousarray(shown.reshape(side, side), dtype=np.float32))
     # Pillow's bilinear filter takes pixel centres at half steps, which is `align_corners` off, as long as it enlarges.
-    inner = grid.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BILINEAR)
+    inner = grid.resize((right - left, bottom - top), Image.Resampling.BILINEAR)
     values = np.zeros((height_px, width_px), dtype=np.float32)
-    values[box[1] : box[3], box[0] : box[2]] = np.asarray(inner)
-    high = float(rollout_map.max())
+    values[top:bottom, left:right] = np.asarray(inner)
+    marked = None
+    low = max(0.0, float(shown.min()))
+    if float(shown.max()) >= max(LEAST_STRONGEST, low + LEAST_SPREAD):
+        cells = (strongest_cells(shown[None])[0] & (shown > low)).reshape(side, side)
+        rows, columns = (np.arange(length) * side // length for length in (bottom - top, right - left))
+        marked = np.zeros(values.shape, dtype=np.bool_)
+        marked[top:bottom, left:right] = cells[np.ix_(rows, columns)]
     # At least LEAST_SPREAD apart, so that the noise of a level map is not blown up to full colour.
-    return Placed(values, box, low=min(float(rollout_map.min()), high - LEAST_SPREAD), high=high)
-
-
-def strongest_region(placed: Placed) -> NDArray[np.bool_] | None:
-    """Mask (H, W) the strongest tenth of the seen area, less where less stands out; None for a level map."""
-    left, top, right, bottom = placed.box
-    inside = placed.values[top:bottom, left:right]
-    low, spread = float(inside.min()), float(inside.max() - inside.min())
-    if spread < LEAST_SPREAD:
-        return None
-    # Where a single patch stands out of an even ground, the tenth would reach into the ground and outline nothing.
-    threshold = max(float(np.quantile(inside, 1 - STRONGEST_SHARE)), low + LEAST_RISE * spread)
-    mask = np.zeros(placed.values.shape, dtype=np.bool_)
-    mask[top:bottom, left:right] = inside >= threshold
-    return mask
+    return Placed(values, box, low=min(low, 1 - LEAST_SPREAD), marked=marked)
 
 
 def colours(levels: Field) -> NDArray[np.float32]:
@@ -127,7 +123,7 @@ def overlay(photo: Photo, placed: Placed, line_px: int) -> Photo:
     """
     left, top, right, bottom = placed.box
     levels = np.clip((placed.values - placed.low) / (placed.high - placed.low), 0.0, 1.0)
-    drawn, region = photo.copy(), strongest_region(placed)
+    drawn, region = photo.copy(), placed.marked
     if region is not None:  # a level map would colour everything as the strongest place
         drawn[top:bottom, left:right] = tint(photo[top:bottom, left:right], levels[top:bottom, left:right])
     return np.asarray(_with_lines(Image.fromarray(drawn), placed, region, line_px))
@@ -183,28 +179,27 @@ def gap_px(width_px: int, height_px: int) -> int:
     return max(8, round(max(width_px, height_px) / 40))
 
 
-def draw_heatmap(photo: Photo, score: Score, fit: str) -> Image.Image:
-    """Draw the finished picture: the photo, the photo with map, legend and caption.
+def draw_heatmap(photo: Photo, score: Score, fit: str, explanation: Explanation) -> Image.Image:
+    """Draw the finished picture: the photo, the photo with map where one is shown, legend and caption.
 
     Args:
         photo: (H, W, 3), upright.
-
-    Raises:
-        ValueError: the score has no attention map (a network without attention).
+        explanation: the map and how true it is, or why there is none.
     """
-    if score.map is None:
-        raise ValueError("this model has no attention map")
     shown, size_words = shown_photo(photo)
     height_px, width_px = shown.shape[:2]
-    placed = place_map(score.map, height_px, width_px, fit)
-    line_px = max(2, round(max(height_px, width_px) / 400))
     beside = width_px + gap_px(width_px, height_px)
-    whole_px = max(beside + width_px, CAPTION_WIDTH_PX)
-    unit = max(14, min(whole_px // 52, 60))  # px, body text
-    panel = _panel(whole_px, beside, unit, placed, _caption(score, placed, unit, size_words))
+    placed = None
+    if explanation.values is not None:
+        placed = place_map(explanation.values, height_px, width_px, fit)
+    whole_px = max(beside + width_px if placed else width_px, CAPTION_WIDTH_PX)
+    unit = max(14, min(whole_px // (52 if placed else 34), 60))  # px, body text
+    panel = _panel(whole_px, beside, unit, placed, _caption(score, placed, unit, explanation.sentence, size_words))
     picture = Image.new("RGB", (whole_px, height_px + panel.height), _PAPER)
     picture.paste(Image.fromarray(shown), (0, 0))
-    picture.paste(Image.fromarray(overlay(shown, placed, line_px)), (beside, 0))
+    if placed is not None:
+        line_px = max(2, round(max(height_px, width_px) / 400))
+        picture.paste(Image.fromarray(overlay(shown, placed, line_px)), (beside, 0))
     picture.paste(panel, (0, height_px))
     return picture
 
@@ -216,7 +211,7 @@ def png_bytes(picture: Image.Image) -> bytes:
     return out.getvalue()
 
 
-def _panel(width_px: int, beside: int, unit: int, placed: Placed, lines: list[_Line]) -> Image.Image:
+def _panel(width_px: int, beside: int, unit: int, placed: Placed | None, lines: list[_Line]) -> Image.Image:
     """Draw what stands under the photos: what each is, legend and caption.
 
     Args:
@@ -227,12 +222,13 @@ def _panel(width_px: int, beside: int, unit: int, placed: Placed, lines: list[_L
     inner = width_px - 2 * margin
     wrapped = [(part, font, ink) for text, font, ink in lines for part in _wrap(text, font, inner)]
     heights = [round(font.size * 1.4) for _, font, _ in wrapped]
-    top, legend_px = round(unit * 2.4), round(unit * 3.4)
+    top, legend_px = round(unit * 2.4), round(unit * 3.4) if placed else 0
     panel = Image.new("RGB", (width_px, top + legend_px + sum(heights) + margin), _PAPER)
     draw = ImageDraw.Draw(panel)
-    for left, words in ((margin, PHOTO_WORDS), (max(beside, margin), MAP_WORDS)):
+    for left, words in ((margin, PHOTO_WORDS), (max(beside, margin), MAP_WORDS))[: 2 if placed else 1]:
         draw.text((left, unit // 2), words, font=text_font(round(unit * 0.85)), fill=_QUIET)
-    _legend(panel, (margin, top), inner, unit, placed)
+    if placed is not None:
+        _legend(panel, (margin, top), inner, unit, placed)
     top += legend_px
     for (text, font, ink), step in zip(wrapped, heights, strict=True):
         draw.text((margin, top), text, font=font, fill=ink)
@@ -254,18 +250,18 @@ def _legend(panel: Image.Image, at: tuple[int, int], width_px: int, unit: int, p
     panel.paste(Image.fromarray(tint(skin, levels)), (left, top))
     draw.rectangle((left, top, left + bar_px - 1, top + unit - 1), outline=_INK)
     below = top + round(unit * 1.25)
-    draw.text((left, below), f"less attention ({placed.low:.2f})", font=font, fill=_QUIET)
+    draw.text((left, below), f"less ({placed.low:.2f})", font=font, fill=_QUIET)
     draw.text((left + bar_px, below), f"most ({placed.high:.2f})", font=font, fill=_QUIET, anchor="ra")
     sample = left + bar_px + 2 * unit
     middle = top + unit // 2
     rim = max(3, unit // 4)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=(0, 0, 0), width=rim)
     draw.line((sample, middle, sample + 2 * unit, middle), fill=_PAPER, width=max(1, rim // 3))
-    words = "strongest region" if strongest_region(placed) is not None else "no strongest region"
+    words = "strongest quarter" if placed.marked is not None else "nothing stands out"
     draw.text((sample + round(2.6 * unit), top), words, font=font, fill=_INK)
 
 
-def _caption(score: Score, placed: Placed, unit: int, size_words: str) -> list[_Line]:
+def _caption(score: Score, placed: Placed | None, unit: int, true: str, size_words: str) -> list[_Line]:
     body, small = text_font(unit), text_font(round(unit * 0.85))
     lines = [(_headline(score), text_font(round(unit * 1.35)), _INK)]
     if score.predicted is not None:
@@ -274,14 +270,15 @@ def _caption(score: Score, placed: Placed, unit: int, size_words: str) -> list[_
         likely = percent(score.probabilities[second])
         lines.append((f"Second: {class_title(score, second)}, probability {likely}", body, _INK))
     lines += [(f"{seen_words(score)}.", body, _INK), (outcome(score), body, _WARN if score.refer else _INK)]
-    if strongest_region(placed) is None:
-        lines.append(("The model looked at no place in particular.", small, _QUIET))
-    note = (
-        "Research use only, not a diagnosis. The map shows where the model looked, not where disease is." + size_words
-    )
-    left, top, right, bottom = placed.box
-    if (right - left, bottom - top) != placed.values.shape[::-1]:
-        note += " Nothing outside the white frame was looked at."
+    level = placed is not None and placed.marked is None
+    lines.append(("The model looked at no place in particular.", small, _QUIET) if level else (true, small, _INK))
+    note = "Research use only, not a diagnosis."
+    if placed is not None:
+        note += " The map shows where the model looked, not where disease is."
+        left, top, right, bottom = placed.box
+        if (right - left, bottom - top) != placed.values.shape[::-1]:
+            size_words += " Nothing outside the white frame was looked at."
+    note += size_words
     lines.append((note, small, _QUIET))
     return lines
 

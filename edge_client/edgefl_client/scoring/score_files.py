@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.durable import read_bounded, write_atomic
-from edgefl_protocol.errors import EdgeflError, StorageError
+from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES
 from edgefl_protocol.pictures.score import Score
 
@@ -137,7 +137,7 @@ def score_files(task: ScoringJob, files: Iterable[str]) -> Iterator[Result]:
             if task.heatmaps is not None and isinstance(result, Score):
                 try:
                     result = _drawn(result, one, task.heatmaps, task, taken)
-                except StorageError as error:  # the score is made: a full disk must not cost it
+                except EdgeflError as error:  # the score is made: a full disk, or a map that fails, must not cost it
                     task.not_drawn(f"{one.name}: no heat map: {error}")
             if task.log is not None:
                 task.log(result, one.sha256)
@@ -192,8 +192,8 @@ def _score(scorer: "Scorer", photos: Sequence[tuple[str, "PreparedPicture"]]) ->
 
 
 def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob, taken: set[str]) -> Score:
-    """Draw the heat map of a score; none for networks without attention, and none for what is not skin."""
-    if score.map is None or photo.pixels is None or "not_skin" in score.refer_reasons:
+    """Draw the picture of a score, with its map where it has a true one; nothing for what is not skin."""
+    if isinstance(photo.found, Failure) or photo.pixels is None or "not_skin" in score.refer_reasons:
         return score
     stem = "standard-input" if photo.name == STANDARD_INPUT else Path(photo.name).stem
     name, number = f"{stem}{_DRAWN}", 2
@@ -203,6 +203,6 @@ def _drawn(score: Score, photo: _Loaded, folder: Path, task: ScoringJob, taken: 
     path = folder / name
     from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes  # only those who draw pay for loading fonts
 
-    picture = draw_heatmap(photo.pixels, score, task.scorer.fit)
+    picture = draw_heatmap(photo.pixels, score, task.scorer.fit, task.scorer.explain(photo.found, score))
     write_atomic(path, png_bytes(picture))
     return dataclasses.replace(score, heatmap=str(path))

@@ -20,16 +20,21 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from edgefl_client.runtime import check_runtime, load_graph, processors, run_graph
+from edgefl_client.scoring.explanation import Explanation
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import referral_rules
+from edgefl_protocol.bundle.shown_map import ShownMap, how_true
 from edgefl_protocol.errors import BundleError, EdgeflError
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.imaging import decode, from_pillow, prepare
 from edgefl_protocol.pictures.quality import measure_quality
 from edgefl_protocol.pictures.score import ModelInfo, Score, make_score
+from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
 
 if TYPE_CHECKING:
     from edgefl_client.scoring.personal import PersonalState
+
+OCCLUSION_BATCH = 8  # as in the export gates
 
 Photo = bytes | Image.Image | NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -170,6 +175,37 @@ class Scorer:
         quality = measure_quality(photo)
         gate = quality.reasons(self._bundle.preprocess.size)
         return PreparedPicture(pixels, gate, quality.exposure, (time.perf_counter() - started) * 1e3)
+
+    @property
+    def shown_map(self) -> ShownMap | None:
+        """What the bundle says of the map to show; None for a bundle from before maps were measured."""
+        return self._bundle.card.map
+
+    def explain(self, prepared: PreparedPicture, score: Score) -> Explanation:
+        """Make the map that is shown beside a picture, where the bundle found it true, and say how true it is."""
+        said = self.shown_map
+        if said is None or not said.shown:
+            return Explanation(None, how_true(said))
+        if score.predicted is None:
+            return Explanation(None, "No map is drawn: there is no answer that it could explain.")
+        label = self._classes.index(score.predicted)
+        likely = np.array([score.probabilities[name] for name in self._classes])
+        values: Floats | None
+        if said.kind == "occlusion":
+            values = self._occlusion(prepared.pixels, label, float(likely[label]), said.passes - 1)
+        elif said.kind == "share" and label != int(likely.argmax()):
+            return Explanation(
+                None, "No map is drawn: this model's map is of another class than the one that is named."
+            )
+        else:
+            values = score.map if score.shown is None else score.shown
+        own = "" if self.model.state_kind == "bundle" else " That was measured before this device learned."
+        return Explanation(values, how_true(said) + own)
+
+    def _occlusion(self, pixels: NDArray[np.uint8], label: int, probability: float, cells: int) -> Floats:
+        hidden = each_cell_hidden(pixels, cells)
+        runs = [self._run(hidden[start : start + OCCLUSION_BATCH]) for start in range(0, cells, OCCLUSION_BATCH)]
+        return occlusion_map(probability, np.concatenate([found["probabilities"][:, label] for found in runs]))
 
     def _run(self, pixels: NDArray[np.uint8]) -> dict[str, Floats]:
         found = run_graph(self._graph, self._bundle.outputs, {"image": pixels, **self._weights}, "the model")

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_export.bundles.shown_map import with_map
 from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import GraphForm, export_score_graph
 from edgefl_export.int8.calibration import Calibration
 from edgefl_export.int8.precision import Agreement, FloatLayers, check_agreement, choose_layers
 from edgefl_export.parity.score_parity import Parity, Pictures, check_parity
 from edgefl_protocol.bundle import Card, Labels
+from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.pictures.class_info import ClassInfo, known_among
 from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json
@@ -117,6 +119,7 @@ def build_members(
     *,
     form: GraphForm = "fused",
     int8: Calibration | None = None,
+    shown: ShownMap | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> Members:
     """Trace, check and pack a model.
@@ -124,19 +127,22 @@ def build_members(
     Args:
         images: at least 64 prepared pictures for the export gates, (n, S, S, 3); drawn ones by default.
         int8: pictures for an 8-bit graph; None for fp32.
+        shown: the map that a device shows, of `measured_map`; None leaves the card silent, and no map is drawn.
 
     Raises:
         ExportError: the graph cannot be made, or fails a gate.
     """
-    module = model.predictor.module.cpu().eval()
+    module = with_map(model.predictor.module.cpu(), shown).eval()
     tensors = _values(model)
     if len(model.classes) != len(model.predictor.seen) or len(model.classes) != tensors["head.bias"].shape[0]:
         raise ExportError(
             f"the run names {len(model.classes)} classes, its head has {tensors['head.bias'].shape[0]}; run it again"
         )
     graph = export_score_graph(module, tensors, form)
-    parity = check_parity(graph.onnx, module, tensors, images)
+    cells = None if shown is None or not shown.shown else shown.cells
+    parity = check_parity(graph.onnx, module, tensors, images, cells)
     card, data, min_runtime, found = model.card, graph.onnx, graph.min_runtime, None
+    card = replace(card, map=shown)
     if int8 is not None:
         data, min_runtime, choice, found = _quantised(graph.onnx, tensors, int8, report)
         card = replace(card, metrics={**card.metrics, "int8": _int8_facts(choice, found, int8)})

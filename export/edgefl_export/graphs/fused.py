@@ -23,8 +23,9 @@ from torch.nn import functional
 from torch.onnx import ops
 
 from edgefl_trainer.models.scoring import ScoreModule, ScoreOutput
+from edgefl_trainer.models.shown_maps import scaled
 from edgefl_trainer.models.vit import FrozenViT, ViTOutput
-from edgefl_trainer.rollout import PrefixMode, max_normalise
+from edgefl_trainer.rollout import PrefixMode, max_normalise, patch_rows
 
 AFTER_SOFTMAX = 3  # qk_matmul_output_mode
 
@@ -107,17 +108,41 @@ class FusedScore(nn.Module):
             if index == spec.depth - 1 and self.options.readout == "cls":
                 asked, tokens, rows = _first(whole, batch, length), _first(tokens, batch, length), 1
             pair = prefixes[2 * index : 2 * index + 2]
-            mixed, attention = self._attend(index, block.attn, asked, whole, pair, batch)
+            mixed, attention, value = self._attend(index, block.attn, asked, whole, pair, batch)
             probabilities.append(attention)
             tokens = tokens + block.ls1(mixed)
             grouped = block.norm2(tokens).reshape(batch, rows, spec.width)
             tokens = tokens + block.ls2(block.mlp(grouped)).reshape(-1, spec.width)
         tokens = network.norm(tokens).reshape(batch, rows, spec.width)
         mean = tokens[:, 1:].mean(dim=1) if rows > 1 else tokens[:, 0]  # not read where the class token is
-        found = ViTOutput(network.fc_norm(tokens[:, 0]), network.fc_norm(mean), tokens[:, :0], ())
+        found = ViTOutput(network.fc_norm(tokens[:, 0]), network.fc_norm(mean), tokens[:, :0], (), tokens[:, 1:])
         prefix_length = prefixes[0].shape[1] if prefixes else 0
         maps = max_normalise(_rollout(probabilities, prefix_length, self.options.prefix_mode))
-        return self.module.judge(self.module.features(found, tensors), tensors, maps)
+        score = self.module.judge(self.module.features(found, tensors), tensors, maps)
+        if self.module.shown is None:
+            return score
+        if self.module.shown == "share":
+            return score._replace(shown=self.module.shares(found, tensors, score.probabilities))
+        return score._replace(shown=scaled(self._attention_map(probabilities, value, prefix_length)))
+
+    def _attention_map(
+        self, probabilities: Sequence[Float[Tensor, "B H Q C"]], value: Float[Tensor, "B T D"], prefix: int
+    ) -> Float[Tensor, "B N"]:
+        """As `shown_maps.attention_map`; `value` is of the last block, without what `_Attention` moved."""
+        mode, of_patches = self.options.prefix_mode, self.options.readout == "mean"
+        if self.module.shown == "rollout":
+            return _rollout(probabilities, prefix, mode, of_patches=of_patches)
+        image = probabilities[-1][..., prefix:]  # (B, h, Q, T)
+        if prefix and mode == "renormalise":
+            image = image / image.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+        if self.module.shown == "values":
+            batch, length, width = value.shape
+            heads = image.shape[1]
+            whole = (value + self.attentions[-1].shift[1]).reshape(batch, length, heads, width // heads)
+            image = image * whole.norm(dim=-1).transpose(1, 2).unsqueeze(2)
+        row = image.mean(dim=1)  # (B, Q, T)
+        row = patch_rows(row) @ row if of_patches else row[:, :1]
+        return row[:, 0, 1:]
 
     def _prefixes(self, prompts: Sequence[Float[Tensor, "L two P H dh"]]) -> tuple[Float[Tensor, "1 P D"], ...]:
         """Rows before the keys and before the values of each block in turn, without what `_Attention` moved."""
@@ -135,21 +160,25 @@ class FusedScore(nn.Module):
         whole: Float[Tensor, "M D"],
         prefix: Sequence[Float[Tensor, "1 P D"]],
         batch: int,
-    ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "B H Q C"]]:
-        """Attention of one block after its norm, with the probabilities of each head over prefix and sequence."""
+    ) -> tuple[Float[Tensor, "R D"], Float[Tensor, "B H Q C"], Float[Tensor, "B T D"]]:
+        """Attention of one block after its norm, with the probabilities of each head over prefix and sequence.
+
+        Also the values of the sequence, without what `_Attention` moved.
+        """
         width, heads, layers = whole.shape[1], attention.num_heads, self.attentions[index]
         query, key, value = (
             part.reshape(batch, -1, width)  # (B, T, D)
             for part in (layers.query(asked), layers.key(whole), layers.value(whole))
         )
         query, key = _normed(attention.q_norm, query, heads), _normed(attention.k_norm, key, heads)
+        own = value
         if prefix:
             before = [rows.expand(batch, -1, -1) for rows in prefix]  # (B, P, D)
             key, value = torch.cat([before[0], key], dim=1), torch.cat([before[1], value], dim=1)
         mixed, _, _, probabilities = ops.attention(
             query, key, value, q_num_heads=heads, kv_num_heads=heads, qk_matmul_output_mode=AFTER_SOFTMAX
         )
-        return layers.proj(attention.norm(mixed.reshape(-1, width))), probabilities
+        return layers.proj(attention.norm(mixed.reshape(-1, width))), probabilities, own
 
 
 def _first(tokens: Float[Tensor, "M D"], batch: int, length: int) -> Float[Tensor, "B D"]:
@@ -166,13 +195,15 @@ def _normed(norm: nn.Module, tokens: Float[Tensor, "B T D"], heads: int) -> Floa
     return normed.reshape(batch, length, width)
 
 
-def _rollout(probabilities: Sequence[Float[Tensor, "B H Q C"]], prefix: int, mode: PrefixMode) -> Float[Tensor, "B N"]:
+def _rollout(
+    probabilities: Sequence[Float[Tensor, "B H Q C"]], prefix: int, mode: PrefixMode, *, of_patches: bool = False
+) -> Float[Tensor, "B N"]:
     """`edgefl_trainer.rollout.attention_rollout` without building a factor: (r/s)·A for r·(A/s), heads apart.
 
     Where a prefix takes all that float32 can tell of a row, that row counts nothing here; the trainer's softmax over
     the image columns still finds its shape.
     """
-    row = None
+    row = patch_rows(probabilities[-1][:, 0, :, prefix:]).unsqueeze(0) if of_patches else None  # (1, 1, T)
     tiny = torch.finfo(torch.float32).tiny
     for found in reversed(probabilities):
         found = found if row is not None else found[:, :, :1]

@@ -81,9 +81,9 @@ def export_score_graph(
     values = {name: torch.from_numpy(np.array(tensors[name], dtype=np.float32)) for name in names}
     fused = form == "fused" and can_fuse(module)
     traced = _Traced(FusedScore(module) if fused else module).eval()
-    model = _trace(traced, image, values, module.options.outputs, FUSED_OPSET if fused else OPSET)
+    model = _trace(traced, image, values, module.outputs, FUSED_OPSET if fused else OPSET)
     clean(model, "score", FUSED_IR_VERSION if fused else IR_VERSION)
-    _check_signature(model, names, module.options.outputs)
+    _check_signature(model, names, module.outputs)
     return ScoreGraph(model.SerializeToString(deterministic=True), MIN_RUNTIME, "fused" if fused else "plain")
 
 

@@ -40,7 +40,11 @@ def calibration_of(run: FinishedRun, site: str) -> Calibration:
     Raises:
         ExportError: the data is gone or has changed, or has too few `tune` rows.
     """
-    return split_pictures(federation_of(run), site, run.settings.seed)
+    try:
+        federation = federation_of(run)
+    except ExportError as error:
+        raise ExportError(f"int8 needs the images of the run: {error}; use --precision fp32") from error
+    return split_pictures(federation, site, run.settings.seed)
 
 
 def federation_of(run: FinishedRun) -> Federation:
@@ -57,10 +61,10 @@ def federation_of(run: FinishedRun) -> Federation:
         partition = read_partition(path) if path.exists() else None
         federation = load_data(run.settings, run.backbone.spec.image_px, partition)
     except DataError as error:
-        raise ExportError(f"int8 needs the images of the run, and they cannot be read: {error}") from error
+        raise ExportError(f"the images of the run cannot be read: {error}") from error
     learned = run.summary.get("partition_sha256")
     if learned is not None and learned != federation.partition_sha256:
-        raise ExportError("int8 needs the images of the run, and the data has changed since; use --precision fp32")
+        raise ExportError("the images of the run have changed since it learned")
     return federation
 
 

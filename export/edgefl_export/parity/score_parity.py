@@ -1,8 +1,9 @@
 """The export gates: graph and trainer must score alike, or there is no bundle.
 
 On at least 64 images, in batches of 1 and of 8: probabilities, vacuity and dissonance within 1e-4; evidence within
-1e-4·(1 + evidence); max-normalised map within 1e-3. The worst figure of each is reported. A value that is not finite
-fails. Source: docs/design.md, section 7, export gates.
+1e-4·(1 + evidence); max-normalised map, and the map that is shown, within 1e-3; a map by occlusion, on two of the
+images, within 2e-2. The worst figure of each is reported. A value that is not finite fails. Source: docs/design.md,
+section 7, export gates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgefl_export.errors import GateError
 from edgefl_protocol.processor import session_settings
+from edgefl_protocol.rules.hidden_regions import each_cell_hidden, occlusion_map
 from edgefl_trainer.models.scoring import ScoreModule
 
 MIN_IMAGES = 64
@@ -26,7 +28,10 @@ TOLERANCES: Mapping[str, float] = {
     "vacuity": 1e-4,
     "dissonance": 1e-4,
     "map": 1e-3,
+    "shown": 1e-3,  # where both name the same class: a share is of that class
+    "occlusion": 2e-2,  # two probabilities, divided by a fall of at least LEAST_FALL
 }
+OCCLUDED = 2  # images whose occlusion is compared
 
 Arrays = Mapping[str, NDArray[np.float32]]
 Pictures = UInt8[np.ndarray, "n S S 3"]
@@ -114,17 +119,46 @@ def compare(expected: Arrays, found: Arrays, batch: int) -> list[Parity]:
         worst = float("inf")
         if got is not None and got.shape == wanted.shape and np.isfinite(got).all() and np.isfinite(wanted).all():
             difference = np.abs(got.astype(np.float64) - wanted)
+            if name == "shown":
+                difference = difference[_same_class(expected, found)]
             scale = 1 + np.abs(wanted) if name == "evidence" else 1.0
-            worst = float((difference / scale).max())
+            worst = float((difference / scale).max(initial=0.0))
         figures.append(Parity(name, worst, TOLERANCES[name], batch))
     return figures
 
 
-def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pictures | None = None) -> list[Parity]:
+def _same_class(expected: Arrays, found: Arrays) -> NDArray[np.bool_]:
+    wanted, got = expected["probabilities"], found["probabilities"]
+    return np.asarray(wanted.argmax(axis=1) == got.argmax(axis=1))
+
+
+def compare_occlusion(
+    session: onnxruntime.InferenceSession, module: ScoreModule, tensors: Arrays, images: Pictures, cells: int
+) -> Parity:
+    """Return the largest difference between the trainer's and the graph's occlusion maps of the likeliest class."""
+    worst, batch = 0.0, BATCHES[-1]
+    for image in images:
+        pictures = np.concatenate([image[None], each_cell_hidden(image, cells)])
+        wanted = trainer_scores(module, tensors, pictures)["probabilities"]
+        got = graph_scores(session, tensors, pictures, batch)["probabilities"]
+        label = int(wanted[0].argmax())
+        maps = [occlusion_map(float(one[0, label]), one[1:, label]) for one in (wanted, got)]
+        worst = max(worst, float(np.abs(maps[0] - maps[1]).max()))
+    return Parity("occlusion", worst, TOLERANCES["occlusion"], batch)
+
+
+def check_parity(
+    graph: bytes,
+    module: ScoreModule,
+    tensors: Arrays,
+    images: Pictures | None = None,
+    cells: int | None = None,
+) -> list[Parity]:
     """Run the gates.
 
     Args:
         images: at least 64 pictures (n, S, S, 3); drawn ones by default.
+        cells: of the occlusion map that is shown; None where none is.
 
     Raises:
         GateError: too few images, or a figure beyond its gate; the sentence names the worst.
@@ -139,6 +173,8 @@ def check_parity(graph: bytes, module: ScoreModule, tensors: Arrays, images: Pic
         for batch in BATCHES
         for figure in compare(expected, graph_scores(session, tensors, pictures, batch), batch)
     ]
+    if cells is not None:
+        figures.append(compare_occlusion(session, module, tensors, pictures[-OCCLUDED:], cells))
     failed = [figure for figure in figures if not figure.passed]
     if failed:
         worst = max(failed, key=lambda figure: figure.worst / figure.allowed)

@@ -12,7 +12,8 @@ The checks run in this order and the first that fails decides; nothing of a step
     (7) preprocess, labels and card are the strict records            bad_preprocess, bad_labels, bad_card
     (8) weights are finite tensors in bounds                          bad_weights
     (9) every graph is self-contained, of allowed operators; the scoring graph takes these weights and gives the
-        documented outputs    external_data, bad_graph, forbidden_operator, wrong_inputs, wrong_outputs
+        documented outputs, among them the map that the card speaks of    external_data, bad_graph,
+                                                                      forbidden_operator, wrong_inputs, wrong_outputs
     (10) a training graph has its record, takes what that names and gives it back    wrong_members, bad_training,
                                                                       wrong_inputs, wrong_outputs
 
@@ -129,6 +130,7 @@ def load_bundle(
     card = _read("card", Card.from_bytes, members["card.json"])
     weights = _weights(members["weights.safetensors"])  # (8)
     graph = check_score_graph(members["score.onnx"], weights, preprocess.size, labels.classes)  # (9)
+    _check_map(card, graph.outputs)
     extras = {name: content for name, content in members.items() if name in OPTIONAL_MEMBERS}
     graphs = {name: check_operators(content) for name, content in extras.items() if name.endswith(".onnx")}
     types = {name: TensorType(array.dtype.name, array.shape) for name, array in weights.items()}
@@ -146,6 +148,15 @@ def load_bundle(
         signers=signers,
         training=training,
     )
+
+
+def _check_map(card: Card, outputs: Mapping[str, TensorType]) -> None:
+    """Step 9: the map that the card speaks of is there."""
+    said = card.map
+    if said is None or not said.shown or said.kind in (None, "occlusion"):
+        return
+    if "shown" not in outputs and (said.kind != "rollout" or "map" not in outputs):
+        raise BundleError(f"the card speaks of a map {said.kind}, which score.onnx does not give", "wrong_outputs")
 
 
 def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> LearningPlan | None:

@@ -10,9 +10,10 @@ Anything else is a `ValueError`.
                   "metrics": {...}, "temperature": > 0, "refer_above": number|null, "backbone", "licence_note"}
                  and, where it was chosen, "suspicion": {"threshold": 0 to 1|null, "sensitivity", "specificity":
                  0 to 1|null, "suspicious", "benign": pictures, "statement"}
+                 and, in bundles whose map was measured, "map": see `shown_map`
 
-Both keys may be missing, as they are in every bundle from before them. One without `info` is read, and asks for a look
-at every picture (`referral_rules`).
+The optional keys may be missing, as they are in every bundle from before them. One without `info` is read, and asks for
+a look at every picture (`referral_rules`).
 
 Source: docs/methods.md 1.3 (unseen classes) and docs/security.md 8.11 to 8.13 (what a user is shown).
 """
@@ -21,6 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
 from edgefl_protocol.pictures.referral import ReferralRules, Suspicion
@@ -31,6 +33,7 @@ MAX_SITES = 10_000
 
 _TEXTS = ("intended_use", "method", "backbone", "licence_note")
 _CARD_KEYS = {*_TEXTS, "research_use_only", "site", "sites", "metrics", "temperature", "refer_above"}
+_OPTIONAL_KEYS = {"suspicion", "map"}
 _INFO_KEYS = {"name", "meaning", "malignancy"}
 _SUSPICION_KEYS = {"threshold", "sensitivity", "specificity", "suspicious", "benign", "statement"}
 
@@ -101,6 +104,7 @@ class Card:
     licence_note: str  # what the training data's licences allow
     research_use_only: bool = True  # shown to everyone who scores
     suspicion: Suspicion | None = None  # from where suspicious classes refer; None in bundles from before it
+    map: ShownMap | None = None  # the map that a device shows; None in bundles from before it was measured
 
     def __post_init__(self) -> None:
         for name, text in zip(_TEXTS, (self.intended_use, self.method, self.backbone, self.licence_note), strict=True):
@@ -138,15 +142,17 @@ class Card:
         }
         if self.suspicion is not None:
             record["suspicion"] = asdict(self.suspicion)
+        if self.map is not None:
+            record["map"] = self.map.to_json()
         return write_json(record)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Card":
         """Read `card.json`."""
         record = parse_json(data)
-        if not isinstance(record, dict) or set(record) - {"suspicion"} != _CARD_KEYS:
+        if not isinstance(record, dict) or set(record) - _OPTIONAL_KEYS != _CARD_KEYS:
             raise ValueError(
-                f"the keys must be exactly {', '.join(sorted(_CARD_KEYS))}, and suspicion where it was chosen"
+                f"the keys must be exactly {', '.join(sorted(_CARD_KEYS))}, besides {', '.join(sorted(_OPTIONAL_KEYS))}"
             )
         if not isinstance(record["sites"], dict):
             raise ValueError("sites must map names to numbers of training images")
@@ -162,6 +168,7 @@ class Card:
             licence_note=record["licence_note"],
             research_use_only=record["research_use_only"],
             suspicion=_suspicion(record["suspicion"]) if "suspicion" in record else None,
+            map=ShownMap.from_json(record["map"]) if "map" in record else None,
         )
 
 

@@ -7,7 +7,7 @@ purpose: control flow, random numbers, sequences, optionals and text, image deco
 depends on values of the picture (NonZero, Unique, Compress, NonMaxSuppression).
 
 Guarantees of `check_score_graph`: inputs are `image` uint8 (B, S, S, 3) and exactly the bundle's tensors with their
-types and shapes; outputs are one of the four documented sequences, float32, with a free batch axis and otherwise fixed,
+types and shapes; outputs are one of the documented sequences, float32, with a free batch axis and otherwise fixed,
 bounded lengths. So no output can be larger than the batch times a known row.
 
 Source: docs/security.md, attack list 3, check 30.
@@ -53,11 +53,14 @@ OPERATORS: Final[Mapping[str, frozenset[str]]] = {
 
 EVIDENTIAL_OUTPUTS: Final = ("probabilities", "evidence", "vacuity", "dissonance")
 OUTPUTS: Final = (
+    (*EVIDENTIAL_OUTPUTS, "map", "shown"),
     (*EVIDENTIAL_OUTPUTS, "map"),
     EVIDENTIAL_OUTPUTS,
+    ("probabilities", "map", "shown"),
     ("probabilities", "map"),
     ("probabilities",),
 )
+MAPS: Final = ("map", "shown")
 
 
 def check_operators(data: bytes) -> Graph:
@@ -105,13 +108,13 @@ def _check_outputs(outputs: Mapping[str, TensorType], class_count: int) -> None:
         raise BundleError(f"score.onnx gives {', '.join(names)[:300]}; allowed are: {allowed}", "wrong_outputs")
     for name, kind in outputs.items():
         per_class = name in ("probabilities", "evidence")
-        tokens = kind.dims[-1] if name == "map" and len(kind.dims) == 2 else 0
-        if name == "map" and (not tokens or tokens > MAX_MAP_TOKENS or math.isqrt(tokens) ** 2 != tokens):
+        tokens = kind.dims[-1] if name in MAPS and len(kind.dims) == 2 else 0
+        if name in MAPS and (not tokens or tokens > MAX_MAP_TOKENS or math.isqrt(tokens) ** 2 != tokens):
             raise BundleError(
-                f"output map is {_spoken(kind)}; needed is (free, N), N a square number up to {MAX_MAP_TOKENS}",
+                f"output {name} is {_spoken(kind)}; needed is (free, N), N a square number up to {MAX_MAP_TOKENS}",
                 "wrong_outputs",
             )
-        row = (class_count,) if per_class else (tokens,) if name == "map" else ()
+        row = (class_count,) if per_class else (tokens,) if name in MAPS else ()
         if kind != TensorType("float32", (None, *row)):
             wanted = _spoken(TensorType("float32", (None, *row)))
             raise BundleError(f"output {name} is {_spoken(kind)}; needed is {wanted}", "wrong_outputs")

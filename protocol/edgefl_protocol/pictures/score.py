@@ -68,8 +68,10 @@ class Score:
     exposure: str | None = None  # which side of exposure is wrong: `dark` or `bright`
     # what the classes mean, by name; a class that is not there is unknown. None where the bundle says nothing of any
     info: Mapping[str, ClassInfo] | None = field(default=None, repr=False, compare=False)
-    # the rollout map behind the heat map; None for networks without one. Not part of the JSON
+    # the rollout map, which may travel; None for networks without one. Not part of the JSON
     map: RolloutMap | None = field(default=None, repr=False, compare=False)
+    # the map for a person, of the kind that the card names, where the graph gives one. Not part of the JSON
+    shown: RolloutMap | None = field(default=None, repr=False, compare=False)
 
     @property
     def attention(self) -> RolloutMap | None:
@@ -123,7 +125,7 @@ def make_score(
 
     Args:
         outputs: one row of each output: `probabilities` (K,) and, where the method has them, `evidence` (K,),
-            `vacuity` (), `dissonance` () and `map` (N,).
+            `vacuity` (), `dissonance` (), `map` (N,) and `shown` (N,).
         classes: class names, (K,).
         gate: reasons to refer that were found before the model ran (`quality.Quality.reasons`).
         exposure: which side of exposure is wrong (`quality.Quality.exposure`).
@@ -159,6 +161,7 @@ def make_score(
         exposure=exposure,
         info=info,
         map=outputs["map"].copy() if "map" in outputs else None,
+        shown=outputs["shown"].copy() if "shown" in outputs else None,
     )
 
 

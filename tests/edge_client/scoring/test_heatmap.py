@@ -11,6 +11,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from edgefl_client import Scorer
+from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.heatmap import (
     ALPHA,
     draw_heatmap,
@@ -18,7 +19,6 @@ from edgefl_client.scoring.heatmap import (
     overlay,
     place_map,
     png_bytes,
-    strongest_region,
     tint,
 )
 from edgefl_client.scoring.pictures import FORMATS, PictureReader
@@ -53,6 +53,11 @@ def score_with(attention, reasons=(), predicted="MEL"):
         dissonance=0.1, entropy_nats=0.5, refer=bool(reasons), refer_reasons=tuple(reasons), heatmap=None, model=MODEL,
         milliseconds=1.0, map=attention, info=KNOWN, rules_tried=("vacuity", "blur"), suspicious_from=0.2,
     )  # fmt: skip
+
+
+def drawn_picture(photo, score, fit):
+    """With the score's own map, as a bundle has it whose card found it true."""
+    return draw_heatmap(photo, score, fit, Explanation(score.map, "So true."))
 
 
 def bilinear(tokens, height, width):
@@ -123,7 +128,7 @@ def test_score_and_drawing_agree_on_a_turned_photo(lab, plain_bundle, orientatio
     assert bright.ravel()[int(placed.values.argmax())]
     assert placed.values[bright].mean() > 0.75
     assert placed.values[bright[::-1, ::-1]].mean() < 0.25  # the opposite corner
-    photo, drawn = both_photos(draw_heatmap(upright, score, "squash"), *upright.shape[:2])
+    photo, drawn = both_photos(drawn_picture(upright, score, "squash"), *upright.shape[:2])
     np.testing.assert_array_equal(photo, upright)
     laid = (drawn - (1 - ALPHA) * upright) @ LUMINANCE  # what was laid over the photo
     assert laid[bright].mean() > 3 * laid[bright[::-1, ::-1]].mean()
@@ -170,7 +175,7 @@ def test_the_mass_of_the_map_lies_in_the_lesion_however_the_photo_is_turned(lab,
 def test_photo_stands_untouched_beside_the_map(height, width):
     """Up to 1,600 px the photo is as it was, enlarged by whole numbers only."""
     pixels = np.random.default_rng(1).integers(0, 256, (height, width, 3)).astype(np.uint8)
-    picture = draw_heatmap(pixels, score_with(one_hot(7, 0, 0)), "squash")
+    picture = drawn_picture(pixels, score_with(one_hot(7, 0, 0)), "squash")
     factor = max(1, -(-448 // max(height, width)))
     size = (factor * height, factor * width)
     photo, drawn = both_photos(picture, *size)
@@ -194,22 +199,47 @@ def test_a_level_map_colours_nothing():
     """Noise must not be shown as a finding: the photo stays as it is on both sides."""
     pixels = np.random.default_rng(4).integers(0, 256, (500, 500, 3)).astype(np.uint8)
     level = np.ones(49, np.float32)
-    photo, drawn = both_photos(draw_heatmap(pixels, score_with(level), "squash"), 500, 500)
+    photo, drawn = both_photos(drawn_picture(pixels, score_with(level), "squash"), 500, 500)
     np.testing.assert_array_equal(photo, drawn)
 
 
-def test_strongest_region_is_a_tenth_of_the_area():
-    tokens = np.random.default_rng(2).random((14, 14)).astype(np.float32)
-    mask = strongest_region(place_map(tokens.ravel(), 400, 300, "squash"))
-    assert mask.mean() == pytest.approx(0.10, abs=0.002)
-    alone = strongest_region(place_map(one_hot(14, 3, 3), 400, 300, "squash"))
-    assert 0.002 < alone.mean() < 0.03
+@pytest.mark.parametrize("fit", ["squash", "crop"])
+def test_the_outline_encloses_the_cells_whose_hiding_was_measured(fit):
+    """docs/methods.md 1.8: the quarter of the cells with the largest values, and no other pixel."""
+    tokens = np.random.default_rng(2).random((6, 6)).astype(np.float32)
+    placed = place_map(tokens.ravel(), 300, 420, fit)
+    left, top, right, bottom = placed.box
+    strong = np.sort(tokens.ravel())[-9]
+    for row in range(300):
+        for column in range(0, 420, 7):
+            inside = left <= column < right and top <= row < bottom
+            cell = tokens[(row - top) * 6 // (bottom - top) % 6, (column - left) * 6 // (right - left) % 6]
+            assert placed.marked[row, column] == (inside and cell >= strong)
+
+
+def test_what_speaks_against_the_answer_stays_pale():
+    """Below zero hiding helps the answer: no colour, and no room on the scale."""
+    values = np.array([1.0, 0.2, -3.0, 0.0], np.float32)
+    placed = place_map(values, 400, 400, "squash")
+    assert (placed.low, placed.high) == (0.0, 1.0)
+    drawn = overlay(np.full((400, 400, 3), 150, np.uint8), placed, 2)
+    against, nothing = drawn[390, 10], drawn[390, 390]
+    np.testing.assert_array_equal(against, nothing)
 
 
 def test_a_level_map_has_no_outline():
     """Noise must not be shown as a finding."""
     level = (0.97 + 0.03 * np.random.default_rng(3).random(49)).astype(np.float32)
-    assert strongest_region(place_map(level, 100, 100, "squash")) is None
+    assert place_map(level, 100, 100, "squash").marked is None
+
+
+def test_where_hiding_any_place_changes_next_to_nothing_no_place_is_outlined(said):
+    """docs/methods.md 1.8: an occlusion map is 1 from a fall of 0.01 on; below half of that the caption says so."""
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    picture = draw_heatmap(pixels, score_with(None), "squash", Explanation(0.4 * one_hot(7, 1, 1), "So true."))
+    photo, drawn = both_photos(picture, 500, 600)
+    np.testing.assert_array_equal(photo, drawn)
+    assert "no place in particular" in " ".join(said) and "So true." not in " ".join(said)
 
 
 @pytest.mark.parametrize("skin", [(235, 200, 185), (60, 38, 30)])
@@ -241,7 +271,7 @@ def said(monkeypatch):
 def test_caption_says_what_was_found(said):
     """Full name, meaning, second class, vacuity in words with its number, reasons or the rules that were tried."""
     pixels = np.full((500, 600, 3), 150, np.uint8)
-    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("suspicious_class", "vacuity")), "squash")
+    drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("suspicious_class", "vacuity")), "squash")
     words = " ".join(said)
     assert "Prediction: Melanoma (MEL), probability 75%" in words
     assert "A cancer of the pigment cells" in words and "This class is malignant." in words
@@ -250,13 +280,13 @@ def test_caption_says_what_was_found(said):
     assert "Refer to a dermatologist: the predicted class is malignant; the model has too little evidence" in words
     assert "Research use only" in words and "reduced" not in words
     said.clear()
-    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
+    drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
     worried = " ".join(said)
     assert "No prediction" in worried and "Second:" not in worried
     assert "not trained on" in worried
     assert "outside the white frame" in worried
     said.clear()
-    draw_heatmap(pixels, score_with(one_hot(7, 1, 1), predicted="NV"), "squash")
+    drawn_picture(pixels, score_with(one_hot(7, 1, 1), predicted="NV"), "squash")
     calm = " ".join(said)
     assert "None of these 2 rules asks for a look: too little evidence, blur." in calm
     assert "no reason" not in calm.lower()
@@ -267,15 +297,15 @@ def test_caption_says_what_was_found(said):
 )
 def test_caption_says_which_side_of_exposure_is_wrong(said, side, words):
     score = replace(score_with(one_hot(7, 1, 1), ("exposure",)), exposure=side)
-    draw_heatmap(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
     assert f"Refer to a dermatologist: the picture is too {side}." in " ".join(said)
 
 
 def test_the_referral_has_a_mark_that_needs_no_colour():
     """A bar beside the lines; the ink is dark enough for a print in grey (contrast of 7 to white: WCAG 2.1, 1.4.6)."""
     pixels = np.full((500, 600, 3), 150, np.uint8)
-    worried = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1), ("vacuity",)), "squash"))[500:]
-    calm = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash"))[500:]
+    worried = np.asarray(drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("vacuity",)), "squash"))[500:]
+    calm = np.asarray(drawn_picture(pixels, score_with(one_hot(7, 1, 1)), "squash"))[500:]
     bars = [(panel[:, :12].max(-1) < 140).any() for panel in (worried, calm)]
     assert bars == [True, False]
     linear = [(one / 255 / 12.92 if one <= 10 else ((one / 255 + 0.055) / 1.055) ** 2.4) for one in (130, 14, 8)]
@@ -288,7 +318,7 @@ def test_the_referral_has_a_mark_that_needs_no_colour():
 def test_no_probability_is_rounded_to_certainty(said, probability, words):
     """docs/design.md, section 5: a number shown to a reader is never surer than the model's."""
     score = replace(score_with(one_hot(7, 1, 1)), probabilities={"MEL": probability, "NV": 1 - probability})
-    draw_heatmap(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
     assert f"probability {words}" in " ".join(said)
 
 
@@ -312,7 +342,7 @@ def test_a_large_photo_is_reduced_in_place(said, fit):
     """Photo pixel (x, y) is picture pixel (x, y) times 1600 / longer side, and the map lies on it as on the photo."""
     pixels = np.full((1500, 2000, 3), 128, np.uint8)
     pixels[1300:1320, 400:420] = (0, 0, 255)  # far from the hot patch
-    picture = draw_heatmap(pixels, score_with(one_hot(7, 1, 5)), fit)
+    picture = drawn_picture(pixels, score_with(one_hot(7, 1, 5)), fit)
     photo, drawn = (one.astype(int) for one in both_photos(picture, 1200, 1600))
     assert "Photo reduced." in " ".join(said)
     blue = np.argwhere(photo[..., 2] - photo[..., 0] > 100)
@@ -328,6 +358,7 @@ def test_a_large_photo_is_reduced_in_place(said, fit):
 
 _MEASURE = """
 import numpy as np
+from edgefl_client.scoring.explanation import Explanation
 from edgefl_client.scoring.heatmap import draw_heatmap, png_bytes
 from edgefl_protocol.pictures.score import ModelInfo, Score
 
@@ -339,7 +370,7 @@ def drawn(photo):
     score = Score(image=None, predicted="A", probabilities={"A": 1.0}, evidence=None, vacuity=None, dissonance=None,
         entropy_nats=0.0, refer=False, refer_reasons=(), heatmap=None, model=model, milliseconds=1.0,
         map=np.linspace(0, 1, 196, dtype=np.float32))
-    png_bytes(draw_heatmap(photo, score, "squash"))
+    png_bytes(draw_heatmap(photo, score, "squash", Explanation(score.map, "So true.")))
 
 drawn(np.zeros((50, 50, 3), np.uint8))
 photo = np.full((3000, 4000, 3), 90, np.uint8)
@@ -361,14 +392,22 @@ def test_png_holds_no_metadata(lab):
     exif = Image.Exif()
     exif[0x010E] = "CANARY-PATIENT"
     pixels = decode(lab.encoded(lab.photo(500, 400), "JPEG", exif=exif))
-    data = png_bytes(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash"))
+    data = png_bytes(drawn_picture(pixels, score_with(one_hot(7, 1, 1)), "squash"))
     assert b"CANARY" not in data
     assert Image.open(io.BytesIO(data)).info == {}
 
 
-def test_no_map_no_drawing(lab):
-    with pytest.raises(ValueError, match="no attention map"):
-        draw_heatmap(lab.photo(), score_with(None), "squash")
+def test_without_a_true_map_the_photo_stands_alone_and_the_caption_says_why(said):
+    pixels = np.random.default_rng(4).integers(0, 256, (500, 600, 3)).astype(np.uint8)
+    picture = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash", Explanation(None, "No map: so.")))
+    assert picture.shape[1] == 600  # no second photo
+    np.testing.assert_array_equal(picture[:500], pixels)
+    words = " ".join(said)
+    assert "No map: so." in words and "Prediction: Melanoma (MEL)" in words
+    assert "less (" not in words and "where the model looked" not in words.lower()
+
+
+def test_a_map_that_is_no_square_grid_is_refused(lab):
     with pytest.raises(ValueError, match="no square grid"):
         place_map(np.ones(7, np.float32), 10, 10, "squash")
     with pytest.raises(ValueError, match="fit is"):

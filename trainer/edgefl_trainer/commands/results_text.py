@@ -48,6 +48,35 @@ def site_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def map_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Say how true each map is, in a line for each site and map; none where that was not measured.
+
+    Shares of answers that change: the marked quarter hidden, a random one; all but it hidden, all but a random one.
+    """
+    if not summary.get("maps"):
+        return []
+    lines = [
+        "",
+        "answers that change where the marked quarter is hidden (a random quarter), and where all but it is:",
+        f"{'site':<16}{'map':<12}{'mean colour':>14}{'all but':>14}{'blur':>14}{'all but':>14}  advantage (95 %)",
+    ]
+    for name, found in summary["maps"].items():
+        for kind, one in found["maps"].items():
+            effects = [one["hidden"][way] for way in ("mean", "blur")]
+            shares = [(e["marked"], e["random"], e["kept"], e["kept_random"]) for e in effects]
+            cells = [f"{pair[0]:.0%} ({pair[1]:.0%})" for four in shares for pair in (four[:2], four[2:])]
+            gain = one["advantage"]
+            told = f"{gain['value']:.2f} ({gain['low']:.2f} to {gain['high']:.2f})"
+            told += "" if one["better_than_chance"] else ", not better than chance"
+            if (lesion := one["in_lesion"]) is not None:
+                told += f"; {lesion['marked']:.0%} of it in the lesion ({lesion['chance']:.0%} of the picture)"
+            lines.append(f"{name:<16}{kind:<12}" + "".join(f"{cell:>14}" for cell in cells) + f"  {told}")
+        said = found["shown"]
+        what = f"a device shows {said['kind']}" if said["shown"] else f"a device shows no map ({said['why']})"
+        lines.append(f"{name:<16}{what}, {found['pictures']} pictures")
+    return lines
+
+
 def score_line(found: Score | Mapping[str, Any]) -> str:
     """Write one image's score in one line, or why it has none."""
     if not isinstance(found, Score):

@@ -1,6 +1,6 @@
 """Score a finished run's models on other rows than those of the run itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from edgefl_trainer.engine.results import score
 from edgefl_trainer.engine.sites import choose_device
 from edgefl_trainer.errors import RunError
 from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.measured_maps import measure_maps
 from edgefl_trainer.evaluate.metrics import entropy_nats, out_of_distribution_auroc
 from edgefl_trainer.evaluate.report import thin_sites
 
@@ -29,7 +30,11 @@ KEPT_OF_SITES = ("n_train", "n_labelled", "held_out", "readout", "selected_round
 
 
 def evaluate(
-    run: FinishedRun, data: Sequence[str], device: str = "auto", foreign: Sequence[str] = ()
+    run: FinishedRun,
+    data: Sequence[str],
+    device: str = "auto",
+    foreign: Sequence[str] = (),
+    maps: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Judge each site's model on that site's `test` rows of the data, else on its `val` rows.
 
@@ -39,6 +44,7 @@ def evaluate(
     Args:
         data: SPECs; their sites are matched by name.
         foreign: sources of pictures that are not of the task, see `data.foreign`.
+        maps: told how far the measurement of maps is, which adds `maps` by site; None leaves them out.
 
     Raises:
         DataError: the data cannot be read or names classes the run does not know.
@@ -78,6 +84,7 @@ def evaluate(
         "classes": list(run.classes),
         **federation_report(scored, facts),
         **({"further": further} if further else {}),
+        **({"maps": map_tables(run, federation, known, where, maps)} if maps is not None else {}),
         "sites_without_model": without,
         **({"ood": foreign_figures(run, foreign, scored, where)} if foreign else {}),
         "state_sha256": run.summary["state_sha256"],
@@ -104,6 +111,31 @@ def _score_sites(
         seen[name] = predictor.seen
         scored[name] = score(predictor, Examples(federation.images, labels, rows), federation.lesions, device)
     return scored, facts, seen
+
+
+def map_tables(
+    run: FinishedRun,
+    federation: Federation,
+    names: Sequence[str],
+    device: torch.device,
+    report: Callable[[str], None],
+) -> dict[str, dict[str, Any]]:
+    """Measure how true every map of each site's model is, on reported rows; see `MapTable.to_json`."""
+    found = {}
+    for name in names:
+        rows = np.random.default_rng(run.settings.seed).permutation(
+            federation.sites[name].rows(federation.report_split).astype(np.int64)
+        )
+        table = measure_maps(
+            run.predictor(name),
+            federation.images[rows],
+            [federation.lesions[row] for row in rows],
+            masks=None if federation.masks is None else federation.masks[rows],
+            device=device,
+            report=lambda line, site=name: report(f"{site}: {line}"),  # type: ignore[misc]  # bound by its default
+        )
+        found[name] = table.to_json()
+    return found
 
 
 def _partition_of(run: FinishedRun) -> Partition | None:

@@ -20,11 +20,11 @@ from edgefl_protocol import Payload
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
 from edgefl_protocol.pictures.imaging import Preprocess
-from edgefl_protocol.pictures.referral import Measures, predicted_class
 from edgefl_trainer.contract import Prediction, Predictor
 from edgefl_trainer.engine.folder import make_folder
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import RunError
+from edgefl_trainer.evaluate.metrics import predicted_classes
 from edgefl_trainer.models.backbones import BACKBONE_FILE, frozen_network, load_backbone
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.scoring import ScoreModule, options_from_json, options_to_json
@@ -152,18 +152,3 @@ def predict(predictor: Predictor, images: NDArray[np.uint8], device: torch.devic
         dissonance=joined.get("dissonance"),
         maps=joined.get("map"),
     )
-
-
-def predicted_classes(
-    probabilities: NDArray[np.float32], vacuity: NDArray[np.float32] | None, seen: tuple[bool, ...]
-) -> NDArray[np.int64]:
-    """Pick the most probable class among those the site has seen in training; −1 where the model knows nothing.
-
-    Source: docs/methods.md, prior: with little evidence the largest alpha is the prior of a class that is absent.
-    """
-    chosen = []
-    for row, values in enumerate(probabilities):
-        known = None if vacuity is None else float(vacuity[row])
-        measures = Measures(probabilities=values, vacuity=known, dissonance=None, entropy_nats=0.0)
-        chosen.append(predicted_class(measures, seen))
-    return np.array([-1 if index is None else index for index in chosen], dtype=np.int64)

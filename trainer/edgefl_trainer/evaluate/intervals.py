@@ -59,7 +59,7 @@ def pooled(parts: Sequence[Scored]) -> Scored:
 
 def resample(scored: Scored, resamples: int = RESAMPLES) -> dict[str, Float[np.ndarray, " R"]]:
     """Compute every figure of ``METRIC_NAMES`` over draws of at least one row; NaN where a draw does not define it."""
-    parts = [weighted_figures(scored, weights) for weights in _draws(scored.lesions, resamples)]
+    parts = [weighted_figures(scored, weights) for weights in lesion_weights(scored.lesions, resamples)]
     return {name: np.concatenate([part[name] for part in parts]) for name in METRIC_NAMES}
 
 
@@ -95,7 +95,8 @@ def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[
     return figures
 
 
-def _draws(lesions: Sequence[str], resamples: int) -> Iterator[Float[np.ndarray, "R B"]]:
+def lesion_weights(lesions: Sequence[str], resamples: int) -> Iterator[Float[np.ndarray, "R B"]]:
+    """Draw whole lesions with replacement: how often each row then counts, some draws at a time."""
     _, number = np.unique(np.array(lesions, dtype=str), return_inverse=True)
     count = int(number.max()) + 1
     rng = np.random.default_rng(SEED)

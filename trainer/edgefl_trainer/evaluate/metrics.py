@@ -12,11 +12,12 @@ What is shown names no class that the site's training rows lack, and the other f
 name any class of the federation: the two ``open_`` figures do, whatever the site has seen, and nothing abstains there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from edgefl_protocol.pictures.referral import Measures, predicted_class
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 
 SiteMetrics = dict[str, float | int | None]
@@ -245,3 +246,18 @@ def federation_summary(sites: Mapping[str, Mapping[str, object]]) -> dict[str, f
         **{f"p{q}_balanced_accuracy": float(np.percentile(values, q)) if some else None for q in PERCENTILES},
         "sites_without_figures": len(found) - values.size,
     }
+
+
+def predicted_classes(
+    probabilities: Float[np.ndarray, "B K"], vacuity: Float[np.ndarray, " B"] | None, seen: Sequence[bool]
+) -> Int[np.ndarray, " B"]:
+    """Pick the most probable class among those the site has seen in training; −1 where the model knows nothing.
+
+    Source: docs/methods.md, prior: with little evidence the largest alpha is the prior of a class that is absent.
+    """
+    chosen = []
+    for row, values in enumerate(probabilities):
+        known = None if vacuity is None else float(vacuity[row])
+        measures = Measures(probabilities=values, vacuity=known, dissonance=None, entropy_nats=0.0)
+        chosen.append(predicted_class(measures, seen))
+    return np.array([ABSTAINED if index is None else index for index in chosen], dtype=np.int64)

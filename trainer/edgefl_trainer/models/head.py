@@ -26,8 +26,8 @@ def init_head(classes: int, width: int, generator: torch.Generator) -> tuple[Flo
 
 
 def standardise(
-    features: Float[Tensor, "B D"], mean: Float[Tensor, " D"], std: Float[Tensor, " D"]
-) -> Float[Tensor, "B D"]:
+    features: Float[Tensor, "*rows D"], mean: Float[Tensor, " D"], std: Float[Tensor, " D"]
+) -> Float[Tensor, "*rows D"]:
     """Scale features to units of their spread over the training rows; a std below `STD_FLOOR` counts as that."""
     return (features - mean) / std.clamp(min=STD_FLOOR)
 

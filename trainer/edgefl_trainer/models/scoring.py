@@ -25,6 +25,7 @@ from edgefl_trainer.models.head import (
     unusualness,
 )
 from edgefl_trainer.models.inserts import Insert, insert_from_json, insert_to_json
+from edgefl_trainer.models.shown_maps import GraphMap, attention_map, graph_maps, patch_features, scaled, share_map
 from edgefl_trainer.models.spec import Readout
 from edgefl_trainer.models.vit import FrozenViT, PrefixPlace, ViTOutput
 from edgefl_trainer.rollout import PrefixMode, max_normalise, rollout_from_factors
@@ -103,7 +104,8 @@ class ScoreOutput(NamedTuple):
     """A scored batch: `probabilities` (B, K), `evidence` (B, K), `vacuity` (B,), `dissonance` (B,), `map` (B, N).
 
     The map is max-normalised, patches row by row. Evidence, vacuity and dissonance are None for softmax methods, the
-    map for convolutional networks.
+    map for convolutional networks. `shown` (B, N) is the map for a person who reads the picture, of the kind that the
+    module was made with (`shown_maps`); None without one.
     """
 
     probabilities: Float[Tensor, "B K"]
@@ -111,6 +113,7 @@ class ScoreOutput(NamedTuple):
     vacuity: Float[Tensor, " B"] | None
     dissonance: Float[Tensor, " B"] | None
     map: Float[Tensor, "B N"] | None
+    shown: Float[Tensor, "B N"] | None = None
 
     def named(self) -> dict[str, Tensor]:
         """Return the outputs that exist, by name, in the order of the graph's outputs."""
@@ -120,14 +123,25 @@ class ScoreOutput(NamedTuple):
 class ScoreModule(nn.Module):
     """Scores 8-bit images with tensors given by their payload names."""
 
-    def __init__(self, backbone: Backbone, options: ScoreOptions) -> None:
-        """Fix backbone and options; a `ValueError` where the backbone has no such readout, or takes no prompts."""
+    def __init__(self, backbone: Backbone, options: ScoreOptions, shown: GraphMap | None = None) -> None:
+        """Fix backbone, options and the kind of map that is shown beside the one that travels.
+
+        A `ValueError` where the backbone has no such readout or map, or takes no prompts.
+        """
         super().__init__()
         pooled = isinstance(backbone, FrozenCNN)
         if (options.readout == "pooled") is not pooled or (pooled and (options.prompts or options.insert)):
             raise ValueError(f"{backbone.spec.name} takes no readout {options.readout!r} with these prompts")
+        if shown is not None and shown not in graph_maps(backbone, options.readout):
+            raise ValueError(f"{backbone.spec.name} with readout {options.readout!r} has no map {shown!r} to show")
         self.backbone = backbone
         self.options = options
+        self.shown = shown
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what a score of this module holds, in the order of the graph's outputs."""
+        return (*self.options.outputs, *(("shown",) if self.shown is not None else ()))
 
     @property
     def vit(self) -> FrozenViT:
@@ -158,6 +172,7 @@ class ScoreModule(nn.Module):
             torch.cat(parts) if parts else None,
             insert=None if insert is None else insert.bind(tensors, lambda: vit(pixels).cls),
             need_attention=need_attention,
+            need_weighted=need_attention and self.shown == "values",
             prefix_mode=self.options.prefix_mode,
             prefix_place=self.options.prefix,
         )
@@ -165,7 +180,12 @@ class ScoreModule(nn.Module):
 
     def features(self, output: BackboneOutput, tensors: Mapping[str, Tensor]) -> Float[Tensor, "B D"]:
         """Compute what the head reads: the readout in float32, standardised where the options say so."""
-        features = output.readout(self.options.readout, self.options.prompted).to(torch.float32)
+        return self.standardised(output.readout(self.options.readout, self.options.prompted).to(torch.float32), tensors)
+
+    def standardised(
+        self, features: Float[Tensor, "*rows D"], tensors: Mapping[str, Tensor]
+    ) -> Float[Tensor, "*rows D"]:
+        """Scale features as the head takes them."""
         if self.options.head_norm == "standardise":
             features = standardise(features, tensors["features.mean"], tensors["features.std"])
         return features
@@ -180,7 +200,19 @@ class ScoreModule(nn.Module):
             raise ValueError(f"a score needs the tensors {', '.join(missing)}; found {', '.join(sorted(tensors))}")
         output = self.output(image, tensors, need_attention=True)
         maps = max_normalise(rollout_from_factors(output.factors)) if isinstance(output, ViTOutput) else None
-        return self.judge(self.features(output, tensors), tensors, maps)
+        score = self.judge(self.features(output, tensors), tensors, maps)
+        if self.shown is None or not isinstance(output, ViTOutput):
+            return score
+        if self.shown != "share":
+            return score._replace(shown=scaled(attention_map(self.shown, output, self.options.readout)))
+        return score._replace(shown=self.shares(output, tensors, score.probabilities))
+
+    def shares(
+        self, output: ViTOutput, tensors: Mapping[str, Tensor], probabilities: Float[Tensor, "B K"]
+    ) -> Float[Tensor, "B N"]:
+        """Compute each patch's share of the logit of the most probable class, scaled; see `shown_maps.share_map`."""
+        features = self.standardised(patch_features(output, self.vit.vit.fc_norm), tensors)
+        return scaled(share_map(features, tensors["head.weight"][probabilities.argmax(dim=-1)]))
 
     def judge(
         self, features: Float[Tensor, "B D"], tensors: Mapping[str, Tensor], maps: Float[Tensor, "B N"] | None

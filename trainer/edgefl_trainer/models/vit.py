@@ -33,13 +33,17 @@ class ViTOutput(NamedTuple):
 
     `cls` and `patch_mean` are two readouts after the final norm, (B, D); `inserted` are the prompt tokens after it,
     the last that entered first, (B, n, D); `factors` holds one head-averaged attention over the image columns for each
-    block, (B, 1+N, 1+N), float32, and is empty when none was asked for.
+    block, (B, 1+N, 1+N), float32, and is empty when none was asked for. `patches` are the tokens whose mean is
+    `patch_mean`, (B, N, D), before what the network norms behind that mean. `weighted` is the last factor with the
+    columns of each head multiplied by the norms of its values, None when not asked for.
     """
 
     cls: Float[Tensor, "B D"]
     patch_mean: Float[Tensor, "B D"]
     inserted: Float[Tensor, "B n D"]
     factors: tuple[Float[Tensor, "B T T"], ...]
+    patches: Float[Tensor, "B N D"]
+    weighted: Float[Tensor, "B T T"] | None = None
 
     def readout(self, name: Readout, prompts: int = 0) -> Float[Tensor, "B D"]:
         """Return the feature that the head reads; for `prompted` the class token and that many of the prompt tokens.
@@ -152,6 +156,7 @@ class FrozenViT(nn.Module):
         *,
         insert: Inserter | None = None,
         need_attention: bool = False,
+        need_weighted: bool = False,
         prefix_mode: PrefixMode = "renormalise",
         prefix_place: PrefixPlace = "after",
     ) -> ViTOutput:
@@ -162,6 +167,7 @@ class FrozenViT(nn.Module):
             insert: puts prompt tokens between class token and patches before a block; None for none.
             need_attention: also return rollout factors; takes the explicit attention path, which stores the
                 probabilities of every block. Otherwise attention is fused.
+            need_weighted: with `need_attention`, also the last factor weighted by the values' norms.
             prefix_mode: what the factors do with the columns of prefixes and prompt tokens, see
                 `edgefl_trainer.rollout.PrefixMode`.
             prefix_place: where prompts join, see `PrefixPlace`.
@@ -172,24 +178,28 @@ class FrozenViT(nn.Module):
         self._check(image, prompts)
         tokens = self.vit.norm_pre(self.vit._pos_embed(self.vit.patch_embed(image)))  # (B, 1+N, D)
         factors: list[Tensor] = []
+        weighted = None
         for index, block in enumerate(self.vit.blocks):
             tokens = tokens if insert is None else insert(index, tokens)
             prefix = None if prompts is None else prompts[index]
             if prefix is not None and prefix_place == "before":
                 prefix = _projected(block.attn, prefix)
             recorded = (prefix_mode, self.tokens) if need_attention else None
-            mixed, factor = _attend(block.attn, block.norm1(tokens), prefix, recorded)
+            mixed, attention, value = _attend(block.attn, block.norm1(tokens), prefix, recorded)
             # Stochastic depth and dropout are the identity here: the network stays in evaluation mode.
             tokens = tokens + block.ls1(mixed)
             tokens = tokens + block.ls2(block.mlp(block.norm2(tokens)))
-            if factor is not None:
-                factors.append(factor)
+            if attention is not None:
+                factors.append(attention.mean(dim=1))  # (B, 1+N, 1+N)
+                if need_weighted and index == self.spec.depth - 1:
+                    weighted = _weighted(attention, value)
         tokens = self.vit.norm(tokens)
         # Networks trained with mean pooling keep their final norm behind the pooling; elsewhere it is the identity.
         cls = self.vit.fc_norm(tokens[:, 0])
         first = tokens.shape[1] - self.tokens  # of the patches
-        patch_mean = self.vit.fc_norm(tokens[:, first:].mean(dim=1))
-        return ViTOutput(cls, patch_mean, self.vit.fc_norm(tokens[:, 1:first]), tuple(factors))
+        patches = tokens[:, first:]
+        patch_mean = self.vit.fc_norm(patches.mean(dim=1))
+        return ViTOutput(cls, patch_mean, self.vit.fc_norm(tokens[:, 1:first]), tuple(factors), patches, weighted)
 
     def _check(self, image: Tensor, prompts: Tensor | None) -> None:
         side = self.spec.image_px
@@ -222,18 +232,22 @@ def _attend(
     tokens: Float[Tensor, "B T D"],
     prefix: Float[Tensor, "two P H dh"] | None,
     recorded: tuple[PrefixMode, int] | None,
-) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B I I"] | None]:
-    """Multi-head attention of one block with its prefix; with a mode and N, the factor over class and patch tokens."""
+) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B h I I"] | None, Float[Tensor, "B h T dh"]]:
+    """Multi-head attention of one block with its prefix, and the values of the tokens alone.
+
+    With a mode and N also the attention of each head over class and patch tokens, whose mean is the factor.
+    """
     batch, length, _ = tokens.shape
     heads, width = attention.num_heads, attention.head_dim
     parts = attention.qkv(tokens).split(heads * width, dim=-1)
     query, key, value = (part.reshape(batch, length, heads, width).transpose(1, 2) for part in parts)  # (B, h, T, d_h)
     query, key = attention.q_norm(query), attention.k_norm(key)
+    own = value
     if prefix is not None:
         pair = prefix.to(key.dtype).permute(0, 2, 1, 3).unsqueeze(1).expand(-1, batch, -1, -1, -1)  # (2, B, h, P, d_h)
         key = torch.cat([pair[0], key], dim=2)  # (B, h, P+T, d_h)
         value = torch.cat([pair[1], value], dim=2)
-    factor = None
+    image = None
     if recorded is None:
         mixed = scaled_dot_product_attention(query, key, value)
     else:
@@ -246,10 +260,16 @@ def _attend(
             # Equal to dropping the prompts' columns and dividing by the rest, but exact when that rest underflows.
             image = _image_part(logits, patches).softmax(dim=-1, dtype=torch.float32)
         else:
-            image = probabilities if whole else _image_part(probabilities, patches)
-        factor = image.mean(dim=1)  # (B, 1+N, 1+N)
+            image = probabilities if whole else _image_part(probabilities, patches)  # (B, h, 1+N, 1+N)
     mixed = mixed.transpose(1, 2).reshape(batch, length, heads * width)  # (B, T, D)
-    return attention.proj(attention.norm(mixed)), factor
+    return attention.proj(attention.norm(mixed)), image, own
+
+
+def _weighted(attention: Float[Tensor, "B h I I"], value: Float[Tensor, "B h T dh"]) -> Float[Tensor, "B I I"]:
+    """Mean over heads of attention times the norm of the value it takes (Kobayashi et al., arXiv 2004.10102)."""
+    patches = attention.shape[-1] - 1
+    norms = value.to(torch.float32).norm(dim=-1).unsqueeze(-2)  # (B, h, 1, T), prompt tokens behind the class token
+    return (attention * torch.cat([norms[..., :1], norms[..., -patches:]], dim=-1)).mean(dim=1)
 
 
 def _image_part(attention: Float[Tensor, "B H T C"], patches: int) -> Float[Tensor, "B H I I"]:

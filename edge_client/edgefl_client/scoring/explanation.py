@@ -1,0 +1,14 @@
+"""Where the model looked, for whoever reads a picture: a map that was found true, or a sentence why there is none."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The map shown beside a picture."""
+
+    values: NDArray[np.float32] | None  # (N,), row by row, at most 1; None where none is shown
+    sentence: str  # how true it is, or why none is shown

@@ -1,0 +1,200 @@
+"""What a bundle says of the map that a device shows beside a picture: its kind, and how true it was found.
+
+Guarantees: a `ShownMap` that exists satisfies the form below; anything else is a `ValueError`.
+
+    "map" of card.json   {"shown": bool, "why": null|why, "kind": null|kind, "cells": N|null, "passes": 1 to 257,
+                          "pictures": n, "advantage": null|{"value", "low", "high"}, "hidden": null|{"mean": effect,
+                          "blur": effect}}
+    effect               {"marked", "random", "kept", "kept_random"}, shares of the answers that change
+
+`hidden` says what hiding a quarter of the picture does, by its mean colour and by a blur: the quarter that the map
+marks, one at random, all but the marked one, all but a random one. A map is shown where `why` is null, and then only
+with figures that are better than chance. The key is missing in bundles from before it: nobody measured their map.
+Source: docs/methods.md 1.8, docs/decisions/0040.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
+
+MapKind = Literal["rollout", "attention", "values", "share", "occlusion"]
+"""`rollout` to `share`: out of the scoring graph, its output `shown`, or `map` where it has none; `occlusion`: the
+device hides one cell after the other."""
+
+WhyNot = Literal["chance", "few_pictures", "no_pictures", "no_map"]
+"""`chance`: what the best map marks matters no more than any other place; `few_pictures`: too few to tell;
+`no_pictures`: the run's pictures could not be read; `no_map`: the network has none that a device computes in time."""
+
+WAYS: Final = ("mean", "blur")
+MAX_CELLS: Final = 256  # of an occlusion map: a device runs the network once more than that
+MAX_PICTURES: Final = 10**9
+_KEYS: Final = {"shown", "why", "kind", "cells", "passes", "pictures", "advantage", "hidden"}
+_EFFECT: Final = {"marked", "random", "kept", "kept_random"}
+_INTERVAL: Final = {"value", "low", "high"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HidingEffect:
+    """Shares of the answers that change where parts of a picture are hidden."""
+
+    marked: float  # the quarter that the map marks
+    random: float  # a quarter at random
+    kept: float  # all but the marked quarter
+    kept_random: float  # all but a random quarter
+
+    def __post_init__(self) -> None:
+        if not all(_is_share(value) for value in vars(self).values()):
+            raise ValueError("an effect must be of shares from 0 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantage:
+    """How much more the marked quarter matters than a random one, under the way of hiding where that is least."""
+
+    value: float
+    low: float  # of a 95 % interval over lesions
+    high: float
+
+    def __post_init__(self) -> None:
+        if not all(_is_number(value) and -1 <= value <= 1 for value in vars(self).values()):
+            raise ValueError("an advantage must be of numbers from -1 to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownMap:
+    """The map of a bundle, and how true it was found."""
+
+    why: WhyNot | None  # why no map is shown; None where one is
+    kind: MapKind | None  # of the best map that was measured; None where none was
+    cells: int | None = None  # N of an occlusion map, a square number; None for the other kinds
+    pictures: int = 0  # on how many pictures it was measured
+    advantage: Advantage | None = None
+    hidden: Mapping[str, HidingEffect] | None = None  # by way of hiding, see `WAYS`
+
+    def __post_init__(self) -> None:
+        if self.why not in (None, *get_args(WhyNot)) or self.kind not in (None, *get_args(MapKind)):
+            raise ValueError(f"the map has the kind {str(self.kind)[:40]!r} and the reason {str(self.why)[:40]!r}")
+        measured = [part is not None for part in (self.kind, self.advantage, self.hidden)]
+        if any(measured) is not all(measured) or all(measured) is not (self.why in (None, "chance")):
+            raise ValueError("a map that is shown, or is at chance, must have a kind and figures, and no other may")
+        if self.hidden is not None and set(self.hidden) != set(WAYS):
+            raise ValueError(f"what hiding does must be said for {' and '.join(WAYS)}")
+        if type(self.pictures) is not int or not 0 <= self.pictures <= MAX_PICTURES:
+            raise ValueError("pictures must be a whole number from 0")
+        if (self.kind == "occlusion") is not (self.cells is not None):
+            raise ValueError("cells must be said for an occlusion map, and for no other")
+        if self.cells is not None and not (
+            type(self.cells) is int and 4 <= self.cells <= MAX_CELLS and math.isqrt(self.cells) ** 2 == self.cells
+        ):
+            raise ValueError(f"cells must be a square number from 4 to {MAX_CELLS}")
+        if self.shown and not self._better_than_chance():
+            raise ValueError("a map is shown that its own figures do not find better than chance")
+
+    @property
+    def shown(self) -> bool:
+        """Whether a device draws it."""
+        return self.why is None
+
+    @property
+    def passes(self) -> int:
+        """How often a device runs the network for a picture and its map."""
+        return 1 + (self.cells or 0)
+
+    @property
+    def least(self) -> HidingEffect | None:
+        """What hiding does, in the way in which the marked quarter differs least from a random one."""
+        if self.hidden is None:
+            return None
+        return min(self.hidden.values(), key=lambda one: one.marked - one.random)
+
+    def _better_than_chance(self) -> bool:
+        least, found = self.least, self.advantage
+        return least is not None and found is not None and found.low > 0 and least.marked > least.random
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the value of `map` in `card.json`."""
+        return {
+            "shown": self.shown,
+            "why": self.why,
+            "kind": self.kind,
+            "cells": self.cells,
+            "passes": self.passes,
+            "pictures": self.pictures,
+            "advantage": None if self.advantage is None else asdict(self.advantage),
+            "hidden": None if self.hidden is None else {way: asdict(self.hidden[way]) for way in self.hidden},
+        }
+
+    @classmethod
+    def from_json(cls, record: object) -> "ShownMap":
+        """Read what `to_json` gave."""
+        found = _object(record, _KEYS, "map")
+        hidden, advantage = found["hidden"], found["advantage"]
+        effects = None if hidden is None else _object(hidden, set(WAYS), "hidden")
+        made = cls(
+            why=found["why"],
+            kind=found["kind"],
+            cells=found["cells"],
+            pictures=found["pictures"],
+            advantage=None if advantage is None else Advantage(**_object(advantage, _INTERVAL, "advantage")),
+            hidden=None
+            if effects is None
+            else {way: HidingEffect(**_object(effects[way], _EFFECT, way)) for way in WAYS},
+        )
+        if found["shown"] is not made.shown or found["passes"] != made.passes:
+            raise ValueError("map says other things of shown and passes than of why and cells")
+        return made
+
+
+def _object(record: object, keys: set[str], name: str) -> dict[str, Any]:
+    if not isinstance(record, dict) or set(record) != keys:
+        raise ValueError(f"{name} must be exactly {', '.join(sorted(keys))}")
+    return record
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # the type was just looked at
+
+
+def _is_share(value: object) -> bool:
+    return _is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+
+
+def how_true(said: ShownMap | None) -> str:
+    """Say what the card says of its map, in a sentence for whoever reads the picture.
+
+    Args:
+        said: None for a bundle from before maps were measured.
+    """
+    if said is None:
+        return "No map is drawn: this model does not say how true its map is."
+    least = said.least
+    if least is None:
+        return f"No map is drawn: {_WHY[said.why or 'no_pictures'].format(said.pictures)}."
+    marked, other = _in_words(least.marked), _in_words(least.random)
+    if said.shown:
+        return (
+            f"On {said.pictures} pictures, hiding what such an outline marks changed {marked}, hiding a region of the "
+            f"same size at random {other}."
+        )
+    return (
+        f"No map is drawn: what the best map marks matters little more than any other place. On {said.pictures} "
+        f"pictures, hiding it changed {marked}, hiding a region of the same size at random {other}."
+    )
+
+
+_WHY: Final[Mapping[str, str]] = {
+    "no_map": "this network has none that a device could compute in time",
+    "few_pictures": "{} pictures were too few to find out whether it would be true",
+    "no_pictures": "when this model was made, nobody could measure whether it would be true",
+    "chance": "it is no better than chance",
+}
+
+
+def _in_words(share: float) -> str:
+    """A share of answers, such as `1 answer in 3`."""
+    if share == 0:
+        return "no answer"
+    if share > 0.55:
+        return "every answer" if share == 1 else f"{round(10 * share)} answers in 10"
+    return f"1 answer in {round(1 / share)}"
