@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgefl_coordinator.errors import OperatorError
 from edgefl_coordinator.rounds.aggregation import step
 from edgefl_coordinator.rounds.prospects import unfinishable, usual_quorum
-from edgefl_coordinator.rounds.standstill import RoundFacts, Standing, standing, stuck_sentence
+from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import Close, Round, cohort_allows, decide
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings, TaskSettings
 from edgefl_coordinator.web.operations import OPERATIONS
@@ -305,5 +305,5 @@ def test_an_unserved_coordinator_says_so(make_coordinator, tools) -> None:
 
 def test_standing_names_no_more_than_it_has() -> None:
     """Without a known beginning the sentence tells none."""
-    told = Standing(kind="stuck", cause="x", why="so", mend="do this")
+    told = FederationStanding(kind="stuck", cause="x", why="so", mend="do this")
     assert stuck_sentence(told, 0) == "the federation is stuck: so; do this"

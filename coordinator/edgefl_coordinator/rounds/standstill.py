@@ -40,7 +40,7 @@ class RoundFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Standing:
+class FederationStanding:
     """How the federation stands."""
 
     kind: Kind
@@ -52,7 +52,7 @@ class Standing:
     until_ms: int | None = None
 
 
-def standing(facts: RoundFacts, rules: RoundSettings) -> Standing:
+def standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     """Say whether the federation goes on, until when it waits, or why it is stuck."""
     found = _standing(facts, rules)
     if facts.served or found.kind in ("stuck", "over"):
@@ -60,10 +60,10 @@ def standing(facts: RoundFacts, rules: RoundSettings) -> Standing:
     command = "edgefl-coordinator serve"
     kind: Kind = "waits" if facts.current is None else "stuck"
     why = "no server runs, so members reach nobody"
-    return Standing(kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,))
+    return FederationStanding(kind=kind, cause="not_served", why=why, mend=f"run: {command}", commands=(command,))
 
 
-def stuck_sentence(found: Standing, number: int) -> str:
+def stuck_sentence(found: FederationStanding, number: int) -> str:
     """Say in one sentence that round `number` is stuck: since when, why, and what mends it; "" where it is not."""
     if found.kind != "stuck":
         return ""
@@ -74,11 +74,11 @@ def stuck_sentence(found: Standing, number: int) -> str:
     return f"{what} is stuck{since}: {found.why}; {found.mend}"
 
 
-def _standing(facts: RoundFacts, rules: RoundSettings) -> Standing:
+def _standing(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     if facts.over:
         return _over(facts, rules)
     if facts.failing_ms is not None:
-        return Standing(
+        return FederationStanding(
             kind="stuck", cause="job_failed", since_ms=facts.failing_ms,
             why="the coordinator could not do the round's job, and tries it again",
             mend="the operator mends what edgefl-coordinator status shows as failing",
@@ -87,47 +87,47 @@ def _standing(facts: RoundFacts, rules: RoundSettings) -> Standing:
     if facts.current is None:
         return _before_the_first(facts, rules)
     if facts.current.state != "open":
-        return Standing(kind="moves", cause="aggregating", why="the replies are being aggregated")
+        return FederationStanding(kind="moves", cause="aggregating", why="the replies are being aggregated")
     return _open(facts, facts.current, rules)
 
 
-def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> Standing:
+def _before_the_first(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     if facts.started and facts.members:
-        return Standing(kind="moves", cause="aggregating", why="the first round is being prepared")
+        return FederationStanding(kind="moves", cause="aggregating", why="the first round is being prepared")
     missing = max(1, rules.quorum_target - facts.members if rules.start == "automatic" else 1)
     if rules.start == "automatic" or not facts.members:
         wanted = facts.members + missing
-        return Standing(
+        return FederationStanding(
             kind="waits", cause="too_few_members",
             why=f"the first round opens with {wanted} approved members, and there are {facts.members}",
             mend=f"invite and approve {missing} more: {_INVITE}", commands=(_INVITE,),
         )  # fmt: skip
     command = "edgefl-coordinator start"
     why = "the first round opens when the operator says so"
-    return Standing(kind="waits", cause="not_started", why=why, mend=f"run: {command}", commands=(command,))
+    return FederationStanding(kind="waits", cause="not_started", why=why, mend=f"run: {command}", commands=(command,))
 
 
-def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Standing:
+def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> FederationStanding:
     needed = max(rules.quorum_min, current.tried + 1)
     if current.replies >= needed:
-        return Standing(kind="moves", until_ms=current.deadline_ms)
+        return FederationStanding(kind="moves", until_ms=current.deadline_ms)
     possible = current.replies + facts.able
     if possible < needed:
         return _beyond_reach(facts, current, rules, needed)
     have = f"it has {_replies(current.replies)}, needs {needed}"
     if facts.overdue_ms is None:
-        return Standing(kind="waits", cause="no_reply", why=have, until_ms=current.deadline_ms)
+        return FederationStanding(kind="waits", cause="no_reply", why=have, until_ms=current.deadline_ms)
     late = f"{have}, and its deadline passed without the others"
     if rules.min_cohort < current.replies < rules.quorum_min:
         return _stuck("no_reply", late, _set({"rounds.quorum_min": current.replies}), facts.overdue_ms)
     commands = ("edgefl sync", "edgefl-train join")
     mend = f"each member that has not replied runs: {' or '.join(commands)}"
-    return Standing(
+    return FederationStanding(
         kind="stuck", cause="no_reply", why=late, mend=mend, commands=commands, since_ms=facts.overdue_ms
     )  # fmt: skip
 
 
-def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, needed: int) -> Standing:
+def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, needed: int) -> FederationStanding:
     """Say why even all replies that may still come are too few."""
     possible, since_ms = current.replies + facts.able, facts.opened_ms
     if facts.withheld and (freed := _freeing(facts, current, rules)):
@@ -162,21 +162,21 @@ def _freeing(facts: RoundFacts, current: Round, rules: RoundSettings) -> dict[st
     return {}
 
 
-def _over(facts: RoundFacts, rules: RoundSettings) -> Standing:
+def _over(facts: RoundFacts, rules: RoundSettings) -> FederationStanding:
     """Say that all is done, and whether somebody cannot have the last broadcast."""
     barred = sum(others < rules.min_cohort for others in facts.withheld)
     if not barred:
-        return Standing(kind="over")
+        return FederationStanding(kind="over")
     why = (
         f"the last broadcast is withheld from {_members(barred)}, because it holds contributions of only "
         f"{max(facts.withheld)} others, and none goes out with fewer than {rules.min_cohort}"
     )
-    return Standing(kind="over", cause="small_cohort", why=why)
+    return FederationStanding(kind="over", cause="small_cohort", why=why)
 
 
-def _stuck(cause: str, why: str, command: str, since_ms: int) -> Standing:
+def _stuck(cause: str, why: str, command: str, since_ms: int) -> FederationStanding:
     mend = f"the operator runs: {command}"
-    return Standing(kind="stuck", cause=cause, why=why, mend=mend, commands=(command,), since_ms=since_ms)
+    return FederationStanding(kind="stuck", cause=cause, why=why, mend=mend, commands=(command,), since_ms=since_ms)
 
 
 def _set(changes: dict[str, object]) -> str:

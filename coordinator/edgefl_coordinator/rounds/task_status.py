@@ -7,7 +7,7 @@ from sqlalchemy import Connection
 from edgefl_coordinator.members import membership
 from edgefl_coordinator.members.membership import MemberRow
 from edgefl_coordinator.rounds import stored_rounds
-from edgefl_coordinator.rounds.standstill import RoundFacts, Standing, standing, stuck_sentence
+from edgefl_coordinator.rounds.standstill import FederationStanding, RoundFacts, standing, stuck_sentence
 from edgefl_coordinator.rounds.states import cohort_allows, starts_by_itself
 from edgefl_coordinator.settings import RoundSettings
 from edgefl_coordinator.store import audit
@@ -53,7 +53,7 @@ def task_reply(coordinator: Coordinator, connection: Connection, member: MemberR
     ).to_payload()
 
 
-def how_it_stands(connection: Connection, rules: RoundSettings, *, served: bool) -> Standing:
+def how_it_stands(connection: Connection, rules: RoundSettings, *, served: bool) -> FederationStanding:
     """Say whether the federation goes on; `served` tells that a process runs the rounds."""
     return standing(_facts(connection, rules, served), rules)
 

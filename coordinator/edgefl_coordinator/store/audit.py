@@ -22,7 +22,7 @@ _FIRST = "0" * 64
 
 
 @dataclass(frozen=True)
-class Row:
+class AuditRow:
     """One row of the log."""
 
     number: int  # from 1
@@ -71,20 +71,20 @@ def count(connection: Connection) -> int:
     return connection.scalar(select(func.max(audit.c.number))) or 0
 
 
-def rows(connection: Connection, *, after: int, most: int) -> list[Row]:
+def rows(connection: Connection, *, after: int, most: int) -> list[AuditRow]:
     """Return the first `most` rows whose number is above `after`, in order."""
     found = select(audit).where(audit.c.number > after).order_by(audit.c.number).limit(most)
     return [_row(one) for one in connection.execute(found)]
 
 
-def newest_rows(connection: Connection, *, from_ms: int = 0, most: int) -> list[Row]:
+def newest_rows(connection: Connection, *, from_ms: int = 0, most: int) -> list[AuditRow]:
     """Return the newest `most` rows of a time from `from_ms` on, in order."""
     found = select(audit).where(audit.c.at_ms >= from_ms).order_by(audit.c.number.desc()).limit(most)
     return [_row(one) for one in connection.execute(found)][::-1]
 
 
-def _row(found: Any) -> Row:
-    return Row(found.number, found.at_ms, found.event, found.subject, json.loads(found.detail))
+def _row(found: Any) -> AuditRow:
+    return AuditRow(found.number, found.at_ms, found.event, found.subject, json.loads(found.detail))
 
 
 def verify(connection: Connection) -> int:
