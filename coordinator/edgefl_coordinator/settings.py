@@ -28,7 +28,7 @@ _WORDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "
           "<=": "of at most", ">": "above", "<": "below"}  # fmt: skip
 _WANTED = re.compile(r"\b(?:int|float|str|bool)\b|[<>]=?")
 _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.+)`")  # in a sentence of msgspec
-_YEAR_S = 366 * 24 * 3600
+_MOST_DEADLINE_S = 2**30  # 34 years; folders of earlier versions may hold what was no limit then
 _MAX_CONFIG_BYTES = 256 * 2**10
 _MAX_BODY_BYTES = 32 * 2**20
 _OTHER_TENSORS = 500  # room in a payload for what a server's state holds beside maps
@@ -93,7 +93,7 @@ class RoundSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     count: Count  # training rounds R of the method, which adds its own first and last exchange
     quorum_min: Count = 2  # replies below which a round is not aggregated
     quorum_target: Count = 3  # replies at which it closes early
-    deadline_s: Annotated[int, msgspec.Meta(ge=1, le=_YEAR_S)] = 3600  # from opening to the deadline
+    deadline_s: Annotated[int, msgspec.Meta(ge=1, le=_MOST_DEADLINE_S)] = 3600  # from opening to the deadline
     start: Literal["automatic", "manual"] = "automatic"  # opens the first once `quorum_target` members are approved
     min_cohort: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = USUAL_COHORT  # other contributors a broadcast needs
     allow_small_cohort: bool = False  # permit `min_cohort` below 2; written to the audit log at every start
