@@ -8,6 +8,8 @@ LIVE ?= live-out
 SIZE ?=
 DATA ?= manifest:$(EDGEFL_DATA)/fed_isic2019_84.zip
 ROUNDS ?= 30
+DIST ?= dist
+WORK ?= build
 RUN ?= runs/derm-vit-tiny-84
 SELECT ?= last
 BIN := $(VENV)/bin
@@ -20,7 +22,7 @@ TEST_ENVIRONMENT := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 # Each process begins with a half of the tests and takes from the other when it has none left.
 PYTEST = $(TEST_ENVIRONMENT) $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: help demo live backbone test test-slow test-all check rules format types pages pins clean
+.PHONY: help demo live backbone wheel test test-slow test-all check rules format types pages pins clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +37,16 @@ live: $(STAMP) ## A live federation of two GPU servers and three devices, round 
 
 backbone: $(STAMP) ## Learn, judge and publish backbones/derm-vit-tiny-84 (DATA=SPEC ROUNDS=N RUN=DIR SELECT=tune): hours without a GPU
 	$(BIN)/python examples/learn_derm_backbone.py --data '$(DATA)' --rounds $(ROUNDS) --select $(SELECT) --run $(RUN)
+
+wheel: ## The wheel and its bill of materials in dist/, without PyTorch: under half a minute
+	@mkdir -p $(DIST) $(WORK) && rm -f $(DIST)/edgefl_derm-*
+	@test -x $(WORK)/wheel-env/bin/pip || $(PYTHON) -m venv $(WORK)/wheel-env
+	$(WORK)/wheel-env/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --constraint constraints.txt pip \
+		'hatchling>=1.27' 'cyclonedx-python-lib>=11'
+	$(WORK)/wheel-env/bin/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
+	$(WORK)/wheel-env/bin/python -m pip --disable-pip-version-check install --quiet --dry-run --ignore-installed \
+		--report $(WORK)/device.json --require-hashes --only-binary=:all: --requirement requirements-device.txt
+	$(WORK)/wheel-env/bin/python .ci/bill_of_materials.py $(DIST)/edgefl_derm-*.whl $(WORK)/device.json
 
 test: $(STAMP) ## What a change needs: 8 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)

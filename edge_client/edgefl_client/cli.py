@@ -70,6 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
         _stopped()
     except ImportError as error:
         if not isinstance(error.__cause__, KeyboardInterrupt):
+            _too_old()
             raise
         _stopped()  # by Ctrl-C while a library was loading, which calls that a failure of its own
     except OSError as error:  # most often the disk behind standard output, which is full
@@ -85,6 +86,18 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"edgefl: {error}", err=True)
         sys.exit(exit_code(error))
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _too_old() -> None:
+    """End where a library that is too old is why another could not be loaded."""
+    from edgefl_protocol.distribution import require_all
+    from edgefl_protocol.errors import EdgeflError
+
+    try:
+        require_all()
+    except EdgeflError as error:
+        click.echo(f"edgefl: {error}", err=True)
+        sys.exit(1)
 
 
 def _stopped() -> NoReturn:

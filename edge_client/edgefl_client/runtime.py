@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime_errors
 
 from edgefl_protocol.bundle.manifest import release
+from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.processor import session_settings
+
+require("onnxruntime", onnxruntime.__version__)
 
 SPINS_BRIEFLY = release("1.31")  # from here on a thread can wait for its next part of a run for a stated time
 SPIN_US = 50  # a tenth faster on free processors, and no slower on busy ones (docs/decisions/0026)

@@ -25,6 +25,9 @@ from urllib3.exceptions import HTTPError
 from edgefl_exchange.errors import TlsRefused, Unavailable
 from edgefl_exchange.tls import tls_context
 from edgefl_exchange.transport import Answer, Request
+from edgefl_protocol.distribution import require
+
+require("requests", requests.__version__)
 
 _PIECE_BYTES = 64 * 2**10
 _MAX_RETRY_AFTER_S = 300.0

@@ -17,10 +17,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.strict_json import parse_integers
 
 Array = NDArray[Any]
+
+require("numpy", np.__version__)
 
 DTYPES: Final[dict[str, str]] = {
     "F16": "<f2",

@@ -53,7 +53,7 @@ def requirements(project: Mapping[str, Any]) -> list[Requirement]:
     """Everything pyproject.toml asks for, our own extras left out."""
     extras = project["project"]["optional-dependencies"].values()
     lines = [*project["project"]["dependencies"], *(line for extra in extras for line in extra)]
-    lines += project["dependency-groups"]["dev"]
+    lines += [line for group in project["dependency-groups"].values() for line in group]
     return [one for one in map(Requirement, lines) if one.name != DISTRIBUTION]
 
 

@@ -87,7 +87,9 @@ class Reader:
         if "edgefl-coordinator approve" in command:
             while self.waiting:
                 assert self.waiting[0].wait(timeout=PATIENCE_S) == 0, (self.folder / "waiting.log").read_text()
-                self.waiting.pop(0)
+                ended = self.waiting.pop(0)
+                if ended.stdout:
+                    ended.stdout.close()
         for value, real in zip(FINGERPRINT.findall(shown), FINGERPRINT.findall(printed), strict=bool(shown)):
             self.replaced[value] = real
 

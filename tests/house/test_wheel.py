@@ -3,6 +3,7 @@
 Needs a package index; EDGEFL_OFFLINE=1 skips it by name.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
+from tests.house.test_packaging import DEVICE
 from tests.shared import Shared
 
 from edgefl_trainer.data.lesions import draw_lesion
@@ -58,12 +60,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(root: Path, shared: Shared) -> Path:
-    """The wheel of this checkout."""
+    """The wheel of this checkout, and beside it its bill of materials, as `make wheel` leaves them."""
 
     def build(place: Path) -> None:
-        succeed(sys.executable, "-m", "build", "--wheel", "--outdir", place, root, cwd=place)
+        made = (f"PYTHON={sys.executable}", f"DIST={place}/dist", f"WORK={place}/work")
+        succeed("make", "--directory", root, "wheel", *made)
 
-    (built,) = shared.made("wheel", build).glob("edgefl-*.whl")
+    (built,) = shared.made("wheel", build).glob("dist/edgefl_derm-*.whl")
     return built
 
 
@@ -116,31 +119,51 @@ def test_the_wheel_holds_the_packages_and_no_more(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == packages
 
 
-def test_the_shipped_backbones_and_their_licence_are_in_the_wheel(root: Path, wheel: Path) -> None:
-    """docs/decisions/0021: offline from an installed wheel, with the notice beside the file and in the metadata."""
+def test_no_file_of_another_licence_is_in_the_wheel(root: Path, wheel: Path) -> None:
+    """docs/decisions/0021: what is CC BY-NC stays in the repository, so the wheel is Apache-2.0 and says so."""
     with zipfile.ZipFile(wheel) as archive:
-        for file in (root / "backbones").iterdir():
-            assert archive.read(f"edgefl_trainer/backbones/{file.name}") == file.read_bytes()
-        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        names = archive.namelist()
+        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
         told = archive.read(metadata).decode()
-    assert "License-Expression: Apache-2.0 AND CC-BY-NC-4.0" in told
-    assert "License-File: backbones/LICENSE-derm-vit-tiny-84" in told
+        shipped = [name for name in names if "/backbones/" in name]
+        assert archive.read(shipped[0]) == (root / "backbones/drawn-lesions-84.safetensors").read_bytes()
+    assert [Path(name).name for name in shipped] == ["drawn-lesions-84.safetensors"]
+    assert not [name for name in names if "derm-vit" in name]
+    assert "License-Expression: Apache-2.0\n" in told and "NC" not in told.partition("\n\n")[0]
 
 
-def test_an_installed_wheel_finds_the_shipped_backbones(root: Path, device: Path, outside) -> None:
-    """`--backbone derm-vit-tiny-84` names the file inside the package, with nothing of a checkout near it."""
-    look = "from edgefl_trainer.models.shipped import shipped_backbones as found; print(*found(), *found().values())"
+def test_the_bill_of_materials_is_what_a_device_installs(wheel: Path, device: Path) -> None:
+    """docs/security.md check 72: every package that pip installed, at that version, with hashes and what it needs."""
+    bill = json.loads(wheel.with_suffix(".cdx.json").read_text())
+    assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
+    root = bill["metadata"]["component"]
+    assert root["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
+    listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")
+    installed = {entry["name"].lower().replace("_", "-"): entry["version"] for entry in json.loads(listed.stdout)}
+    parts = [root, *bill["components"]]
+    told = {part["name"]: part["version"] for part in parts}
+    assert told == {name: version for name, version in installed.items() if name not in {"pip", "setuptools", "wheel"}}
+    assert all(part["licenses"] and part["hashes"] and part["purl"].startswith("pkg:pypi/") for part in parts)
+    needs = {one["ref"]: one.get("dependsOn", []) for one in bill["dependencies"]}
+    assert {ref.partition("@")[0] for ref in needs[root["bom-ref"]]} == DEVICE
+    assert set(needs) == {part["bom-ref"] for part in parts}
+
+
+def test_a_wheel_says_where_the_other_backbone_is(device: Path, outside) -> None:
+    """docs/decisions/0021: with nothing of a checkout near it."""
+    look = (
+        "from edgefl_trainer.models.shipped import shipped_backbones as found, where_to_get\n"
+        "print(*found(), *found().values())\nprint(where_to_get('derm-vit-tiny-84'))"
+    )
     done = outside("python", "-c", look, path=device)
-    names = sorted(path.stem for path in (root / "backbones").glob("*.safetensors"))
-    assert "derm-vit-tiny-84" in names and done.stdout.split()[: len(names)] == names, done.stderr
-    assert all("edgefl_trainer/backbones/" in path for path in done.stdout.split()[len(names) :])
+    assert done.stdout.startswith("drawn-lesions-84 /") and "EDGEFL_BACKBONES" in done.stdout, done.stderr
 
 
 def test_at_most_17_packages_and_no_framework(device: Path) -> None:
     """docs/design.md 2: the six dependencies and what they need; pip itself is not counted."""
     listed = succeed(device / "python", "-m", "pip", "list", "--format=json", "--disable-pip-version-check")
     names = {entry["name"].lower() for entry in json.loads(listed.stdout)} - {"pip", "setuptools", "wheel"}
-    assert "edgefl" in names and len(names) <= MAX_PACKAGES, sorted(names)
+    assert "edgefl-derm" in names and len(names) <= MAX_PACKAGES, sorted(names)
     assert not names & NOT_ON_A_DEVICE
     succeed(device / "python", "-m", "pip", "check", "--disable-pip-version-check")
 

@@ -16,14 +16,18 @@ import hmac
 from dataclasses import dataclass
 from typing import Final
 
+import cryptography
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hpke
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.mlkem import MLKEM768PrivateKey, MLKEM768PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import KeyMaterialError, OpenError, SignatureError
 from edgefl_protocol.pae import pae
+
+require("cryptography", cryptography.__version__)
 
 SUITE_X25519: Final = 1
 SUITE_XWING: Final = 2

@@ -33,16 +33,19 @@ from io import BytesIO
 from typing import Literal, get_args
 
 import numpy as np
+import PIL
 from numpy.typing import NDArray
 from PIL import Image
 from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 
+from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.whole_files import PNG_START, rest_is_missing, walk_png
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
+require("pillow", PIL.__version__)
 PREPROCESSING = 1  # number of this image path: one more whenever the same file would give other pixels
 MAX_FILE_BYTES = 20_000_000
 MAX_PIXELS = 40_000_000

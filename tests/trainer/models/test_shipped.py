@@ -22,6 +22,7 @@ from edgefl_trainer.engine import run
 from edgefl_trainer.engine.probing import even_draw
 from edgefl_trainer.engine.settings import RunSettings, read_settings
 from edgefl_trainer.errors import BackboneError, RunError
+from edgefl_trainer.models import shipped
 from edgefl_trainer.models.backbones import is_trained, load_backbone
 from edgefl_trainer.models.shipped import shipped_backbones
 
@@ -42,6 +43,40 @@ def test_every_shipped_file_is_named_and_loads():
     for name in shipped_backbones():
         assert is_trained(name)
         assert load_backbone(name).spec.name == name
+
+
+@pytest.fixture
+def a_wheel(monkeypatch, tmp_path):
+    """An installed wheel: its package holds the one backbone that is under the wheel's licence."""
+    packed = tmp_path / "package/backbones"
+    packed.mkdir(parents=True)
+    (packed / "drawn-lesions-84.safetensors").symlink_to(FOLDER / "drawn-lesions-84.safetensors")
+    monkeypatch.setattr(shipped, "PLACES", (packed, tmp_path / "no-checkout"))
+    monkeypatch.delenv("EDGEFL_BACKBONES", raising=False)
+    return packed
+
+
+def test_a_wheel_says_where_the_other_backbone_is(a_wheel):
+    """docs/decisions/0021: it is not in the wheel, and the sentence that misses it names file, licence and variable."""
+    assert list(shipped_backbones()) == ["drawn-lesions-84"]
+    with pytest.raises(BackboneError, match=r"CC BY-NC 4\.0: take backbones/derm-vit-tiny-84\.safetensors .* EDGEFL_B"):
+        load_backbone(NAME)
+
+
+def test_the_folder_that_the_environment_names_is_searched_too(a_wheel, monkeypatch, tmp_path):
+    """The same weights, so the same digest; a file of our own is never replaced by one of its name there."""
+    (tmp_path / "mine").mkdir()
+    for name in (NAME, "drawn-lesions-84"):
+        (tmp_path / f"mine/{name}.safetensors").symlink_to(FOLDER / f"{NAME}.safetensors")
+    monkeypatch.setenv("EDGEFL_BACKBONES", str(tmp_path / "mine"))
+    assert list(shipped_backbones()) == [NAME, "drawn-lesions-84"]
+    assert shipped_backbones()["drawn-lesions-84"] == a_wheel / "drawn-lesions-84.safetensors"
+    assert load_backbone(NAME).spec.sha256 == json.loads((FOLDER / f"{NAME}.json").read_text())["sha256"]
+
+
+def test_a_folder_that_is_not_there_brings_nothing(a_wheel, monkeypatch, tmp_path):
+    monkeypatch.setenv("EDGEFL_BACKBONES", str(tmp_path / "nowhere"))
+    assert list(shipped_backbones()) == ["drawn-lesions-84"]
 
 
 def test_the_file_is_small_and_half_precision(record):

@@ -44,7 +44,7 @@ from edgefl_trainer.models.architectures import (
     uses_attention,
 )
 from edgefl_trainer.models.cnn import Backbone, FrozenCNN
-from edgefl_trainer.models.shipped import shipped_backbones
+from edgefl_trainer.models.shipped import shipped_backbones, where_to_get
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec, ViTSpec
 from edgefl_trainer.models.vit import FrozenViT
 from edgefl_trainer.torch_seed import seeded
@@ -138,6 +138,8 @@ def load_backbone(name: str, *, image_px: int | None = None, seed: int = 0) -> B
     if name in (shipped := shipped_backbones()):
         return _from_file(shipped[name], name, image_px)
     if architecture is None:
+        if (told := where_to_get(name)) is not None:
+            raise BackboneError(told)
         with_us = f", or one that comes with EdgeFL: {', '.join(shipped)}" if shipped else ""
         raise BackboneError(f"no backbone is called {name!r}: use {FORMS}{with_us}.")
     return _frozen(_fresh_vit(architecture, seed), name, architecture, self_supervised=True)

@@ -1,20 +1,35 @@
-"""The backbones that come with EdgeFL: files in `backbones/` of a checkout, inside the package of an installed wheel.
+"""The backbones that come with EdgeFL: files in `backbones/` of a checkout, inside the package of a wheel.
 
-    --backbone derm-vit-tiny-84     photographs of skin lesions, learned without labels
+    --backbone derm-vit-tiny-84     photographs of skin lesions, learned without labels; not in the wheel
     --backbone drawn-lesions-84     drawn lesions, for the demo
 
-Each has a card beside it that says what it was made from, what it is worth and under which licence it comes.
+The wheel holds what is under its own licence, Apache-2.0. The other is found in the folder that `EDGEFL_BACKBONES`
+names, where somebody has put it. Each has a card that says what it was made from, what it is worth and under which
+licence it comes.
 """
 
-from functools import cache
+import os
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
 PLACES = (HERE.parents[1] / "backbones", HERE.parents[3] / "backbones")  # a wheel's, a checkout's
+ENVIRONMENT = "EDGEFL_BACKBONES"
+APART = {"derm-vit-tiny-84": "CC BY-NC 4.0"}  # shipped in the repository alone, for its licence is another
 
 
-@cache
 def shipped_backbones() -> dict[str, Path]:
-    """Name to file, in name order; nothing where neither place exists."""
-    folder = next((place for place in PLACES if place.is_dir()), None)
-    return {} if folder is None else {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+    """Map each name to its file, in name order; a file of ours goes before one of the same name elsewhere."""
+    own = next((place for place in PLACES if place.is_dir()), None)
+    folders = [Path(given).expanduser()] if (given := os.environ.get(ENVIRONMENT)) else []
+    found = {path.stem: path for folder in (*folders, *([own] if own else [])) for path in folder.glob("*.safetensors")}
+    return dict(sorted(found.items()))
+
+
+def where_to_get(name: str) -> str | None:
+    """Say how to come by a backbone that the wheel leaves out; None for any other name."""
+    if name not in APART:
+        return None
+    return (
+        f"the backbone {name} is not in the wheel, for its licence is {APART[name]}: take backbones/{name}.safetensors "
+        f"from EdgeFL's repository and name its folder with {ENVIRONMENT}=DIR."
+    )
