@@ -160,7 +160,7 @@ def _check_map(card: Card, outputs: Mapping[str, TensorType]) -> None:
 
 
 def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> LearningPlan | None:
-    """Step 10."""
+    """Read the record of learning and check its graphs by it (step 10); None where the bundle brings neither."""
     if (GRAPH in members) != (RECORD in members):
         raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
     if RECORD not in members:
@@ -171,7 +171,7 @@ def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: 
 
 
 def _weights(data: bytes) -> dict[str, NDArray[Any]]:
-    """Step 8."""
+    """Read the scored values: finite tensors in bounds (step 8)."""
     try:
         weights, _ = read_tensors(data, max_bytes=MAX_WEIGHTS_BYTES)
     except PayloadError as error:
