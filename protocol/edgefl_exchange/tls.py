@@ -58,7 +58,7 @@ def certificates(pem: bytes) -> list[bytes]:
 
 
 def tls_context(ca_file: Path | None) -> ssl.SSLContext:
-    """Make a verifying client context: TLS 1.2 or newer, host name checked.
+    """Make a context that verifies the server: TLS 1.2 or newer, host name checked.
 
     Args:
         ca_file: trust only the certificates of this file; None for the public authorities, which the caller adds.

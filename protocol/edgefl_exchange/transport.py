@@ -57,7 +57,7 @@ class Closing(Protocol):
     """A transport that holds connections, to be closed when its member is done."""
 
     def close(self) -> None:
-        """Close them."""
+        """Close the connections that it holds."""
         ...
 
 

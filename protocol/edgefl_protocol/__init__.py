@@ -30,7 +30,7 @@ A site seals a payload for the coordinator; the coordinator opens it once, and a
     >>> got.header.sts, Payload.from_bytes(got.payload).scalars["accepted"]
     (200, 1)
 
-Further modules: `bundle`, `imaging`, `messages`, `records`, `invite`, `durable`, `tensors`. The names below are loaded
+Further: `bundle`, `messages`, `pictures`, `records`, `rules`, `durable`, `tensors`. The names below are loaded
 when first used, so that a device which only scores pays for no envelope.
 """
 

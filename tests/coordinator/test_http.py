@@ -268,7 +268,7 @@ class Running:
         return socket.create_connection(("127.0.0.1", self.port), timeout=20)
 
     def healthy(self) -> float:
-        """Seconds that a good client waits for its answer."""
+        """Seconds that a good request waits for its answer."""
         started = time.monotonic()
         with self.connect() as one:
             one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -314,7 +314,7 @@ def test_slow_senders_are_closed(coordinator, first, drip) -> None:
 
 @pytest.mark.parametrize(("senders", "deadline_s"), [(60, 0.8), pytest.param(500, 4.0, marks=pytest.mark.slow)])
 def test_many_slow_senders(coordinator, senders, deadline_s) -> None:
-    """Check 40: with 60 and with 500 slow sockets a good client is still answered, p95 below 500 ms; then all are
+    """Check 40: with 60 and with 500 slow sockets a good request is still answered, p95 below 500 ms; then all are
     closed."""
     with Running(coordinator, deadline_s, deadline_s) as running:
         slow = [running.connect() for _ in range(senders)]

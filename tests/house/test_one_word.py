@@ -1,7 +1,10 @@
 """One word per thing, also in code (docs/design.md 3): a class of the product has its name alone."""
 
 import ast
+import builtins
+import re
 from collections import defaultdict
+from collections.abc import Iterator
 
 # Names that two modules may define, each with the reason.
 SHARED = {}
@@ -39,3 +42,38 @@ def test_two_classes_of_one_name_are_found(modules) -> None:
     """The check above can fail: without its type, a name that two modules give to something else counts."""
     names = class_names(modules)
     assert names["Member"] == {"edgefl_exchange.member"} and len(names) > 300
+
+
+QUOTED = re.compile(r"`([A-Za-z_][\w.]*)(?:\(\))?`")
+CAMEL = re.compile(r"[A-Z]+[a-z]\w*")
+
+
+def names_of(tree: ast.Module) -> Iterator[str]:
+    """Every name that a module defines, imports or asks an object for."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).rpartition(".")[2]
+
+
+def classes_named(tree: ast.Module) -> Iterator[str]:
+    """The names in backquotes in a module's docstrings that are written as a class is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            for quoted in QUOTED.findall(ast.get_docstring(node) or ""):
+                yield from (part for part in quoted.split(".") if CAMEL.fullmatch(part))
+
+
+def test_a_class_that_a_docstring_names_is_there(modules) -> None:
+    """A name in backquotes that is written as a class is one that the code uses: none outlives its class."""
+    known = {name for module in modules.values() for name in names_of(module.tree)} | set(dir(builtins))
+    for module in modules.values():
+        lost = set(classes_named(module.tree)) - known
+        assert not lost, f"{module.path} names {sorted(lost)}"
+    asked = ast.parse('"""See `Gone.is_there` and `Plan()`."""\ndef one():\n    """Of a `Payload`."""\n')
+    assert [name for name in classes_named(asked) if name not in known] == ["Gone", "Plan"]

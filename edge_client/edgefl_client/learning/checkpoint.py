@@ -1,8 +1,8 @@
 """Where learning stands: after a kill at any moment the next start goes on from the last point written.
 
 A `Point` is kept inside a round, between two steps; a `Standing` is a site's state between two rounds. Each lies in a
-file of its own that is replaced atomically and carries a checksum (`files`). Both name what they belong to, so weights
-are never continued on another network, nor in another federation.
+file of its own that is replaced atomically and carries a checksum (`scoring.checked_file`). Both name what they belong
+to, so weights are never continued on another network, nor in another federation.
 """
 
 import contextlib

@@ -6,7 +6,7 @@ personal values name no other, and a bundle of eight classes must not lose to on
 occur.
 
 Beside the rule the gate tells how many pictures were predicted wrongly without being referred. It takes the threshold
-of the card, which was fitted to the bundle's values. Source: docs/design.md, section 7, graphs.
+of the card, which was fitted to the bundle's values. Source: docs/design.md 7, personal values.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -2,10 +2,10 @@
 
     read    prepare the pictures, hold 15 % of each class back (at least 20)
     go on   from the point of this very round, or from the values of the round before, or from the bundle's
-    learn   a round of the bundle's method (`rounds`); every now and then, and before any stop, a point is kept
+    learn   a round of the bundle's method (`learner_table`); every now and then, and before any stop, a point is kept
     judge   bundle against personal values on the pictures held back; only what passes is kept for scoring
 
-Rounds of a live federation are counted and kept apart (`live`): what an owner tries here changes none of them.
+Rounds of a live federation are counted and kept apart (`live_round`): what an owner tries here changes none of them.
 Guarantees: killed at any moment and started again, the round ends with the same values, bit for bit (same number of
 threads); the pictures never leave the process; a limit stops it between two steps and loses none.
 """

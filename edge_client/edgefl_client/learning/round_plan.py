@@ -4,10 +4,10 @@
     fixed      what stands in the bundle's graphs: another value is refused in a sentence, before any picture is read
     the rest   what no step knows of: how fresh prompts are drawn, how many maps leave, what becomes of evidence
 
-Which setting is which, the bundle's record says (`Plan`). A setting that the task does not name has the method's
-default; one that this version does not know is refused. What a member may settle for itself, such as a readout by its
-own rows, is not compared. The batch is the owner's where he named one, for it is his memory. Source: docs/design.md,
-section 4; docs/decisions/0028.
+Which setting is which, the bundle's record says (`LearningPlan`). A setting that the task does not name has the
+method's default; one that this version does not know is refused. What a member may settle for itself, such as a readout
+by its own rows, is not compared. The batch is the owner's where he named one, for it is his memory. Source:
+docs/design.md 4; docs/decisions/0028.
 """
 
 from dataclasses import replace

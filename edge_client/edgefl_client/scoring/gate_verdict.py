@@ -1,4 +1,4 @@
-"""What the gate found about personal values. Source: docs/design.md, section 7, graphs."""
+"""What the gate found about personal values. Source: docs/design.md 7, personal values."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -2,7 +2,7 @@
 
 Guarantees: a `PersonalState` that `load_personal` gives belongs to exactly this bundle (by the SHA-256 of its file, so
 by federation and version too), has the bundle's tensors in their shapes, is bit for bit what was kept, and was at least
-as good as the bundle on the pictures held back. Source: docs/design.md, section 7, graphs.
+as good as the bundle on the pictures held back. Source: docs/design.md 7, personal values.
 """
 
 import json

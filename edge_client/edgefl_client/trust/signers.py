@@ -33,12 +33,12 @@ class Signers:
 
     @property
     def public(self) -> list[bytes]:
-        """Their public keys, for `load_bundle`."""
+        """The public keys of all trusted signers, for `load_bundle`."""
         return [key.public for key in self.keys]
 
     @property
     def key_ids(self) -> frozenset[str]:
-        """Their key ids."""
+        """The key ids of all trusted signers."""
         return frozenset(key.key_id for key in self.keys)
 
     def refuse_revoked(self, claimed: Iterable[str]) -> None:

@@ -157,26 +157,26 @@ class FedCLFPlan:
 
     @property
     def fixed(self) -> Settings:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         projection = "linear" if "head.weight" in self.parameters else "mlp"
         return {"temperature": self.temperature, "view_px": self.view_px, "projection": projection}
 
     def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         return {("view_px", 0): defaults.usual_view_side(size_px)}
 
     def unable(self, wanted: Settings) -> str | None:
-        """See `Plan`: devices add no noise to features."""
+        """See `LearningPlan`: devices add no noise to features."""
         noise = wanted.get("dp_noise")
         return f"the federation adds noise to features (dp_noise {noise}); devices do not" if noise else None
 
     def following(self, wanted: Settings) -> "FedCLFPlan":
-        """See `Plan`."""
+        """See `LearningPlan`."""
         changes: dict[str, Any] = {name: wanted[name] for name in _FOLLOWED if name in wanted}
         return replace(self, **changes)
 
     def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
-        """See `Plan`: graphs of the network that the record describes, whatever the bundle scores with."""
+        """See `LearningPlan`: graphs of the network that the record describes, whatever the bundle scores with."""
         views = TensorType("float32", (None, 3, self.view_px, self.view_px))
         features = TensorType("float32", (None, FEATURES))
         learned = {name: TensorType("float32", self.shape(name)) for name in self.parameters}
@@ -192,7 +192,7 @@ class FedCLFPlan:
         }
 
     def to_bytes(self) -> bytes:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         return write_fields(self)
 
     @classmethod

@@ -159,18 +159,18 @@ class FedEvPromptPlan:
 
     @property
     def fixed(self) -> Settings:
-        """See `Plan`; without the network, and without b-blocks where no block has prompts of its own."""
+        """See `LearningPlan`; without the network, and without b-blocks where no block has prompts of its own."""
         form: dict[str, Plain] = asdict(self.form)
         unused = {"network"} if self.form.prompts == "bt" else {"network", "b_blocks"}
         return {**_OF_DEVICES, **{name: value for name, value in form.items() if name not in unused}}
 
     @property
     def frozen_sha256(self) -> str:
-        """See `Plan`: maps of two networks cannot be compared."""
+        """See `LearningPlan`: maps of two networks cannot be compared."""
         return self.form.network
 
     def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
-        """See `Plan`; a readout that each site settles by its own rows is compared with nobody's."""
+        """See `LearningPlan`; a readout that each site settles by its own rows is compared with nobody's."""
         patch, learned_alone = backbone.get("patch"), backbone.get("self_supervised")
         tokens = (size_px // patch) ** 2 if isinstance(patch, int) and patch > 0 else None
         length = None if tokens is None else defaults.usual_prompt_length(tokens)
@@ -178,17 +178,17 @@ class FedEvPromptPlan:
         return {("prompt_length", 0): length, ("head_norm", "auto"): norm, ("readout", "auto"): None}
 
     def unable(self, wanted: Settings) -> None:
-        """See `Plan`."""
+        """See `LearningPlan`."""
 
     def following(self, wanted: Settings) -> "FedEvPromptPlan":
-        """See `Plan`; rates go by the names of their tensors."""
+        """See `LearningPlan`; rates go by the names of their tensors."""
         told = {name: wanted.get(rate_setting(name)) for name in self.trained}
         changes: dict[str, Any] = {name: wanted[name] for name in _FOLLOWED if name in wanted}
         changes["rates"] = {name: self.rates[name] if rate is None else rate for name, rate in told.items()}
         return replace(self, **changes)
 
     def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         learnable = {n for n, kind in score.weights.items() if kind.dtype == "float32"} - NOT_TAKEN - NOT_LEARNED
         missing = [name for name in self.trained if name not in learnable]
         if missing:
@@ -218,7 +218,7 @@ class FedEvPromptPlan:
         return {GRAPH: Contract({**taken, **given, **state}, {**dict.fromkeys(FIGURES, NUMBER), **changed})}
 
     def to_bytes(self) -> bytes:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         return write_fields(self)
 
     @classmethod

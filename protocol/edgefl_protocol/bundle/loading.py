@@ -6,7 +6,7 @@ The checks run in this order and the first that fails decides; nothing of a step
     (2) manifest.json and signatures.json are there, the latter a strict list    bad_archive, bad_signatures
     (3) at least `threshold` trusted keys signed the manifest's bytes  no_trusted_key, untrusted_key, bad_signature
     (4) the manifest is the strict record of a known format           unknown_format, bad_manifest
-    (5) in time, readable by this client, not older than one seen     expired, client_too_old, rolled_back
+    (5) in time, readable by this version, not older than one seen    expired, client_too_old, rolled_back
     (6) members are exactly those of the manifest, from the known names, with its sizes and SHA-256   wrong_members,
                                                                       wrong_hash
     (7) preprocess, labels and card are the strict records            bad_preprocess, bad_labels, bad_card
@@ -160,7 +160,7 @@ def _check_map(card: Card, outputs: Mapping[str, TensorType]) -> None:
 
 
 def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: ScoreFacts) -> LearningPlan | None:
-    """Step 10."""
+    """Read the record of learning and check its graphs by it (step 10); None where the bundle brings neither."""
     if (GRAPH in members) != (RECORD in members):
         raise BundleError(f"{GRAPH} and {RECORD} come together; build the bundle again", "wrong_members")
     if RECORD not in members:
@@ -171,7 +171,7 @@ def _training(members: Mapping[str, bytes], graphs: Mapping[str, Graph], score: 
 
 
 def _weights(data: bytes) -> dict[str, NDArray[Any]]:
-    """Step 8."""
+    """Read the scored values: finite tensors in bounds (step 8)."""
     try:
         weights, _ = read_tensors(data, max_bytes=MAX_WEIGHTS_BYTES)
     except PayloadError as error:

@@ -120,14 +120,14 @@ class StepPlan:
         return {name: np.asarray(self.settings[name], np.float32) for name in self.given if name in self.settings}
 
     def stands_for(self, size_px: int, backbone: Settings) -> Mapping[tuple[str, Plain], Plain | None]:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         return {}
 
     def unable(self, wanted: Settings) -> None:
-        """See `Plan`."""
+        """See `LearningPlan`."""
 
     def following(self, wanted: Settings) -> "StepPlan":
-        """See `Plan`; a value must be of the kind that the record has."""
+        """See `LearningPlan`; a value must be of the kind that the record has."""
         told = {name: wanted[name] for name in self.settings if name in wanted}
         for name, value in told.items():
             mine = self.settings[name]
@@ -137,7 +137,7 @@ class StepPlan:
         return replace(self, settings={**self.settings, **told}, batch=batch)
 
     def graphs(self, score: ScoreFacts) -> Mapping[str, Contract]:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         state = {name: TensorType(*form) for name, form in self.state.items()}
         other = [name for name, kind in state.items() if score.weights.get(name, kind) != kind]
         if other:
@@ -150,7 +150,7 @@ class StepPlan:
         return {GRAPH: Contract({**fixed, **state, **given}, {**dict.fromkeys(self.figures, NUMBER), **changed})}
 
     def to_bytes(self) -> bytes:
-        """See `Plan`."""
+        """See `LearningPlan`."""
         return write_fields(self)
 
     @classmethod

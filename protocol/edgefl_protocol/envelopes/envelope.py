@@ -279,7 +279,7 @@ def _check_route(header: Header, expected: Expected) -> None:
 
 
 def _check_time(header: Header, now_ms: int, tolerance: Tolerance) -> None:
-    """Run check (6)."""
+    """Run check (6): by this clock the envelope is neither too old, from the future, nor over."""
     if header.exp < header.iat or header.exp - header.iat > tolerance.lifetime_ms:
         raise ClockError(f"the envelope is not valid for 0 to {tolerance.lifetime_ms} ms", "bad_lifetime")
     if header.iat - now_ms > tolerance.skew_ms:

@@ -3,7 +3,7 @@
     tiny               4 blocks of width 64, patch 12: for tests and trials
     vit:192x12/12      width 192, 12 blocks, patch 12: an untrained vision transformer (heads of width 64)
     cnn:NAME           an untrained convolutional network by timm's name, such as cnn:resnet18
-    run:DIR            what `edgefl-train run fedmae … --out DIR` learned
+    run:DIR            what a run without labels learned, such as `edgefl-train run fedmae … --out DIR`
     file:PATH          the same file anywhere
     timm:NAME          a plain vision transformer or convolutional network of timm's hub; needs a network the first time
     derm-vit-tiny-84   one that comes with EdgeFL, see `models.shipped`
@@ -212,7 +212,7 @@ def _timm_vit(model: str, image_px: int, seed: int) -> nn.Module:
 
 def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
     if not path.is_file():
-        raise BackboneError(f"there is no backbone at {path}: name a finished `edgefl-train run fedmae` folder.")
+        raise BackboneError(f"there is no backbone at {path}: name the folder of a finished run without labels.")
     try:
         data = read_bounded(path, MAX_BACKBONE_BYTES)
         if data[8:9] != b"{":  # where the header begins, behind its length
@@ -223,7 +223,7 @@ def _from_file(path: Path, name: str, image_px: int | None) -> Backbone:
         self_supervised = bool(facts["self_supervised"])
     except (EdgeflError, KeyError, TypeError, ValueError) as error:
         raise BackboneError(
-            f"{path} is not a backbone this program wrote ({error}): name a finished `edgefl-train run fedmae` folder.",
+            f"{path} is not a backbone this program wrote ({error}): name the folder of a finished run without labels.",
             "backbone_unreadable",
         ) from error
     if isinstance(architecture, CNNArchitecture):  # takes images of any size

@@ -2,7 +2,7 @@
 
     q = unit(f_q(x1));  theta_k <- m theta_k + (1 - m) theta_q;  k+ = unit(f_k(x2))     MomentumContrast
     loss = -log exp(q.k+/tau) / (exp(q.k+/tau) + sum_{n in Q_CL} exp(q.n/tau))          losses.contrastive_loss
-    k+ joins the queue, the oldest leave                                                FeatureQueue
+    k+ joins the queue, the oldest leave                                                FeatureRing
 
 Guarantees: features have unit length; a queue never holds a vector that is no feature of an image; only parameters
 follow the encoder, batch statistics of the slow copy run by themselves. Sources: MoCo (arXiv 1911.05722) Algorithm 1,
