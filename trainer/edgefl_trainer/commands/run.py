@@ -28,7 +28,8 @@ from edgefl_trainer.commands.options import names
 @click.option(
     "--backbone",
     metavar="NAME",
-    help="derm-vit-tiny-84 (comes along), run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.",
+    help="Network: derm-vit-tiny-84, run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.  [default: "
+    "derm-vit-tiny-84; of methods without labels the preset's own; with --preset tiny the untrained tiny]",
 )
 @click.option(
     "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"

@@ -27,6 +27,11 @@ def warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
+def tell(text: str) -> None:
+    """Print what a person wants to know where no bar moves."""
+    click.echo(text, err=True)
+
+
 class RunPace:
     """How much of a run is done, in images, and from that the time left."""
 
