@@ -116,6 +116,19 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
+    def phases_kept(self, phases: Sequence[Phase], rounds: int) -> None:
+        """Print what is taken from an earlier process."""
+        trained = [phase.round for phase in phases if phase.kind == "train"]
+        several = f"rounds 1 to {trained[-1]} of {rounds} are" if len(trained) > 1 else f"round 1 of {rounds} is"
+        what = several if trained else f"the {phases[-1].kind} phase is"
+        self._say(f"{what} taken from the run's checkpoints, not computed again")
+
+    def site_kept(self, site: str) -> None:
+        """Move the bar over a site that an earlier process finished, and say so."""
+        self._pace.within(1.0)
+        self._bar.update(self._total, completed=self._pace.done)
+        self._say(f"{self._phase} · {site}: taken from the run's checkpoints, not computed again")
+
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
         """Name the phase."""
         self._phase = f"round {phase.round}/{rounds}" if phase.kind == "train" else phase.kind

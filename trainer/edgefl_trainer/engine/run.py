@@ -31,7 +31,7 @@ from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partit
 from edgefl_trainer.engine.display import Display, RunPace, tell
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
-from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
@@ -59,8 +59,10 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     An `EdgeflError` is one sentence about what is wrong and what to do.
     """
     method = settings.build_method()
+    check_free(folder)
     check_claim(folder, settings, resume=resume)
     if resume and (finished := finished_summary(folder)) is not None:
+        tell(f"the run in {folder} is finished; nothing was computed again")
         return finished
     check_backbone(settings, method)
     choose_device(settings.device)

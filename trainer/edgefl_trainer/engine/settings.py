@@ -161,6 +161,26 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     return settings
 
 
+def resolve_again(
+    before: RunSettings, method: str | None, flags: Mapping[str, Any], config: Path | None, assignments: Sequence[str]
+) -> RunSettings:
+    """Settle the settings of a run that goes on: its own, under those that are given again.
+
+    Whether they still are the same run's, `engine.folder.check_claim` says. A `SettingError` as in `resolve`.
+    """
+    method = method or before.method
+    kind = method_class(method)
+    given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
+    given |= {name: value for name, value in flags.items() if value is not None}
+    named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
+    named |= dict(assignment(kind, text) for text in assignments)
+    own = before.hyper if method == before.method else {}
+    settings = replace(before, **given | {"method": method, "hyper": {**own, **named}})
+    settings.build_method()
+    _check_specs(settings.data)
+    return settings
+
+
 def _usual_backbone(image_px: int) -> str:
     """The network that comes with EdgeFL; a `SettingError` where none takes images of this size."""
     found = usual_backbone(image_px)
