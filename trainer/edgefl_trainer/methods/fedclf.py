@@ -49,9 +49,7 @@ class FedCLF:
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)
-    negatives: Negatives = (
-        Default.negatives
-    )  # own and others' features (FE+Neg), others' (FE), or without feature exchange
+    negatives: Negatives = Default.negatives  # others' features (FE+Neg), both (FE), or own: no exchange
 
     def __post_init__(self) -> None:
         if self.noise.dp_noise and not self.shares:
