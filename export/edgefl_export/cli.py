@@ -165,6 +165,9 @@ def keygen(folder: Path, passphrase_file: Path | None) -> None:
     metavar="SECONDS",
     help="Time of publication since 1970, also from SOURCE_DATE_EPOCH; fix it to repeat a build.  [default: now]",
 )
+@click.option(
+    "--force", is_flag=True, help="Overwrite FILE, also where its folder holds another bundle of that line and version."
+)
 @_PASSPHRASE
 @_JSON
 def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_json: bool, **options: Any) -> None:
@@ -172,17 +175,22 @@ def bundle(run: Path, site: str, signers: tuple[Path, ...], output: Path, as_jso
     _needs_export()
     from edgefl_export import key_store
     from edgefl_export.bundles.assemble import build_members, site_model
+    from edgefl_export.bundles.destination import check_alone, check_new
     from edgefl_export.bundles.shown_map import measured_map
     from edgefl_export.errors import ExportError
     from edgefl_protocol.bundle import BundleFields, build_bundle
     from edgefl_protocol.durable import read_passphrase, write_atomic
     from edgefl_trainer.engine.models import open_run
 
+    if not options["force"]:
+        check_new(output)
     passphrase = read_passphrase(options["passphrase_file"])
     opened = [key_store.open_key(place, passphrase) for place in signers]
     keys = list({key.key_id: key for key in opened}.values())
     finished = open_run(run)
     model = site_model(finished, site, _class_info(options["class_info"], finished))
+    if not options["force"]:
+        check_alone(output, options["federation"], options["line"], model.task, options["version"])
     pictures = _int8_pictures(finished, site) if options["precision"] == "int8" else None
     shown = measured_map(finished, site, model.predictor, _say)
     click.echo(f"tracing {model.card.method} of {site} and comparing it with the trainer on 64 images …", err=True)

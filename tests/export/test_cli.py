@@ -1,5 +1,6 @@
 """`edgefl-export` as a person uses it: keys, bundle, verification, exit codes (docs/design.md, section 5)."""
 
+import contextlib
 import json
 import stat
 import subprocess
@@ -14,11 +15,13 @@ from tests.export.conftest import write_run
 
 from edgefl_client.scoring.scorer import Scorer
 from edgefl_export.bundles import assemble
+from edgefl_export.bundles.destination import check_alone
 from edgefl_export.cli import main
+from edgefl_export.errors import ExportError
 from edgefl_export.graphs.score import ScoreGraph
 from edgefl_export.key_store import open_key
 from edgefl_export.parity import score_parity
-from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bundle
+from edgefl_protocol.bundle import BundleFields, Labels, build_bundle, load_bundle, unverified_manifest
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.class_info import known_among
 from edgefl_protocol.pictures.imaging import prepare
@@ -301,3 +304,35 @@ def test_base_install_names_the_missing_extra(built, run_folder, tmp_path, missi
     assert refused.returncode == 2 and "needs edgefl-derm[export]" in refused.stderr and refused.stdout == ""
     assert run("--help").returncode == 0
     assert run("verify", built["file"], "--trust", built["pub"]).returncode == 0
+
+
+def test_a_bundle_is_never_written_over_a_file_nor_beside_its_like(built, run_folder, tmp_path):
+    """Refused before anything is traced; the folder is left as it was."""
+    here = tmp_path / "here"
+    here.mkdir()
+    copy = here / "first.edgefl"
+    copy.write_bytes(built["file"].read_bytes())
+    given = ["bundle", run_folder, "--site", "north", "--sign", built["keys"]]
+    assert_refused(call(*given, "-o", copy), 1, "exists already", "--force")
+    assert_refused(call(*given, "-o", here / "second.edgefl"), 1, "first.edgefl is version 1", "--version 2")
+    assert [path.name for path in here.iterdir()] == ["first.edgefl"]
+    assert copy.read_bytes() == built["file"].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("federation", "line", "task", "version", "alike"),
+    [
+        (None, "main", "all", 1, True),
+        ("skin", "main", "all", 1, False),
+        (None, "small", "all", 1, False),
+        (None, "main", "nevus", 1, False),
+        (None, "main", "all", 2, False),
+    ],
+)
+def test_bundles_are_alike_by_federation_line_task_and_version(built, federation, line, task, version, alike):
+    there = built["file"]
+    found = unverified_manifest(there.read_bytes())[0]
+    assert (found.federation, found.line, found.task, found.version) == (None, "main", "all", 1)
+    with pytest.raises(ExportError) if alike else contextlib.nullcontext():
+        check_alone(there.parent / "new.edgefl", federation, line, task, version)
+    check_alone(there, federation, line, task, version)  # itself does not count: --force overwrites it

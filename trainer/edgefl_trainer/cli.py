@@ -35,7 +35,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except click.Abort:
-        click.echo("stopped; go on with --resume (join: the same command)", err=True)
+        click.echo("stopped", err=True)  # what can go on says so itself: `commands.stopping`
         sys.exit(FAILED)
     except EdgeflError as error:
         click.echo(f"edgefl-train: {error}", err=True)

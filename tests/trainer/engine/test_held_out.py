@@ -232,3 +232,16 @@ def test_the_table_of_a_partition(four, train, tmp_path) -> None:
     assert (numbers[:2].sum(axis=0) == numbers[2]).all()
     assert (numbers[:, 0] + numbers[:, 1] == numbers[:, 2] + numbers[:, 3]).all()
     assert numbers[2, 2:].sum() == 72
+
+
+def test_a_partition_is_not_overwritten_unless_asked(train, four, tmp_path):
+    """Runs that share the file would no longer share their rows."""
+    path = tmp_path / "p.json"
+    given = ("partition", "--data", four, "--scheme", "iid", "--sites", 2, "-o", path)
+    assert train(*given).code == 0
+    before = path.read_bytes()
+    outcome = train(*given, "--seed", 1)
+    assert outcome.code == 2 and "exists already" in outcome.sentence() and path.read_bytes() == before
+    path.unlink()
+    assert "p.png exists already" in train(*given).sentence()
+    assert train(*given, "--seed", 1, "--force").code == 0 and path.read_bytes() != before

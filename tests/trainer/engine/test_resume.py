@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -151,7 +152,8 @@ def test_lost_results_are_made_again_from_the_checkpoints(tmp_path, ward, mae, f
         "run", "fedevprompt", "--config", folder / "config.toml", "--out", folder, "--resume", "--json"
     )
     assert {**again.json(), "seconds": 0} == {**wanted, "seconds": 0}
-    assert "round" not in again.err.replace("bytes in a round", "")
+    assert "rounds 1 to 2 of 2 are taken from the run's checkpoints, not computed again" in again.err
+    assert " · " not in again.err  # of a site that learns
 
 
 def test_a_cut_checkpoint_is_named_and_nothing_is_lost(begun, tmp_path):
@@ -246,3 +248,57 @@ def test_a_full_disk_at_the_very_start_is_a_sentence(tmp_path, ward, mae, monkey
     outcome = edgefl_train(*command("local", tmp_path / "run", ward, mae))
     assert outcome.code == 1
     assert os.strerror(28) in outcome.sentence()
+
+
+def test_a_run_goes_on_with_nothing_but_its_folder(begun, tmp_path, finished):
+    """`run --resume --out DIR` reads the rest from config.toml, and says which rounds it did not compute again."""
+    folder = tmp_path / "run"
+    found = edgefl_train("run", "--resume", "--out", folder)
+    assert found.code == 0, found.err
+    assert summary(folder)["state_sha256"] == summary(finished["fedevprompt"])["state_sha256"]
+    assert "round 1 of 2 is taken from the run's checkpoints, not computed again" in found.err
+    again = edgefl_train("run", "--resume", "--out", folder)
+    assert again.code == 0 and f"the run in {folder} is finished; nothing was computed again" in again.err
+    other = edgefl_train("run", "--resume", "--out", folder, "--rounds", "7")
+    assert other.code == 2 and "has rounds = 2, this command 7" in other.sentence()
+
+
+def test_a_site_of_an_earlier_process_is_said_to_be_replayed(tmp_path, ward, mae, kill_after):
+    arguments = command("fedevprompt", tmp_path / "run", ward, mae)
+    kill_after("phase-0000/east.metrics.json", *arguments)
+    found = edgefl_train("run", "--resume", "--out", tmp_path / "run")
+    assert "round 1/2 · east: taken from the run's checkpoints, not computed again" in found.err
+    assert "round 1/2 · east: loss" not in found.err and "round 1/2 · west: loss" in found.err
+
+
+def test_without_a_run_there_is_nothing_to_go_on_with(tmp_path):
+    outcome = edgefl_train("run", "--resume", "--out", tmp_path / "none")
+    assert outcome.code == 2 and "there is no run in" in outcome.err and "Traceback" not in outcome.err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_folder_with_something_else_is_never_taken(tmp_path, ward, mae):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.tex").write_text("x")
+    for resume in ((), ("--resume",)):
+        outcome = edgefl_train(*command("local", tmp_path / "thesis", ward, mae), *resume)
+        assert outcome.code == 2
+        assert "thesis holds chapter.tex and no run: name a new or empty folder" in outcome.sentence()
+    assert files_of(tmp_path / "thesis") == {"chapter.tex"}
+
+
+def test_stopped_says_the_exact_command_that_goes_on(tmp_path, ward, mae, monkeypatch):
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "my run"
+    with monkeypatch.context() as patched:
+        patched.setattr("edgefl_trainer.engine.run.run_phases", stop)
+        outcome = edgefl_train(*command("local", folder, ward, mae))
+    told = outcome.err.splitlines()[-1].removeprefix("stopped; go on with: ")
+    assert outcome.code == 1 and told == f"edgefl-train run --resume --out '{folder}'"
+    assert edgefl_train(*shlex.split(told)[1:]).code == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("edgefl_trainer.engine.run.load_data", stop)
+        early = edgefl_train(*command("local", tmp_path / "early", ward, mae))
+    assert early.code == 1 and "nothing was begun" in early.err and not (tmp_path / "early").exists()

@@ -10,6 +10,7 @@ import click
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
+from edgefl_trainer.commands.stopping import tells_how_to_go_on
 
 if TYPE_CHECKING:
     from edgefl_trainer.experiments.planning import Choice
@@ -74,7 +75,8 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
     first = pretraining_of(planned)
     from_what = f" that start from {len(first)} pre-training runs" if first else ""
     click.echo(f"{table.title}: {len(planned)} runs{from_what}; the file's figures: {known}", err=True)
-    failed = run_planned(planned, lambda line: click.echo(line, err=True))
+    with tells_how_to_go_on(lambda: ("edgefl-train", *sys.argv[1:])):
+        failed = run_planned(planned, lambda line: click.echo(line, err=True))
     folders = [one.folder for one in planned if one.name not in failed]
     if folders:
         click.echo(render_comparison(table, find_runs(table, folders), style))

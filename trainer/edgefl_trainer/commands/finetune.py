@@ -14,6 +14,7 @@ import click
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
+from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 
 if TYPE_CHECKING:
     from edgefl_trainer.engine.models import FinishedRun
@@ -87,7 +88,8 @@ def finetune(run_dir: Path, out: Path, resume: bool, as_json: bool, **options: A
         options["classes"] = names(options["classes"])
     options["data"] = options["data"] or None
     settings = resolve("finetune", flags_of(open_run(run_dir), options), None, assignments)
-    summary = run(settings, out, resume=resume)
+    with tells_how_to_go_on(resuming(out)):
+        summary = run(settings, out, resume=resume)
     click.echo(json.dumps(summary) if as_json else summary_text(summary))
 
 

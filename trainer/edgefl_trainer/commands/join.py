@@ -13,6 +13,7 @@ import click
 
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
+from edgefl_trainer.commands.stopping import tells_how_to_go_on
 
 
 @click.command()
@@ -98,7 +99,9 @@ def join(
             **options,
         ),
     )
-    found = take_part(call)
+    given = call.invite  # it is used up once the site is a member, and no list of processes need show it
+    with tells_how_to_go_on(lambda: ("edgefl-train", *(word for word in sys.argv[1:] if word not in (given, "-")))):
+        found = take_part(call)
     click.echo(json.dumps(found) if as_json else text_of(found))
 
 

@@ -1,34 +1,83 @@
-"""`edgefl-train methods`: the methods, what travels in each and whether it needs labels."""
+"""`edgefl-train methods`: what each method does and for whom; of one method every setting."""
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgefl_trainer.commands.extra import needs_trainer
 
+if TYPE_CHECKING:
+    from edgefl_trainer.engine.described import Described
+
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="One JSON list instead of text.")
+@click.argument("name", metavar="[NAME]", required=False)
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of text: a list, or with NAME one object.")
 @needs_trainer
-def methods(as_json: bool) -> None:
-    """List the methods, what each sends, and which need labels. What travels is told for the default settings."""
+def methods(name: str | None, as_json: bool) -> None:
+    """Say what each method does, for whom, and what it sends; with NAME list every setting of that method.
+
+    What is sent is told for the default settings. A setting is given to `run` as --set KEY=VALUE.
+    """
+    from edgefl_trainer.engine.described import settings_of
+    from edgefl_trainer.engine.settings import method_class
     from edgefl_trainer.methods import METHODS
 
-    facts: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "family": kind.family,
-            "paper": kind.paper,
-            "travels": list(kind().travels),
-            "needs_labels": kind.needs_labels,
-        }
-        for name, kind in sorted(METHODS.items())
-    ]
-    if as_json:
-        click.echo(json.dumps(facts))
+    if name is None:
+        facts = [_facts(one, METHODS[one]) for one in sorted(METHODS)]
+        click.echo(json.dumps(facts) if as_json else "\n".join(_text(fact) for fact in facts))
         return
-    for fact in facts:
-        labels = "labelled images" if fact["needs_labels"] else "no labels"
-        sent = ", ".join(fact["travels"]) or "nothing"
-        click.echo(f"{fact['name']:<14}sends {sent}; needs {labels}; {fact['paper']}")
+    fact, settings = _facts(name, method_class(name)), settings_of(name)
+    if as_json:
+        click.echo(json.dumps({**fact, "settings": [asdict(one) for one in settings]}))
+    else:
+        click.echo(f"{_text(fact)}\n\n{settings_table(settings)}")
+
+
+def _facts(name: str, kind: Any) -> dict[str, Any]:
+    from edgefl_trainer.engine.described import purpose
+
+    return {
+        "name": name,
+        "purpose": purpose(kind),
+        "family": kind.family,
+        "paper": kind.paper,
+        "travels": list(kind().travels),
+        "needs_labels": kind.needs_labels,
+    }
+
+
+def _text(fact: dict[str, Any]) -> str:
+    labels = "labelled images" if fact["needs_labels"] else "no labels"
+    sent = ", ".join(fact["travels"]) or "nothing"
+    return f"{fact['name']:<14}{fact['purpose']}\n{'':<14}Sends {sent}; needs {labels}; {fact['paper']}."
+
+
+def settings_table(settings: "Sequence[Described]") -> str:
+    """Write key, default, allowed values, source and meaning of each setting, in columns; or that there is none."""
+    if not settings:
+        return "It has no settings."
+    head = ("key", "default", "allowed", "source", "meaning")
+    rows = [head, *((one.key, _default(one), one.allowed, one.source, one.meaning) for one in settings)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    )
+
+
+def _default(one: "Described") -> str:
+    """The default, and by preset what it makes of it: `0.00025 (bench84 0.0025)`."""
+    given = ", ".join(f"{preset} {_value(value)}" for preset, value in one.presets.items())
+    return _value(one.default) + (f" ({given})" if given else "")
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value)) or "auto"
+    return f"{value:g}" if isinstance(value, float) else str(value)

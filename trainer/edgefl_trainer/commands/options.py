@@ -17,6 +17,7 @@ images_per_site = click.option(
 device = click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Where to compute.  [default: auto]")
 resume = click.option("--resume", is_flag=True, help="Go on with the run in DIR.")
 summary_json = click.option("--json", "as_json", is_flag=True, help="Print summary.json instead of text.")
+force = click.option("--force", is_flag=True, help="Overwrite files that exist.")
 run_dir = click.argument("run_dir", metavar="RUN", type=click.Path(path_type=Path, file_okay=False))
 class_info = click.option(
     "--class-info",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
 
@@ -47,10 +48,18 @@ MAX_COLUMNS = 16  # classes that still fit side by side
     metavar="FILE.json",
     help="The partition; its picture FILE.png goes beside it.",
 )
+@shared.force
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of the table.")
 @needs_trainer
 def partition(
-    data: tuple[str, ...], seed: int, classes: str | None, out: Path, as_json: bool, dirichlet_by: Any, **numbers: Any
+    data: tuple[str, ...],
+    seed: int,
+    classes: str | None,
+    out: Path,
+    force: bool,
+    as_json: bool,
+    dirichlet_by: Any,
+    **numbers: Any,
 ) -> None:
     """Deal images to sites once, for runs that will be compared. Prints the class table."""
     from edgefl_protocol.durable import write_atomic
@@ -64,6 +73,9 @@ def partition(
         raise PartitionError(
             f"{out} would be overwritten by its own picture: name the file {out.with_suffix('.json')}."
         )
+    for path in (out, picture):
+        if path.exists() and not force:
+            raise PartitionError(f"{path} exists already: name another file, or overwrite it with --force.")
     wanted = None if classes is None else names(classes)
     made = make_partition(data, PartitionPlan(by=dirichlet_by, **numbers), seed, wanted)
     write_atomic(out, made.to_bytes())

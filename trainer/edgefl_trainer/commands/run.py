@@ -9,10 +9,11 @@ import click
 from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
+from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
 
 
 @click.command()
-@click.argument("method")
+@click.argument("method", required=False)
 @click.option("--data", multiple=True, metavar="SPEC", help="Data, repeatable; see docs/reference/data.md.")
 @shared.out
 @click.option(
@@ -28,7 +29,8 @@ from edgefl_trainer.commands.options import names
 @click.option(
     "--backbone",
     metavar="NAME",
-    help="derm-vit-tiny-84 (comes along), run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.",
+    help="Network: derm-vit-tiny-84, run:DIR, file:PATH, timm:NAME, cnn:NAME, vit:WIDTHxDEPTH/PATCH or tiny.  "
+    "[default: derm-vit-tiny-84; of methods without labels the preset's own; with --preset tiny the untrained tiny]",
 )
 @click.option(
     "--image-px", type=click.IntRange(min=1), metavar="PX", help="Side of the images.  [default: the backbone's own]"
@@ -85,17 +87,29 @@ from edgefl_trainer.commands.options import names
 @shared.resume
 @shared.summary_json
 @needs_trainer
-def run(method: str, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
-    """Learn with METHOD over all sites of the data. Model, metrics and summary are left in DIR."""
+def run(method: str | None, out: Path, as_json: bool, resume: bool, **options: Any) -> None:
+    """Learn with METHOD over all sites of the data. Model, metrics and summary are left in DIR.
+
+    `edgefl-train run --resume --out DIR` goes on with the run in DIR and needs nothing else.
+    """
     from edgefl_trainer.commands.results_text import summary_text
+    from edgefl_trainer.engine.folder import begun_settings
     from edgefl_trainer.engine.run import run as run_federation
-    from edgefl_trainer.engine.settings import resolve
+    from edgefl_trainer.engine.settings import resolve, resolve_again
 
     assignments, config = options.pop("assignments"), options.pop("config")
     del options["engine"]  # there is one
     if options["classes"] is not None:
         options["classes"] = names(options["classes"])
     options["data"] = options["data"] or None
-    settings = resolve(method, options, config, assignments)
-    summary = run_federation(settings, out, resume=resume)
+    before = begun_settings(out) if resume else None
+    if before is not None:
+        settings = resolve_again(before, method, options, config, assignments)
+    elif method is None:
+        none = f"there is no run in {out} to go on with: " if resume else ""
+        raise click.UsageError(f"{none}name a METHOD; `edgefl-train methods` lists them.")
+    else:
+        settings = resolve(method, options, config, assignments)
+    with tells_how_to_go_on(resuming(out)):
+        summary = run_federation(settings, out, resume=resume)
     click.echo(json.dumps(summary) if as_json else summary_text(summary))

@@ -27,6 +27,11 @@ def warn(text: str) -> None:
     click.echo(f"warning: {text}", err=True)
 
 
+def tell(text: str) -> None:
+    """Print what a person wants to know where no bar moves."""
+    click.echo(text, err=True)
+
+
 class RunPace:
     """How much of a run is done, in images, and from that the time left."""
 
@@ -110,6 +115,19 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
+
+    def phases_kept(self, phases: Sequence[Phase], rounds: int) -> None:
+        """Print what is taken from an earlier process."""
+        trained = [phase.round for phase in phases if phase.kind == "train"]
+        several = f"rounds 1 to {trained[-1]} of {rounds} are" if len(trained) > 1 else f"round 1 of {rounds} is"
+        what = several if trained else f"the {phases[-1].kind} phase is"
+        self._say(f"{what} taken from the run's checkpoints, not computed again")
+
+    def site_kept(self, site: str) -> None:
+        """Move the bar over a site that an earlier process finished, and say so."""
+        self._pace.within(1.0)
+        self._bar.update(self._total, completed=self._pace.done)
+        self._say(f"{self._phase} · {site}: taken from the run's checkpoints, not computed again")
 
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
         """Name the phase."""

@@ -43,6 +43,12 @@ class SiteRunner(Protocol):
 class RunObserver(Protocol):
     """Who watches a run: a progress display, or nobody."""
 
+    def phases_kept(self, phases: Sequence[Phase], rounds: int) -> None:
+        """Hear which phases an earlier process finished: they are not computed again."""
+
+    def site_kept(self, site: str) -> None:
+        """Hear that an earlier process finished this site in this phase."""
+
     def phase_started(self, phase: Phase, rounds: int, sites: Sequence[str]) -> None:
         """Hear that a phase begins with these sites."""
 
@@ -198,9 +204,10 @@ class LocalEngine:
         write_metrics(
             self.folder, [line for line in read_metrics(self.folder) if line["phase_index"] < progress.phases]
         )
-        for index, phase in enumerate(self.method.phases(self.task.rounds)):
-            if index < progress.phases:
-                continue
+        phases = list(self.method.phases(self.task.rounds))
+        if progress.phases:
+            self.observer.phases_kept(phases[: progress.phases], self.task.rounds)
+        for index, phase in enumerate(phases[progress.phases :], progress.phases):
             results = self._phase(checkpoints, index, phase, server, states)
             server = self.method.aggregate(server, phase, {name: result.reply for name, result in results.items()})
             states.update({name: result.state for name, result in results.items()})
@@ -243,7 +250,9 @@ class LocalEngine:
                 result = self.sites[name].local_round(states[name], broadcast, report)
                 result = placed(result, index, phase, name, broadcast)
                 checkpoints.save_site(index, name, result)
-            self.observer.site_finished(name, result.metrics)
+                self.observer.site_finished(name, result.metrics)
+            else:
+                self.observer.site_kept(name)
             results[name] = result
         return results
 

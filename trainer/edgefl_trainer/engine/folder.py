@@ -33,6 +33,21 @@ def make_folder(path: Path) -> None:
         raise StorageError(f"cannot make the folder {path}: {error.strerror}; name another or free space") from error
 
 
+def begun_settings(folder: Path) -> RunSettings | None:
+    """Read the settings of the run in a folder; None where none was begun, a `RunError` where they are damaged."""
+    return read_settings(folder / CONFIG) if (folder / CONFIG).exists() else None
+
+
+def check_free(folder: Path) -> None:
+    """Refuse, by a `RunError`, a folder that holds something but no run; hidden files do not count."""
+    if (folder / CONFIG).exists() or not folder.is_dir():
+        return
+    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise RunError(f"{folder} holds {found[0]}{more} and no run: name a new or empty folder with --out.")
+
+
 def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:
     """Refuse, by a `RunError`, a folder that holds another run, or one that was not asked to be resumed."""
     path = folder / CONFIG

@@ -29,10 +29,10 @@ from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
-from edgefl_trainer.engine.display import Display, RunPace
+from edgefl_trainer.engine.display import Display, RunPace, tell
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
-from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.own_networks import start_apart
 from edgefl_trainer.engine.probing import make_prober
 from edgefl_trainer.engine.results import results_of
@@ -49,6 +49,7 @@ from edgefl_trainer.models.backbones import (
 )
 from edgefl_trainer.models.cnn import Backbone
 from edgefl_trainer.models.network_kind import names_learned_positions
+from edgefl_trainer.models.spec import BackboneSpec
 
 SELF_SUPERVISED_TASK = "pixels"
 
@@ -59,8 +60,10 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     An `EdgeflError` is one sentence about what is wrong and what to do.
     """
     method = settings.build_method()
+    check_free(folder)
     check_claim(folder, settings, resume=resume)
     if resume and (finished := finished_summary(folder)) is not None:
+        tell(f"the run in {folder} is finished; nothing was computed again")
         return finished
     check_backbone(settings, method)
     choose_device(settings.device)
@@ -72,6 +75,7 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
     if declared(method).trains_network:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
+    tell(backbone_line(settings, method, backbone.spec))
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device):
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
@@ -186,6 +190,14 @@ def load_data(settings: RunSettings, image_px: int, partition: Partition | None 
         return federation
     seed = settings.seed if partition is None else partition.seed  # as for every other choice of rows
     return keep_labels(federation, settings.labels, seed, keep_images=settings.unlabelled != "none")
+
+
+def backbone_line(settings: RunSettings, method: Method, spec: BackboneSpec) -> str:
+    """Write which network a run stands on, in what state, and what becomes of it: the first line that a run prints."""
+    trained, freezes = is_trained(settings.backbone), declared(method).freezes
+    state = "trained" if trained else "untrained" if freezes else "starts from random weights"
+    use = ", stays as it is" if freezes else ", is trained further" if trained else ""
+    return f"backbone {settings.backbone}, for images of {spec.image_px} px: {state}{use} (--backbone names another)"
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:

@@ -25,6 +25,7 @@ from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import RunError, SettingError
 from edgefl_trainer.methods import METHODS
+from edgefl_trainer.models.shipped import usual_backbone
 from edgefl_trainer.typed_values import allowed, hints, nearest, read_value
 
 HyperValue = Scalar | bool | tuple[int, ...]
@@ -153,9 +154,42 @@ def resolve(method: str, flags: Mapping[str, Any], config: Path | None, assignme
     elif values.get("probe_every"):
         raise SettingError(f"{method} learns no backbone, so --probe-every has no meaning: leave it out.")
     settings = RunSettings(**values)
+    if "backbone" not in values and preset != "tiny" and declared(kind).encoder is None:
+        settings = replace(settings, backbone=_usual_backbone(settings.image_px))
     settings.build_method()  # a value out of range shows here, before any data is read
     _check_specs(settings.data)
     return settings
+
+
+def resolve_again(
+    before: RunSettings, method: str | None, flags: Mapping[str, Any], config: Path | None, assignments: Sequence[str]
+) -> RunSettings:
+    """Settle the settings of a run that goes on: its own, under those that are given again.
+
+    Whether they still are the same run's, `engine.folder.check_claim` says. A `SettingError` as in `resolve`.
+    """
+    method = method or before.method
+    kind = method_class(method)
+    given = from_toml(read_bounded(config, MAX_CONFIG_BYTES), str(config)) if config else {}
+    given |= {name: value for name, value in flags.items() if value is not None}
+    named = dict(read_value(given.pop("hyper", {}), Mapping[str, Any], "hyper"))
+    named |= dict(assignment(kind, text) for text in assignments)
+    own = before.hyper if method == before.method else {}
+    settings = replace(before, **given | {"method": method, "hyper": {**own, **named}})
+    settings.build_method()
+    _check_specs(settings.data)
+    return settings
+
+
+def _usual_backbone(image_px: int) -> str:
+    """The network that comes with EdgeFL; a `SettingError` where none takes images of this size."""
+    found = usual_backbone(image_px)
+    if found is None:
+        raise SettingError(
+            f"no network that comes with EdgeFL takes images of {image_px} px: leave --image-px out, or name a network "
+            "with --backbone."
+        )
+    return found
 
 
 def _check_specs(specs: Sequence[str]) -> None:

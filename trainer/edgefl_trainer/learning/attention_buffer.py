@@ -39,8 +39,8 @@ from edgefl_trainer.rollout import PrefixMode, bilinear_gram, nearest_gram
 class MapSharing:
     """Hyper-parameters of the buffer; symbols of FedEvPrompt in the comments."""
 
-    kd_weight: float = Default.kd_weight  # lambda
-    maps_per_class: int = Default.maps_per_class  # M
+    kd_weight: float = Default.kd_weight  # lambda, weight of the distance to the others' maps
+    maps_per_class: int = Default.maps_per_class  # M, most maps of a class that a site sends
     select: Literal["vacuity", "random", "correct"] = Default.select  # correct: lowest vacuity among correct answers
     rollout: PrefixMode = Default.rollout  # what rollout does with the prefix columns
     kd_metric: Literal["bilinear", "nearest"] = Default.kd_metric  # upsampling to 224 px

@@ -49,26 +49,26 @@ LEAST_SHARE = 1e-4  # of the loss, below which an added term does nothing
 class EvidentialRecipe:
     """Hyper-parameters of local learning; symbols of FedEvPrompt in the comments."""
 
-    lr_b: float = Default.lr_b  # mu1, b-prompts
-    lr_t: float = Default.lr_t  # mu2, t-prompts
-    lr_head: float = Default.lr_head  # mu2 unless features are standardised, where a larger step pays
-    weight_decay: float = Default.weight_decay
+    lr_b: float = Default.lr_b  # mu1, learning rate of the b-prompts
+    lr_t: float = Default.lr_t  # mu2, learning rate of the t-prompts
+    lr_head: float = Default.lr_head  # of the head; mu2, more where features are standardised
+    weight_decay: float = Default.weight_decay  # of AdamW and SGD; the share by which weights shrink, times the rate
     optimizer: Literal["adamw", "adam", "sgd"] = Default.optimizer  # sgd: without momentum
-    batch: int = Default.batch
+    batch: int = Default.batch  # images of a step
     prompts: Literal["bt", "g", "none"] = Default.prompts  # g: one set, learned at lr_b; none: the head alone
     b_blocks: int = Default.b_blocks  # l: blocks with b-prompts, the others hold t-prompts
     prompt_length: int = Default.prompt_length  # P; 0: 50·N/196, rounded
-    prompt_init: PromptInit = Default.prompt_init
+    prompt_init: PromptInit = Default.prompt_init  # normal: keys N(0, 0.02), values 0; uniform: U(-1, 1)
     prefix: PrefixPlace = Default.prefix  # prompts join keys and values behind the projection, or as tokens before it
     loss: Literal["evidential", "ce"] = Default.loss  # ce: cross-entropy over a softmax, without uncertainty
-    evidence: EvidenceKind = Default.evidence
+    evidence: EvidenceKind = Default.evidence  # what makes evidence of a logit
     anneal_epochs: int = Default.anneal_epochs  # the KL weight is min(1, t / anneal_epochs)
     anneal_clock: AnnealClock = Default.anneal_clock  # t counts epochs of the run, or of the round
-    prior_floor: float = Default.prior_floor
+    prior_floor: float = Default.prior_floor  # least share of a class in the prior, before it sums to K
     discount: Literal["none", "unusual"] = Default.discount  # evidence of images unlike the site's, once finished
     readout: Literal["auto", "cls", "mean"] = Default.readout  # auto: by a linear probe on tune rows
     head_norm: Literal["auto", "standardise", "none"] = Default.head_norm  # auto: on self-supervised backbones
-    augment: Augment = Default.augment
+    augment: Augment = Default.augment  # dihedral: turned by quarters and mirrored
 
     def __post_init__(self) -> None:
         check_ranges(self, FEDEVPROMPT)

@@ -40,16 +40,16 @@ Forward = Callable[[Tensor], tuple[Tensor, Tensor | float]]
 class SoftmaxRecipe:
     """Hyper-parameters of local learning."""
 
-    lr: float = 0.1
+    lr: float = 0.1  # learning rate in the first round
     lr_head: float = 0.0  # of the head, where standardised features ask for smaller steps; 0: as lr
     lr_decay: float = 0.998  # of each round
-    momentum: float = 0.9
-    weight_decay: float = 0.0
+    momentum: float = 0.9  # of SGD
+    weight_decay: float = 0.0  # of SGD
     clip: float = 10.0  # largest gradient norm; 0: none
-    batch: int = 50
+    batch: int = 50  # images of a step
     readout: Literal["auto", "cls", "mean"] = "auto"  # auto: by a linear probe on tune rows of all sites
     head_norm: Literal["auto", "standardise", "none"] = "auto"  # auto: standardise on self-supervised backbones
-    augment: Literal["none", "dihedral"] = "dihedral"
+    augment: Literal["none", "dihedral"] = "dihedral"  # dihedral: turned by quarters and mirrored
 
     def __post_init__(self) -> None:
         largest = {"lr": 10, "lr_head": 10, "lr_decay": 1, "momentum": 1, "weight_decay": 1, "clip": 1e6}

@@ -40,7 +40,7 @@ HEAD_DEVIATION = {"vit": 2e-5, "cnn": 0.01}  # of a fresh head: MAE's and MoCo's
 class NetworkRecipe:
     """Hyper-parameters; the defaults are FedMAE's for federated fine-tuning."""
 
-    optimizer: Literal["adam", "adamw"] = "adamw"
+    optimizer: Literal["adam", "adamw"] = "adamw"  # of network and head
     lr: float = 5e-4  # peak rate of the head
     min_lr: float = 1e-6  # where the cosine ends
     schedule: Literal["cosine", "steps", "constant"] = "cosine"  # steps: x 0.2 after 60 % and after 80 % of all epochs
@@ -48,9 +48,9 @@ class NetworkRecipe:
     layer_decay: float = 0.65  # factor of the rate from block to block towards the patches; vision transformers only
     drop_path: float = 0.1  # share of dropped branches in the last block, less before; vision transformers only
     weight_decay: float = 0.05  # none on one-dimensional tensors
-    batch: int = 256
+    batch: int = 256  # images of a step
     readout: Literal["auto", "cls", "mean", "pooled"] = "auto"  # auto: mean of patch tokens; pooled for a CNN
-    augment: Literal["none", "dihedral", "crops"] = "crops"
+    augment: Literal["none", "dihedral", "crops"] = "crops"  # dihedral: turned and mirrored; crops: random crops, too
     smallest_crop: float = 0.2  # smallest share of the area a crop shows
 
     def __post_init__(self) -> None:

@@ -35,7 +35,10 @@ from edgefl_trainer.models.spec import settled_readout
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg:
-    """One model for all sites: the mean of what each learned."""
+    """One model for all sites: the mean of what each learned.
+
+    For sites that want one common model and may send weights.
+    """
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 1602.05629"
@@ -43,9 +46,9 @@ class FedAvg:
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)
-    share: Literal["b", "bt", "g"] = "bt"
-    kd: bool = False
-    weighting: Literal["samples", "uniform"] = "samples"
+    share: Literal["b", "bt", "g"] = "bt"  # prompts that are averaged with the head: b, both, or one set (prompts=g)
+    kd: bool = False  # also share maps and learn from them, as FedEvPrompt
+    weighting: Literal["samples", "uniform"] = "samples"  # a site counts by its training images, or all alike
 
     def __post_init__(self) -> None:
         if self.recipe.prompts == "g" and self.share != "g":

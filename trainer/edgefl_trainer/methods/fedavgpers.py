@@ -21,7 +21,10 @@ from edgefl_trainer.methods.fedavg import FedAvg
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPers:
-    """One model learned together, then one for each site."""
+    """One model learned together, then one for each site.
+
+    For sites that may send weights and look different from one another.
+    """
 
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 2411.10071"

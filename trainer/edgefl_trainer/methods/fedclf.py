@@ -37,7 +37,10 @@ from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork
 
 @dataclass(frozen=True, kw_only=True)
 class FedCLF:
-    """Federated momentum contrast with features of the other sites as negatives."""
+    """Federated momentum contrast with features of the other sites as negatives.
+
+    For many pictures without labels, at sites that may send weights and features.
+    """
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
@@ -46,7 +49,7 @@ class FedCLF:
 
     contrast: ContrastRecipe = field(default_factory=ContrastRecipe)
     noise: FeatureNoise = field(default_factory=FeatureNoise)
-    negatives: Negatives = Default.negatives  # FE+Neg, FE, without feature exchange
+    negatives: Negatives = Default.negatives  # others' features (FE+Neg), both (FE), or own: no exchange
 
     def __post_init__(self) -> None:
         if self.noise.dp_noise and not self.shares:

@@ -56,7 +56,10 @@ class ToMeanOutput:
 
 @dataclass(frozen=True, kw_only=True)
 class FedDistill:
-    """Private models that agree on what a typical image of each class is answered with."""
+    """Private models that agree on what a typical image of each class is answered with.
+
+    For sites that may send mean answers, and no weights.
+    """
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 2011.02367"
@@ -64,8 +67,8 @@ class FedDistill:
     needs_labels: ClassVar[bool] = True
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
-    distill_weight: float = 1.0  # lambda
-    exclude_own: bool = False
+    distill_weight: float = 1.0  # lambda, weight of the distance to the mean answers
+    exclude_own: bool = False  # leave a site's own answers out of the mean it is sent
 
     def __post_init__(self) -> None:
         check_bounds(self, distill_weight=(0 <= self.distill_weight <= 1000, "0 to 1000"))

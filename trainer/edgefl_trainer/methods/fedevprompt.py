@@ -27,7 +27,10 @@ from edgefl_trainer.learning.private_prompts import begun, private_round, scorin
 
 @dataclass(frozen=True, kw_only=True)
 class FedEvPrompt:
-    """Private evidential prompts; the federation shares only where its most certain models look."""
+    """Private evidential prompts; the federation shares only where its most certain models look.
+
+    For sites that may send neither weights nor features, and want to know what the model does not know.
+    """
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 2411.10071"

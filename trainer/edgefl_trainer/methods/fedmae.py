@@ -70,7 +70,10 @@ PRESETS: Presets = {
 
 @dataclass(frozen=True, kw_only=True)
 class FedMAE:
-    """Federated masked autoencoding with a class token that stays at home until the end."""
+    """Federated masked autoencoding with a class token that stays at home until the end.
+
+    For many pictures without labels, where a vision transformer is to be learned.
+    """
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"
@@ -83,11 +86,11 @@ class FedMAE:
     norm_pix: bool = True  # standardise each target patch
     lr: float = 1.5e-4  # peak rate
     weight_decay: float = 0.05  # none on one-dimensional tensors
-    batch: int = 256
+    batch: int = 256  # images of a step
     warmup: float = 0.1  # share of all epochs, at most 40 epochs
     smallest_crop: float = 0.2  # smallest share of the area a view shows
-    decoder_width: int = 512
-    decoder_depth: int = 8
+    decoder_width: int = 512  # of the decoder, which stays behind
+    decoder_depth: int = 8  # blocks of the decoder
 
     def __post_init__(self) -> None:
         width = self.decoder_width

@@ -21,7 +21,10 @@ from edgefl_trainer.methods.fedclf import FedCLF
 
 @dataclass(frozen=True, kw_only=True)
 class FedMoCo:
-    """Federated momentum contrast against a site's own features."""
+    """Federated momentum contrast against a site's own features.
+
+    For many pictures without labels, where features may not leave; FedCLF's baseline.
+    """
 
     family: ClassVar[str] = FedCLF.family
     paper: ClassVar[str] = "arXiv 2208.11278"

@@ -38,7 +38,10 @@ VELOCITY = "velocity."
 
 @dataclass(frozen=True, kw_only=True)
 class FedPR:
-    """FedVPT whose sites may only move the prompts where the sent prompts do not point."""
+    """FedVPT whose sites may only move the prompts where the sent prompts do not point.
+
+    For sites that differ so much that averaged prompts forget.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2303.16181"
@@ -49,7 +52,7 @@ class FedPR:
     ratio: float = 0.0  # share of the singular directions that is kept, the last ones; 0: the exact null space
     fro_norm: bool = False  # divide the projector by its Frobenius norm
     optimizer_state: Literal["keep", "reset"] = "keep"  # of a site, across rounds
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
 
     travels = averaged_prompts.travels("prompts", "weights")
     phases = averaged_prompts.phases

@@ -74,16 +74,19 @@ class LastEpoch:
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto:
-    """Private models that agree on where each class lies in feature space."""
+    """Private models that agree on where each class lies in feature space.
+
+    For sites that may send a mean feature of each class, and no weights.
+    """
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 2105.00243"
     needs_labels: ClassVar[bool] = True
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
-    proto_weight: float = 1.0  # lambda
+    proto_weight: float = 1.0  # lambda, weight of the distance to the prototypes
     weighting: Literal["samples", "uniform"] = "samples"  # of a class's prototypes
-    predict: Literal["head", "nearest"] = "head"
+    predict: Literal["head", "nearest"] = "head"  # what answers: the head, or the nearest prototype
     prototypes: Literal["after", "during"] = "after"  # local training, or its last epoch while weights move
 
     def __post_init__(self) -> None:

@@ -41,14 +41,17 @@ class Proximal:
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx:
-    """FedAvg whose sites may not stray far from the model they were sent."""
+    """FedAvg whose sites may not stray far from the model they were sent.
+
+    For sites of which some learn much more, or from other classes, than the rest.
+    """
 
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 1812.06127"
     needs_labels: ClassVar[bool] = True
 
     base: FedAvg = field(default_factory=FedAvg)
-    mu: float = 0.01
+    mu: float = 0.01  # weight of the squared distance to what was sent
 
     travels = property(method_parts.travels_of_base)
     phases = method_parts.phases_of_base

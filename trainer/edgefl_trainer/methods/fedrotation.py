@@ -26,7 +26,10 @@ from edgefl_trainer.learning.unlabelled.self_supervised import LearningNetwork, 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRotation:
-    """Federated prediction of quarter turns."""
+    """Federated prediction of quarter turns.
+
+    For comparisons: the simplest learning without labels.
+    """
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 1803.07728"

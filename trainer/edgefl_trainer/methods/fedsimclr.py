@@ -29,7 +29,10 @@ from edgefl_trainer.losses import paired_loss
 
 @dataclass(frozen=True, kw_only=True)
 class FedSimCLR:
-    """Federated contrast between the images of a batch."""
+    """Federated contrast between the images of a batch.
+
+    For many pictures without labels and a GPU that holds large batches; FedCLF's baseline.
+    """
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2002.05709"
@@ -38,7 +41,7 @@ class FedSimCLR:
     declares: ClassVar[Declaration] = self_supervised.DECLARES
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
-    temperature: float = 0.2  # tau
+    temperature: float = 0.2  # tau, what similarities are divided by
 
     def __post_init__(self) -> None:
         check_bounds(self, temperature=(0.001 <= self.temperature <= 10, "0.001 to 10"))

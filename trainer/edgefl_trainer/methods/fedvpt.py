@@ -25,7 +25,10 @@ from edgefl_trainer.models.spec import BackboneSpec, require_vit
 
 @dataclass(frozen=True, kw_only=True)
 class FedVPT:
-    """Prompt tokens before the first block and a head, one model for all sites."""
+    """Prompt tokens before the first block and a head, one model for all sites.
+
+    For sites that send little: some tokens and a head.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2203.12119"
@@ -33,7 +36,7 @@ class FedVPT:
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens; PEP-FedPT's n_S
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
 
     travels = averaged_prompts.travels("prompts", "weights")
     phases = averaged_prompts.phases
@@ -53,7 +56,10 @@ class FedVPT:
 
 @dataclass(frozen=True, kw_only=True)
 class FedVPTDeep:
-    """Fresh prompt tokens before every block, one model for all sites."""
+    """Fresh prompt tokens before every block, one model for all sites.
+
+    For sites that send little, where prompts of the first block alone learn too little.
+    """
 
     family: ClassVar[str] = FedVPT.family
     paper: ClassVar[str] = FedVPT.paper
@@ -61,7 +67,7 @@ class FedVPTDeep:
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens of a block
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
     last_block: Literal["L-2", "L-1"] = "L-2"  # the last block that gets fresh tokens, counted from 0
 
     travels = averaged_prompts.travels("prompts", "weights")

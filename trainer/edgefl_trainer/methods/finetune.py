@@ -36,16 +36,19 @@ NETWORK = "network."
 
 @dataclass(frozen=True, kw_only=True)
 class FineTune:
-    """A whole network and a linear head on labelled images, at each site alone or averaged."""
+    """A whole network and a linear head on labelled images, at each site alone or averaged.
+
+    For few labels, after a run without labels.
+    """
 
     family: ClassVar[str] = "fine-tuning"
     paper: ClassVar[str] = "arXiv 2208.11278"
     needs_labels: ClassVar[bool] = True
     declares: ClassVar[Declaration] = Declaration(trains_network=True, summary=("mode",), presets=presets_of)
 
-    mode: Literal["local", "federated"] = "federated"
+    mode: Literal["local", "federated"] = "federated"  # each site for itself, or one averaged model
     recipe: NetworkRecipe = field(default_factory=NetworkRecipe)
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
     optimizer_state: Literal["auto", "keep", "reset"] = "auto"  # across rounds; auto: keep in local mode
 
     @property

@@ -19,7 +19,10 @@ from edgefl_trainer.models.spec import BackboneSpec
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """One linear head for all sites, on a network without prompts."""
+    """One linear head for all sites, on a network without prompts.
+
+    For comparisons, and for convolutional networks.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
@@ -27,7 +30,7 @@ class Head:
     n: ClassVar[int] = 0  # prompt tokens
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
 
     travels = averaged_prompts.travels("weights")
     phases = averaged_prompts.phases

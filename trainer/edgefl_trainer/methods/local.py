@@ -19,7 +19,10 @@ from edgefl_trainer.learning.private_prompts import private_round
 
 @dataclass(frozen=True, kw_only=True)
 class Local:
-    """Every site for itself."""
+    """Every site for itself.
+
+    For comparisons: what a site reaches without a federation.
+    """
 
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 2411.10071"

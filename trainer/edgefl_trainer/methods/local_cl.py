@@ -23,7 +23,10 @@ from edgefl_trainer.learning.unlabelled.contrast import ContrastRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class LocalCL:
-    """Momentum contrast without a federation."""
+    """Momentum contrast without a federation.
+
+    For comparisons: what a site learns without labels and alone.
+    """
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"

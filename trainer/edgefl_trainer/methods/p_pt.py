@@ -25,7 +25,10 @@ from edgefl_trainer.models.inserts import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class PPT:
-    """Prompts for each site, one head for all."""
+    """Prompts for each site, one head for all.
+
+    For sites whose pictures differ and whose classes are alike.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
@@ -34,7 +37,7 @@ class PPT:
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens
     head: Literal["averaged", "local"] = "averaged"  # local: nothing that learns leaves its site
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
 
     phases = averaged_prompts.phases
     broadcast = averaged_prompts.broadcast

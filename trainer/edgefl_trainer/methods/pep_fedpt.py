@@ -48,7 +48,10 @@ SUM, COUNT = "period.sum", "period.count"  # of the prototypes sent since the la
 
 @dataclass(frozen=True, kw_only=True)
 class PepFedPT:
-    """Shared prompts only; each image mixes the class prompts by prototypes and its site's class shares."""
+    """Shared prompts only; each image mixes the class prompts by prototypes and its site's class shares.
+
+    For sites that hold other classes in other shares, and want one set of weights.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
@@ -58,11 +61,11 @@ class PepFedPT:
     n_s: int = 1  # n_S, shared prompts
     ccmp_blocks: tuple[int, ...] = ()  # rising, from 0; empty: 5, 6, 7 of 12, in proportion of other depths
     slot: Literal["replace", "append"] = "replace"  # whether the next mix takes the place of the one before
-    tau: float = 0.05
-    rho: float = 0.5
+    tau: float = 0.05  # temperature of the similarity to the prototypes
+    rho: float = 0.5  # share of the old prototypes that an update keeps
     period: int = 10  # R, rounds between updates of the prototypes
     prior: bool = True  # delta_k from the site's labels; off: equal shares
-    weighting: Weighting = "samples"
+    weighting: Weighting = "samples"  # a site counts by its training images, or all alike
     dp_epsilon: float = 0.0  # of each prototype sent; 0: no noise
     dp_clip_l1: float = 0.0  # B, radius around the centre; 0: the paper's estimate from the data
 

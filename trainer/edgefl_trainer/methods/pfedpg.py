@@ -43,7 +43,10 @@ DESCRIPTOR = "descriptor."  # and the site's name
 
 @dataclass(frozen=True, kw_only=True)
 class PFedPG:
-    """A generator at the server makes prompts for each site; heads stay at home."""
+    """A generator at the server makes prompts for each site; heads stay at home.
+
+    For sites that want prompts of their own, and send nothing but these.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2308.15367"
@@ -54,8 +57,8 @@ class PFedPG:
     n: int = 10  # prompt tokens K_p
     width: int = 64  # l_k = l_v of the attention
     residual: bool = True  # P_n = P_base + attention, or attention alone
-    server_lr: float = 1e-3
-    server_weight_decay: float = 1e-2
+    server_lr: float = 1e-3  # learning rate of the generator
+    server_weight_decay: float = 1e-2  # of the generator
 
     def __post_init__(self) -> None:
         check_count("n", self.n)

@@ -22,7 +22,10 @@ from edgefl_trainer.models.backbones import build_network, weights_of
 
 @dataclass(frozen=True, kw_only=True)
 class RandomInit:
-    """A network that has learned nothing."""
+    """A network that has learned nothing.
+
+    For comparisons: where fine-tuning starts without pre-training.
+    """
 
     family: ClassVar[str] = "self-supervised"
     paper: ClassVar[str] = "arXiv 2208.11278"

@@ -51,7 +51,10 @@ KEY_EPOCHS = 6  # epochs of stage 2 whose loss draws keys: the reference counts 
 
 @dataclass(frozen=True, kw_only=True)
 class SGPT:
-    """Shared prompts for all images, group prompts for those that look alike."""
+    """Shared prompts for all images, group prompts for those that look alike.
+
+    For sites whose pictures fall into kinds that others have, too.
+    """
 
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2310.18285"

@@ -5,10 +5,12 @@
 
 The wheel holds what is under its own licence, Apache-2.0. The other is found in the folder that `EDGEFL_BACKBONES`
 names, where somebody has put it. Each has a card that says what it was made from, what it is worth and under which
-licence it comes.
+licence it comes. A run that names no network, and needs one that was learned before, takes the one of photographs, see
+`usual_backbone`.
 """
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 HERE = Path(__file__).resolve()
@@ -33,3 +35,11 @@ def where_to_get(name: str) -> str | None:
         f"the backbone {name} is not in the wheel, for its licence is {APART[name]}: take backbones/{name}.safetensors "
         f"from EdgeFL's repository and name its folder with {ENVIRONMENT}=DIR."
     )
+
+
+USUAL: Mapping[int, str] = {84: "derm-vit-tiny-84"}  # side of the images in pixels → the network of photographs
+
+
+def usual_backbone(image_px: int) -> str | None:
+    """Name the shipped network for photographs of this size, 0 standing for the network's own; None: none fits."""
+    return USUAL.get(image_px or min(USUAL))

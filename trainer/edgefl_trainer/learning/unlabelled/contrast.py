@@ -44,7 +44,7 @@ class ContrastRecipe:
 
     sgd: SgdRecipe = field(default_factory=SgdRecipe)
     queue: int = Default.queue  # K, features in the local bank
-    temperature: float = Default.temperature  # tau
+    temperature: float = Default.temperature  # tau, what similarities are divided by
     key_momentum: float = Default.key_momentum  # m; 0: 0.99 for runs under 20,000 local steps, 0.999 above
     # reset: a copy each round, after which banks are of another space
     momentum_encoder: MomentumEncoder = Default.momentum_encoder

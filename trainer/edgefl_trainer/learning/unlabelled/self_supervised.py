@@ -56,9 +56,9 @@ class SgdRecipe:
     """Hyper-parameters of local learning; the defaults are the paper's where it names them."""
 
     lr: float = Default.lr  # peak rate; cosine to 0 over all rounds
-    momentum: float = Default.momentum
+    momentum: float = Default.momentum  # of SGD
     weight_decay: float = Default.weight_decay  # of every parameter, as MoCo has it
-    batch: int = Default.batch  # B
+    batch: int = Default.batch  # B, images of a step
     bn: BatchNorm = Default.bn  # local: batch norm stays at its site until the end (FedBN)
     view_px: int = Default.view_px  # side of a view; 0: 8/9 of the image (64 of 72) for a CNN, the image's for a ViT
 

@@ -1,0 +1,66 @@
+"""What `edgefl-train methods` says of methods and settings: taken from where they are declared, and complete."""
+
+import json
+
+import pytest
+from tests.trainer.conftest import edgefl_train
+
+from edgefl_trainer.engine.described import purpose, settings_of
+from edgefl_trainer.engine.settings import build, hyper_types, resolve
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.methods import METHODS
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_says_for_whom_and_every_setting_what_it_is(name):
+    assert " For " in purpose(METHODS[name])
+    found = settings_of(name)
+    assert [one.key for one in found] == list(hyper_types(METHODS[name]))
+    for one in found:
+        assert one.meaning and one.allowed and one.source.startswith(("arXiv", "CVPR")), one
+
+
+def test_defaults_are_those_that_a_run_gets():
+    """Of `run METHOD` as typed, the preset bench84."""
+    for name in METHODS:
+        hyper = resolve(name, {"data": ("folder:x",)}, None, []).hyper
+        for one in settings_of(name):
+            assert one.presets.get("bench84", one.default) == hyper.get(one.key, one.default), (name, one.key)
+
+
+@pytest.mark.parametrize(
+    ("method", "key", "allowed", "meaning"),
+    [
+        # protocol's rules.bounds, a check in the class, a choice, and a comment above its field
+        ("fedevprompt", "maps_per_class", "1 to 100", "M, most maps of a class that a site sends"),
+        ("fedsimclr", "temperature", "0.001 to 10", "tau, what similarities are divided by"),
+        ("head", "augment", "none, dihedral", "dihedral: turned by quarters and mirrored"),
+        ("fedclf", "momentum_encoder", "averaged, local, reset", "reset: a copy each round, after which banks"),
+    ],
+)
+def test_allowed_and_meaning_stand_where_the_setting_is_declared(method, key, allowed, meaning):
+    one = next(one for one in settings_of(method) if one.key == key)
+    assert one.allowed == allowed and one.meaning.startswith(meaning)
+
+
+def test_what_is_called_allowed_is_what_a_run_takes():
+    one = next(one for one in settings_of("fedevprompt") if one.key == "maps_per_class")
+    least, most = map(int, one.allowed.split(" to "))
+    for value in (least, most):
+        build(METHODS["fedevprompt"], {"maps_per_class": value})
+    for value in (least - 1, most + 1):
+        with pytest.raises(SettingError):
+            build(METHODS["fedevprompt"], {"maps_per_class": value})
+
+
+def test_a_method_is_shown_with_its_settings():
+    text = edgefl_train("methods", "fedevprompt").out
+    assert "lr_b" in text and "0.00025 (bench84 0.0025)" in text and "mu1, learning rate" in text
+    found = json.loads(edgefl_train("methods", "fedevprompt", "--json").out)
+    assert (
+        found["name"] == "fedevprompt"
+        and {"key", "default", "allowed", "meaning", "source"} <= found["settings"][0].keys()
+    )
+    assert "It has no settings." in edgefl_train("methods", "random-init").out
+    outcome = edgefl_train("methods", "fedevpromt")
+    assert outcome.code == 2 and "did you mean fedevprompt" in outcome.sentence()

@@ -1,0 +1,111 @@
+"""What a person reads of a method and its settings, taken from where they are declared.
+
+    what, for whom      the docstring of the method: its first line, and the line that begins with `For`
+    key, default        the field, and what a preset makes of it
+    meaning             the comment beside the field, or right above it
+    allowed             the field's type, or the sentence that refuses a number out of range
+    source              the paper that the module of the field names
+
+So nothing is written twice, and what is listed is what a run checks.
+"""
+
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, get_args, get_origin
+
+from edgefl_trainer.engine.presets import PresetName
+from edgefl_trainer.engine.settings import build, hyper_values, preset_of
+from edgefl_trainer.errors import SettingError
+from edgefl_trainer.methods import METHODS
+from edgefl_trainer.typed_values import allowed, hints
+
+_COMMENT = re.compile(r"\s*#\s*(?P<text>.*)")
+_PAPER = re.compile(r"arXiv\s+(\d{4}\.\d{5})")
+_REFUSED = re.compile(r"; allowed: (?P<allowed>.*)\.$", re.DOTALL)
+_FAR: Mapping[Any, tuple[Any, ...]] = {int: (-(10**12), 10**12), float: (float("nan"), -1e30, 1e30)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A setting of a method."""
+
+    key: str
+    default: Any
+    presets: Mapping[str, Any]  # by name, where a preset has another value
+    allowed: str
+    meaning: str
+    source: str
+
+
+def purpose(kind: type[Any]) -> str:
+    """Return what a method does and for whom, as its docstring says."""
+    lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
+    whom = next((line for line in lines[1:] if line.startswith("For ")), "")
+    return f"{lines[0] if lines else ''} {whom}".strip()
+
+
+def settings_of(name: str) -> list[Described]:
+    """Describe every setting that `--set` can name, in the order of the fields."""
+    kind = METHODS[name]
+    values = hyper_values(kind())
+    chosen = {preset: preset_of(name, preset).get("hyper", {}) for preset in get_args(PresetName)}
+    return [
+        Described(
+            key=key,
+            default=values[key],
+            presets={
+                preset: given[key] for preset, given in chosen.items() if given.get(key, values[key]) != values[key]
+            },
+            allowed=_allowed(kind, key, hints(owner)[key]),
+            meaning=_comments(owner).get(key, ""),
+            source=_source(kind, owner),
+        )
+        for owner, key in _declared(kind)
+    ]
+
+
+def _declared(kind: type[Any]) -> Iterator[tuple[type[Any], str]]:
+    """The class that declares each setting, and its key; nested recipes in place."""
+    types = hints(kind)
+    for entry in fields(kind):
+        wanted = types[entry.name]
+        if isinstance(wanted, type) and is_dataclass(wanted):
+            yield from _declared(wanted)
+        else:
+            yield kind, entry.name
+
+
+def _comments(kind: type[Any]) -> dict[str, str]:
+    """Field to the comment that stands beside it, or else on the line above it."""
+    found: dict[str, str] = {}
+    above = ""
+    for line in textwrap.dedent(inspect.getsource(kind)).splitlines():
+        code, mark, comment = line.partition("#")
+        field = re.match(r"    (\w+): ", code)
+        if field:
+            found[field[1]] = comment.strip() if mark else above
+        own = _COMMENT.fullmatch(line)
+        above = own["text"] if own else ""
+    return found
+
+
+def _allowed(kind: type[Any], key: str, wanted: Any) -> str:
+    """What may be written: choices of the type, or what a refusal of an absurd number says."""
+    if get_args(wanted) and get_origin(wanted) is not tuple:
+        return ", ".join(map(str, get_args(wanted)))
+    for value in _FAR.get(wanted, ()):
+        try:
+            build(kind, {key: value})
+        except SettingError as error:
+            if refused := _REFUSED.search(str(error)):
+                return refused["allowed"]
+    return allowed(wanted, None)
+
+
+def _source(kind: type[Any], owner: type[Any]) -> str:
+    module = inspect.getmodule(owner)
+    paper = _PAPER.search(inspect.getdoc(module) or "") if owner is not kind else None
+    return f"arXiv {paper[1]}" if paper else str(kind.paper)
