@@ -87,7 +87,7 @@ def test_rows_are_those_that_the_run_had(tmp_path):
     found = federation_of(run)
     assert len(found.sites) == 3 and found.partition_sha256 == made.sha256
     (tmp_path / PARTITION_FILE).unlink()
-    with pytest.raises(ExportError, match="the data has changed since"):
+    with pytest.raises(ExportError, match="the images of the run have changed since"):
         federation_of(run)
 
 

@@ -194,7 +194,7 @@ def write_signatures(signatures: Sequence[Signature]) -> bytes:
 def check_validity(
     manifest: Manifest, now_ms: int, last_seen: Mapping[tuple[str | None, str, str], int] | None
 ) -> None:
-    """Refuse a bundle that is past its time, needs a newer edgefl, or is older than one seen before."""
+    """Refuse a bundle that is past its time, needs a newer version, or is older than one seen before."""
     if manifest.expires_ms is not None and now_ms >= manifest.expires_ms:
         days = (now_ms - manifest.expires_ms) // 86_400_000
         raise BundleError(f"the bundle expired {days} days ago; fetch a newer one, or check this clock", "expired")

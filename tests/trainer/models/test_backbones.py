@@ -155,7 +155,9 @@ def test_a_header_that_promises_gigabytes_is_refused(tmp_path):
 
 
 def test_a_missing_file_says_what_to_name(tmp_path):
-    with pytest.raises(BackboneError, match=r"there is no backbone at .*fedmae"):
+    with pytest.raises(
+        BackboneError, match=r"there is no backbone at .*: name the folder of a finished run without labels"
+    ):
         load_backbone(f"run:{tmp_path}")
 
 

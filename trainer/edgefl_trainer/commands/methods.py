@@ -10,7 +10,7 @@ import click
 from edgefl_trainer.commands.extra import needs_trainer
 
 if TYPE_CHECKING:
-    from edgefl_trainer.engine.described import Described
+    from edgefl_trainer.commands.described import Described
 
 
 @click.command()
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text: a list, or with NAME one object.")
 @needs_trainer
 def methods(name: str | None, as_json: bool) -> None:
-    """Say what each method does, for whom, and what it sends; with NAME list every setting of that method.
+    """List the methods, or every setting of one.
+
+    Without NAME: what each method does, for whom, and what it sends. With NAME: key, default, meaning and source of
+    every setting.
 
     What is sent is told for the default settings. A setting is given to `run` as --set KEY=VALUE.
     """
-    from edgefl_trainer.engine.described import settings_of
+    from edgefl_trainer.commands.described import settings_of
     from edgefl_trainer.engine.settings import method_class
     from edgefl_trainer.methods import METHODS
 
@@ -38,7 +41,7 @@ def methods(name: str | None, as_json: bool) -> None:
 
 
 def _facts(name: str, kind: Any) -> dict[str, Any]:
-    from edgefl_trainer.engine.described import purpose
+    from edgefl_trainer.commands.described import purpose
 
     return {
         "name": name,
