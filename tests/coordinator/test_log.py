@@ -79,7 +79,7 @@ def test_events_are_logged_once_with_time_and_level(coordinator, tools, stream, 
         ("info", f"clinic-a replied in round 1, {len(tools.maps_payload().to_bytes())} bytes"),
         ("warning", "clinic-a was refused on reply: no_round"),
         ("warning", "the reply of clinic-b in round 1 was refused"),
-        ("warning", "round 1 takes replies again until 00:00:00 UTC: it keeps 1 replies"),
+        ("warning", "round 1 takes replies again until 00:00:00 UTC, and keeps those that are sound: 1"),
         ("error", "round 1: the coordinator could not do its job (aggregate)"),
     ]
 

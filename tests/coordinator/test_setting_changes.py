@@ -66,10 +66,13 @@ REFUSED = [
     ({"rounds__allow_small_cohort": "perhaps"},          "takes true or false"),
     ({"rounds__deadline_s": "0"},                        "of at least 1"),
     ({"limits__header_deadline_s": "soon"},              "takes a number"),
-    ({"task__method": "fedavg"},                         "is no setting that can be changed; "),
-    ({"rounds__count": "9"},                             "is no setting that can be changed; "),
+    ({"task__method": "fedavg"},                         "task.method never changes, because members rely on it"),
+    ({"rounds__count": "9"},                             "rounds.count never changes"),
+    ({"federation": "other"},                            "federation never changes"),
+    ({"task__backbone.name": "x"},                       "there is no setting task.backbone.name; "),
+    ({"elsewhere__x": "9"},                              "these can be changed: ca, certificate, "),
     ({"public_url": "http://fl.example.org"},            "must begin with https"),
-    ({"rounds__quorum_target": "4", "host": "", "nonsense": "1"}, "nonsense is no setting"),
+    ({"rounds__quorum_target": "4", "host": "", "nonsense": "1"}, "there is no setting nonsense"),
 ]
 # fmt: on
 
@@ -83,6 +86,15 @@ def test_what_is_refused_changes_nothing(make_coordinator, changes, words) -> No
         change(coordinator, **changes)
     assert coordinator.settings == before and coordinator.store.home.config.read_bytes() == config
     assert OPERATIONS["log"](coordinator, {"from_ms": 0, "most": 9})["shown"] == []
+
+
+def test_old_settings_that_cannot_finish_bar_no_other_change(make_coordinator) -> None:
+    """A coordinator made with the old defaults: its deadline may change, its quorum only for one that can finish."""
+    coordinator = make_coordinator(rounds={"quorum_min": 2, "quorum_target": 3, "min_cohort": 3})
+    assert change(coordinator, rounds__deadline_s="60")["changed"] == {"rounds.deadline_s": 60}
+    with pytest.raises(OperatorError, match="could stop for good"):
+        change(coordinator, rounds__quorum_min="3")
+    assert change(coordinator, rounds__quorum_min="3", rounds__min_cohort="2")["restart"] == []
 
 
 def test_at_the_command_line(make_coordinator) -> None:

@@ -61,6 +61,7 @@ TABLE = [
     (facts(3, tried=3), RULES,                        "stuck", "cannot_aggregate", [INVITE]),
     (facts(3, tried=3, able=1), RULES,                "waits", "no_reply", []),
     (facts(1, able=1, members=2), RULES,              "stuck", "too_few_members", [INVITE]),
+    (facts(2, beside=1), RULES,                       "stuck", "too_few_members", [INVITE]),
     (facts(3, state="done", over=True), RULES,        "over", "", []),
     (facts(3, state="done", over=True, able=1, withheld=(1, 1)), RULES, "over", "small_cohort", []),
 ]
@@ -126,6 +127,15 @@ def carried_out(command: str, rules: RoundSettings) -> RoundSettings:
     changes = {key.removeprefix("rounds."): value == "true" if value == "true" else int(value)
                for key, value in zip(words[::2], words[1::2], strict=True)}  # fmt: skip
     return RoundSettings(**{name: getattr(rules, name) for name in rules.__struct_fields__} | changes)
+
+
+def test_what_a_sentence_adds() -> None:
+    """A cohort below two others is named with what it costs; contributions beside the average are no replies."""
+    told = standing(facts(withheld=(1, 1, 2)), OLD)
+    assert told.mend.endswith("true (so few that a contribution can be told apart), or more members join")
+    assert standing(facts(2, beside=1), RULES).why == (
+        "it needs 3 replies, and there are 3 members, of which 1 sent what is not averaged"
+    )
 
 
 @settings(suppress_health_check=[HealthCheck.filter_too_much])

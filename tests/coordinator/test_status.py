@@ -55,10 +55,10 @@ def test_stuck_and_the_command_that_mends_it(served, tools) -> None:
     assert command == "edgefl-coordinator set rounds.min_cohort 2 rounds.quorum_min 3 --home /srv/fl"
     assert (facts["kind"], facts["cause"], facts["mend"]) == ("stuck", "small_cohort", f"the operator runs: {command}")
     line = run("status").stdout.splitlines()[2]
-    assert line == f"  STUCK: {facts['sentence']}" and line.endswith(command)
+    assert line == f"  {facts['sentence']}" and line.endswith(command)
     assert run(*command.split()[1:-2]).exit_code == 0
-    assert "STUCK" not in run("status").stdout
-    assert "  waits: it has 0 replies, needs 3\n" in run("status").stdout
+    assert "stuck" not in run("status").stdout
+    assert "  waits: the round has 0 replies and needs 3\n" in run("status").stdout
 
 
 class Watched:

@@ -140,6 +140,39 @@ def test_init_tries_the_first_job(tmp_path) -> None:
     assert "fedevprompt on all (nevus, other)" in shown.stdout
 
 
+def test_init_as_run_does_and_for_three_members(tmp_path) -> None:
+    """docs/decisions/0004 and 0041: an untrained network is frozen for a trial only; what could stop is refused before
+    a folder is made; what nobody names is the network that comes with EdgeFL, and a quorum that fits three."""
+    from click.testing import CliRunner
+
+    from edgefl_coordinator.cli import main as command
+
+    plain = ["--federation", "skin", "--classes", "nevus,other"]
+    for number, (extra, sentence) in enumerate(
+        [
+            (["--backbone", "tiny"], "backbone tiny is untrained, and a frozen random network learns nothing"),
+            (["--image-px", "37"], "no network that comes with EdgeFL takes images of 37 px"),
+            (["--quorum-min", "2"], "told apart; use 2 or more"),
+            (["--quorum-min", "2", "--min-cohort", "2"], "could stop for good"),
+            (["--members", "2"], "told apart; use 2 or more"),
+            (["--members", "3", "--quorum-target", "5"], "would wait for 5 approved members"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        result = CliRunner().invoke(command, ["init", str(folder), *plain, *extra])
+        assert result.exit_code == 2 and sentence in result.stderr and result.stderr.count("\n") == 1, result.stderr
+        assert not folder.exists()
+    found = {}
+    for members in (None, 4, 10):
+        folder = tmp_path / f"of-{members}"
+        words = ["init", str(folder), *plain, *(["--members", str(members)] if members else [])]
+        assert CliRunner().invoke(command, words).exit_code == 0
+        table = tomllib.loads((folder / "config.toml").read_text())
+        found[members] = [table["rounds"][name] for name in ("quorum_min", "quorum_target", "min_cohort")]
+        assert table["task"]["backbone"]["name"] == "derm-vit-tiny-84"
+    assert found == {None: [3, 3, 2], 4: [4, 4, 3], 10: [4, 10, 3]}
+
+
 @pytest.mark.parametrize("method", ["fedclf", "fedevprompt"])
 def test_init_names_every_setting(tmp_path, method) -> None:
     """A later version may have other defaults; a federation that has begun, and the devices that learn in it, keep

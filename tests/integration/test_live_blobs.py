@@ -55,8 +55,7 @@ def serving(folder: Path) -> Iterator[Coordinator]:
     typed(
         coordinator_cli.main, "init", folder, "--federation", "skin", "--method", "fedmae", "--preset", "tiny",
         "--backbone", NETWORK, "--image-px", 36, "--classes", "nevus,other", "--rounds", 1,
-        "--port", listening.getsockname()[1], "--quorum-min", 1, "--quorum-target", 1,
-        "--min-cohort", 1, "--allow-small-cohort",
+        "--port", listening.getsockname()[1], "--members", 1, "--allow-small-cohort",
     )  # fmt: skip
     coordinator = open_coordinator(CoordinatorHome(folder))
     config = service._config(coordinator)

@@ -23,7 +23,9 @@ from edgefl_protocol.durable import read_passphrase
 @click.option("--task", metavar="NAME", default="all", show_default=True, help="Name of the task.")
 @click.option("--line", metavar="NAME", default="main", show_default=True, help="Line of bundles.")
 @click.option("--classes", metavar="A,B,…", help="Class names in index order; needed without --run.")
-@click.option("--backbone", metavar="NAME", default="tiny", show_default=True, help="As `edgefl-train --backbone`.")
+@click.option("--backbone", metavar="NAME",
+              help="As `edgefl-train --backbone`.  [default: the network that comes with EdgeFL; with --preset tiny, "
+              "and for a method that learns its network, the untrained tiny]")  # fmt: skip
 @click.option("--image-px", metavar="PX", type=click.IntRange(8, 4096),
               help="Side of the images; default: the backbone's.")  # fmt: skip
 @click.option("--set", "settings", metavar="KEY=VALUE", multiple=True,

@@ -118,11 +118,18 @@ def reply_cap(state_bytes: int) -> int:
 
 
 def task_of_method(
-    method: str, backbone: str, *, preset: str | None, assignments: Sequence[str], image_px: int | None, seed: int
+    method: str,
+    backbone: str | None,
+    *,
+    preset: str | None,
+    assignments: Sequence[str],
+    image_px: int | None,
+    seed: int,
 ) -> tuple[dict[str, Any], int]:
     """Return what the [task] table says of a method and a backbone, and the training rounds. Imports the trainer.
 
-    Without a preset settings, rounds and epochs are the method's own defaults.
+    Without a preset settings, rounds and epochs are the method's own defaults. Without a backbone it is the one that
+    `edgefl-train run` takes.
 
     Raises:
         OperatorError: there is no such method, setting or value, or it goes on from weights that do not travel.
@@ -133,9 +140,11 @@ def task_of_method(
     from edgefl_trainer.errors import SettingError
 
     try:
-        check_start(method, method_class(method), backbone, preset)
+        kind = method_class(method)
     except SettingError as error:
         raise OperatorError(str(error), USAGE) from error
+    backbone = backbone or _usual_backbone(method, preset, image_px)
+    check_start(method, kind, backbone, preset)
     usual: Mapping[str, Any] = {} if preset is None else preset_of(method, preset, backbone)  # type: ignore[arg-type]
     table = _method_table(method, usual.get("hyper", {}), assignments)
     table |= {"epochs": usual.get("epochs", 1), "backbone": _backbone_table(method, backbone, image_px, seed)}
@@ -191,6 +200,17 @@ def _backbone_table(method: str, name: str, image_px: int | None, seed: int) -> 
             USAGE,
         )
     return _plain_spec(load_backbone(name, image_px=image_px, seed=seed).spec)
+
+
+def _usual_backbone(method: str, preset: str | None, image_px: int | None) -> str:
+    """The network that comes with EdgeFL; an untrained one for a trial, and for a method that learns it."""
+    from edgefl_trainer.models.shipped import usual_backbone
+
+    found = "tiny" if preset == "tiny" or _learns_network(method) else usual_backbone(image_px or 0)
+    if found is None:
+        told = f"no network that comes with EdgeFL takes images of {image_px} px: name one with --backbone"
+        raise OperatorError(told, USAGE)
+    return found
 
 
 def _learns_network(method: str) -> bool:

@@ -60,7 +60,7 @@ def look(operator: Operator) -> dict[str, Any]:
 def _standing_lines(standing: dict[str, Any]) -> list[str]:
     """Say in a line what the federation waits for, or that it is stuck."""
     if standing["sentence"]:
-        return [f"STUCK: {standing['sentence']}"]
+        return [standing["sentence"]]
     if standing["kind"] != "over" and standing["why"]:
         return [f"waits: {'; '.join(filter(None, (standing['why'], standing['mend'])))}"]
     return [standing["why"]] if standing["why"] else []

@@ -43,9 +43,9 @@ def unfinishable(rules: RoundSettings, task: TaskSettings, members: int | None =
     if rules.quorum_min <= rules.min_cohort:
         others, cohort = rules.quorum_min - 1, rules.min_cohort
         return (
-            f"a round aggregated from {rules.quorum_min} replies stops the next one: each of these members would wait "
-            f"for contributions of {cohort} others, and there are {others}; give a quorum_min of at least {cohort + 1} "
-            f"or a min_cohort of at most {others}"
+            f"the rounds could stop for good: where one closes with quorum_min = {rules.quorum_min}, each of its "
+            f"members has {others} others, and the next broadcast goes out with min_cohort = {cohort} or more; give a "
+            f"quorum_min of at least {cohort + 1} or a min_cohort of at most {others}"
         )
     if members is not None and members < rules.quorum_min:
         return f"a round needs {rules.quorum_min} replies, and {members} members cannot give them; lower quorum_min"

@@ -11,7 +11,7 @@ replies. Sentences name no member and no file, because members read them too. So
     over    all rounds are done
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -19,6 +19,7 @@ from edgefl_coordinator.rounds.states import Round
 from edgefl_coordinator.settings import LEAST_COHORT, RoundSettings
 
 Kind = Literal["moves", "waits", "stuck", "over"]
+_ALLOW = "rounds.allow_small_cohort"
 _INVITE = "edgefl-coordinator invite NAME --role device"
 
 
@@ -33,6 +34,7 @@ class RoundFacts:
     able: int = 0  # have not replied, and may
     withheld: tuple[int, ...] = ()  # others in the broadcast of each member that has not replied and may not have it
     refused: int = 0  # whose reply of this round was refused: they may not send another
+    beside: int = 0  # who sent a contribution beside the average, which counts for no quorum
     opened_ms: int = 0  # Unix milliseconds
     overdue_ms: int | None = None  # the first deadline of the round that passed without enough replies
     failing_ms: int | None = None  # since when the round's job fails
@@ -114,10 +116,10 @@ def _open(facts: RoundFacts, current: Round, rules: RoundSettings) -> Federation
     possible = current.replies + facts.able
     if possible < needed:
         return _beyond_reach(facts, current, rules, needed)
-    have = f"it has {_replies(current.replies)}, needs {needed}"
+    have = f"has {_replies(current.replies)} and needs {needed}"
     if facts.overdue_ms is None:
-        return FederationStanding(kind="waits", cause="no_reply", why=have, until_ms=current.deadline_ms)
-    late = f"{have}, and its deadline passed without the others"
+        return FederationStanding(kind="waits", cause="no_reply", why=f"the round {have}", until_ms=current.deadline_ms)
+    late = f"it {have}, and its deadline passed without the others"
     if rules.min_cohort < current.replies < rules.quorum_min:
         return _stuck("no_reply", late, _set({"rounds.quorum_min": current.replies}), facts.overdue_ms)
     commands = ("edgefl sync", "edgefl-train join")
@@ -135,7 +137,10 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
             f"its broadcast is withheld from {_members(len(facts.withheld))}, because it holds contributions of only "
             f"{max(facts.withheld)} others, and none goes out with fewer than {rules.min_cohort}"
         )
-        return _stuck("small_cohort", why, _set(freed), since_ms)
+        found = _stuck("small_cohort", why, _set(freed), since_ms)
+        if _ALLOW not in freed:
+            return found
+        return replace(found, mend=f"{found.mend} (so few that a contribution can be told apart), or more members join")
     fewer = _set({"rounds.quorum_min": possible}) if rules.min_cohort < possible < rules.quorum_min else ""
     left = f"with those that may still come it has {possible}, needs {needed}"
     if facts.refused and possible < rules.quorum_min:
@@ -145,6 +150,8 @@ def _beyond_reach(facts: RoundFacts, current: Round, rules: RoundSettings, neede
         why = "its replies could not be aggregated together, and nobody is left to send another"
         return _stuck("cannot_aggregate", why, _INVITE, since_ms)
     why = f"it needs {_replies(needed)}, and there {'is' if facts.members == 1 else 'are'} {_members(facts.members)}"
+    if facts.beside:
+        why += f", of which {facts.beside} sent what is not averaged"
     return _stuck("too_few_members", why, fewer or _INVITE, since_ms)
 
 
@@ -158,7 +165,7 @@ def _freeing(facts: RoundFacts, current: Round, rules: RoundSettings) -> dict[st
             changes |= {"rounds.quorum_min": quorum} if quorum > rules.quorum_min else {}
             changes |= {"rounds.quorum_target": quorum} if quorum > rules.quorum_target else {}
             allowed = others >= LEAST_COHORT or rules.allow_small_cohort
-            return changes if allowed else {**changes, "rounds.allow_small_cohort": "true"}
+            return changes if allowed else {**changes, _ALLOW: "true"}
     return {}
 
 

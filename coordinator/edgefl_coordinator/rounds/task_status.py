@@ -80,6 +80,7 @@ def _facts(connection: Connection, rules: RoundSettings, served: bool) -> RoundF
         able=len(left) - len(withheld),
         withheld=tuple(withheld),
         refused=len(refused & set(skids)),
+        beside=stored_rounds.counted(connection, current.number, beside=True),
         opened_ms=stored_rounds.opened_ms(connection, current.number),
         overdue_ms=stored_rounds.overdue_ms(connection, current.number),
         failing_ms=failing_ms,

@@ -6,7 +6,7 @@ would leave. Source: docs/reference/coordinator.md.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -50,7 +50,8 @@ def change_settings(coordinator: Coordinator, arguments: Mapping[str, Any]) -> d
         after = settings_from_table(table)
     except ValueError as error:
         raise OperatorError(str(error), USAGE) from error
-    if after.rounds != before.rounds and (why := unfinishable(after.rounds, after.task)):
+    why = unfinishable(after.rounds, after.task)
+    if why and why != unfinishable(before.rounds, before.task):
         raise OperatorError(why, USAGE)
     home = coordinator.store.home
     with coordinator.store.transaction() as connection:
@@ -67,17 +68,25 @@ def _place(table: dict[str, Any], key: str, text: str) -> Any:
     """Put a value, given as text, where its key says; return it."""
     known = (*AT_ONCE, *AT_RESTART)
     if key not in known:
-        near = difflib.get_close_matches(key, known, 1)
-        raise OperatorError(
-            f"{key} is no setting that can be changed; "
-            + (f"did you mean {near[0]}?" if near else f"these can: {', '.join(sorted(known))}"),
-            USAGE,
-        )
+        raise OperatorError(_no_such(key, known, table), USAGE)
     *sections, name = key.split(".")
     for section in sections:
         table = table[section]
     table[name] = _read(text, type(table[name]), key)
     return table[name]
+
+
+def _no_such(key: str, known: Sequence[str], table: Mapping[str, Any]) -> str:
+    """Say that a setting never changes, or what it might have been meant for."""
+    section, _, name = key.rpartition(".")
+    if name in (table.get(section, {}) if section else table):
+        return (
+            f"{key} never changes, because members rely on it; make another federation with `edgefl-coordinator init`"
+        )
+    near = difflib.get_close_matches(key, known, 1)
+    return f"there is no setting {key}; " + (
+        f"did you mean {near[0]}?" if near else f"these can be changed: {', '.join(sorted(known))}"
+    )
 
 
 def _read(text: str, kind: type, key: str) -> Any:
