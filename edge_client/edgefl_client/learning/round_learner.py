@@ -34,7 +34,7 @@ class RoundLearner(Protocol):
 
     @property
     def travels(self) -> tuple[str, ...]:
-        """What a reply shares, of: maps features prompts prototypes logits weights."""
+        """What a reply shares, of `rules.travels.KINDS`: what the owner is asked before the work."""
 
     def start(self) -> Arrays:
         """Return the site's state before its first round."""
