@@ -103,6 +103,14 @@ def test_the_engine_knows_of_methods_only_their_table(modules) -> None:
     assert {line.rpartition(" ")[2] for line in found} == {"edgefl_trainer.methods.METHODS"}
 
 
+def test_on_a_device_only_learning_knows_a_methods_record(modules) -> None:
+    """CONTRIBUTING: loader and device check a bundle against its record (`LearningPlan`) and know no method's name."""
+    records = {name for name in modules if re.fullmatch(r"edgefl_protocol\.bundle\.fed\w+_plan", name)}
+    found = offences(modules, "edgefl_client", tuple(records))
+    assert len(records) == 2 and found
+    assert {line.partition(":")[0].rpartition("/")[0] for line in found} == {"edge_client/edgefl_client/learning"}
+
+
 def test_the_engine_names_no_method(modules) -> None:
     """In no text but docstrings; `head`, `local` and `finetune` are words too, and count where they are all of it."""
     from edgefl_trainer.methods import METHODS

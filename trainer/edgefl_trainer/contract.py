@@ -200,7 +200,7 @@ class Method(Protocol):
 
     @property
     def travels(self) -> tuple[str, ...]:
-        """What sites send with these hyper-parameters, of: maps features prompts prototypes logits weights."""
+        """What sites send with these hyper-parameters, of `rules.travels.KINDS`."""
 
     def phases(self, rounds: int) -> Sequence[Phase]:
         """List every exchange of a run, in order."""

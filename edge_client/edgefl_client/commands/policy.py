@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from edgefl_client.commands.options import home_of, home_option, json_option, report
+from edgefl_protocol.rules.travels import KINDS
 
 if TYPE_CHECKING:
     from edgefl_client.home import Home
     from edgefl_client.sharing.policy import Policy
 
-_KINDS = ("maps", "features", "prototypes", "logits", "prompts", "weights")  # `policy.KINDS`, not loaded for the help
-_kinds_argument = click.argument("kinds", nargs=-1, required=True, metavar="KIND...", type=click.Choice(_KINDS))
+_kinds_argument = click.argument("kinds", nargs=-1, required=True, metavar="KIND...", type=click.Choice(KINDS))
 
 
 def _last_day(
@@ -47,7 +47,10 @@ def policy_show(context: click.Context, as_json: bool, home_dir: str | None) -> 
     _tell(home, load_policy(home), as_json)
 
 
-@policy.command("allow")
+@policy.command(
+    "allow",
+    help=f"Allow that data of this KIND leaves the device. KIND: {', '.join(KINDS[:-1])} or {KINDS[-1]}.",
+)
 @_kinds_argument
 @click.option(
     "--until",
@@ -65,7 +68,7 @@ def policy_allow(
     as_json: bool,
     home_dir: str | None,
 ) -> None:
-    """Allow that data of this KIND leaves the device. KIND: maps, features, prototypes, logits, prompts or weights."""
+    """Keep the consent to these kinds."""
     from edgefl_client.sharing import enrolled_device
     from edgefl_client.sharing.policy import load_policy, save_policy
 

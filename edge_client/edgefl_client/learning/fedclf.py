@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_client.learning.checkpoint import Point, digest_of, same_form
-from edgefl_client.learning.contrast_session import ContrastSession
+from edgefl_client.learning.contrast_session import ContrastSession, FeatureEncoder, round_network
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.feature_queue import FeatureQueue, Features, received
 from edgefl_client.learning.limits import check_step_memory
@@ -31,7 +31,7 @@ from edgefl_client.learning.round_learner import Arrays, Circumstances, Keeper, 
 from edgefl_client.learning.views import Views, draw, views
 from edgefl_client.runtime import processors
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan, begun
+from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules import feature_rows
 from edgefl_protocol.rules.batches import LEAST_BATCH, cut
@@ -46,7 +46,7 @@ from edgefl_protocol.rules.negatives import (
     most_negatives,
 )
 from edgefl_protocol.rules.rates import cosine_rate, epochs_done
-from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum, round_begins
+from edgefl_protocol.rules.slow_encoder import SLOW, key_momentum
 
 QUEUE = "negatives"  # Q_CL in a point, beside the state
 ENTRY_BYTES = 128  # of a payload's header for an array, beside its name
@@ -67,6 +67,8 @@ class FedCLFLearner:
         "take part with edgefl sync, the pictures are remembered for it"
     )
 
+    encoder: ClassVar[type[FeatureEncoder] | None] = FeatureEncoder
+
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:
         plan = around.options.plan(bundle)
         assert isinstance(plan, FedCLFPlan)  # the record of this kind
@@ -76,7 +78,9 @@ class FedCLFLearner:
                 "few_images",
             )
         self._bundle, self._plan, self._rows, self._around = bundle, plan, rows.learn, around
-        self._session = ContrastSession(bundle, plan, around.options.threads or processors())
+        threads = around.options.threads or processors()
+        self._session = ContrastSession(bundle, plan, threads)
+        self._encoder = FeatureEncoder(bundle, plan, threads)
 
     @property
     def travels(self) -> tuple[str, ...]:
@@ -106,7 +110,7 @@ class FedCLFLearner:
             return state, self._reply(state, own)
         if phase != "train":
             raise LearningError(f"this method has no phase {phase}", "other_phase")
-        network = self._network(state, broadcast)
+        network = round_network(self._plan, broadcast.arrays, state)
         point = self._resumed(state, broadcast, network, report)
         if point.stage == "learning":
             self._check_step(point.state)
@@ -114,26 +118,9 @@ class FedCLFLearner:
         return self._divided(point)
 
     def _warm(self, state: Arrays, broadcast: Payload) -> tuple[Arrays, Payload]:
-        network = self._network(state, broadcast)
+        network = round_network(self._plan, broadcast.arrays, state)
         new = {BANK: self._bank(state, {name: network[name] for name in self._plan.parameters}).rows}
         return new, self._reply(new, {})
-
-    def _network(self, state: Arrays, broadcast: Payload) -> dict[str, NDArray[Any]]:
-        """The encoder a round begins with and its slow copy, as `begun` lays them out."""
-        plan = self._plan
-        own = {name: state[name] for name in plan.stays if name in state}
-        found = round_begins(broadcast.arrays, own, plan.momentum_encoder)
-        kinds = {name: np.int64 if name in plan.counters else np.float32 for name in plan.network}
-        for name in (*plan.network, *(name for name in found if name.startswith(SLOW))):
-            bare, value = name.removeprefix(SLOW), found.get(name)
-            if value is None or bare not in kinds or value.shape != plan.shape(bare) or value.dtype != kinds[bare]:
-                raise LearningError(
-                    f"the federation's network is not this bundle's: {name[:80]} is "
-                    f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; its operator has to "
-                    "publish a bundle that fits",
-                    "other_network",
-                )
-        return begun(plan, found)
 
     def _bank(self, state: Arrays, encoder: Mapping[str, NDArray[Any]]) -> FeatureQueue:
         """Q_l as the device left it; where it has none yet, its pictures' features of today."""
@@ -147,8 +134,8 @@ class FedCLFLearner:
             return empty.pushed(kept)
         rng = generator(plan.seed, self._around.site, BANK)
         order = first_order(rng, len(self._rows))[: plan.queue]
-        self._check_memory(lambda size: self._session.features(encoder, self._some(size)), len(order))
-        found = [self._session.features(encoder, self._view(rng, part)) for part in cut(order, plan.batch)]
+        self._check_memory(lambda size: self._encoder(encoder, self._some(size)), len(order))
+        found = [self._encoder(encoder, self._view(rng, part)) for part in cut(order, plan.batch)]
         return empty.pushed(np.concatenate(found))
 
     def _view(self, rng: np.random.Generator, chosen: NDArray[np.int64]) -> Views:

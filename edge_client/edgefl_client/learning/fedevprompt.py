@@ -20,6 +20,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from edgefl_client.learning.checkpoint import Point, digest_of, same_form
+from edgefl_client.learning.contrast_session import FeatureEncoder
 from edgefl_client.learning.errors import LearningError
 from edgefl_client.learning.gate import BATCH, judge
 from edgefl_client.learning.limits import check_step_memory
@@ -51,6 +52,7 @@ class FedEvPromptLearner:
     """See `RoundLearner`; the pictures are of at least two classes."""
 
     only_in_federations: ClassVar[str | None] = None
+    encoder: ClassVar[type[FeatureEncoder] | None] = None
     travels: ClassVar[tuple[str, ...]] = ("maps",)
 
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:

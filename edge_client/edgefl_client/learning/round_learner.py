@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from edgefl_client.learning.checkpoint import Point, damaged
+from edgefl_client.learning.contrast_session import FeatureEncoder
 from edgefl_client.learning.errors import LearningError, Paused
 from edgefl_client.learning.options import Report, TrainOptions
 from edgefl_client.learning.own_pictures import Dealt
@@ -33,7 +34,7 @@ class RoundLearner(Protocol):
 
     @property
     def travels(self) -> tuple[str, ...]:
-        """What a reply shares, of: maps features prompts prototypes logits weights."""
+        """What a reply shares, of `rules.travels.KINDS`: what the owner is asked before the work."""
 
     def start(self) -> Arrays:
         """Return the site's state before its first round."""
@@ -65,6 +66,9 @@ class Learner(Protocol):
 
     only_in_federations: str | None
     """Why the method cannot be learned alone, as a sentence; None where it can."""
+
+    encoder: type[FeatureEncoder] | None
+    """What makes features that a device may contribute without learning; None where the method shares none."""
 
     def __call__(self, bundle: Bundle, rows: Dealt, around: "Circumstances", /) -> RoundLearner:
         """Make the learner of a bundle's method.

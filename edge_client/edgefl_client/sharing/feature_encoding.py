@@ -19,11 +19,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgefl_client.learning.contrast_session import FeatureEncoder
+from edgefl_client.learning.feature_queue import Features
 from edgefl_client.learning.views import draw, views
-from edgefl_client.runtime import check_runtime, load_graph, run_graph
 from edgefl_client.scoring.pictures import PictureReader
-from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.fedclf_plan import ENCODED, ENCODER, VIEW, FedCLFPlan
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError, ImageError
 from edgefl_protocol.pictures.imaging import MAX_FILE_BYTES, Preprocess, prepare
@@ -52,46 +51,6 @@ class Encoded:
     left_out: Mapping[str, int]  # reason → pictures that give no feature: of the gate, or the code of an error
 
 
-class Encoder:
-    """The encoder of one round.
-
-    Args:
-        network: the encoder's tensors of the round, by name.
-
-    Raises:
-        FeaturesError: the network is not the bundle's (`other_network`).
-    """
-
-    def __init__(self, bundle: Bundle, plan: FedCLFPlan, network: Mapping[str, NDArray[Any]], threads: int) -> None:
-        for name, shape in plan.parameters.items():
-            value = network.get(name)
-            if value is None or value.shape != shape or value.dtype != np.float32:
-                raise FeaturesError(
-                    f"the round's network is not this bundle's: {name[:80]} is "
-                    f"{'missing' if value is None else f'of {value.dtype} {value.shape}'}; fetch the federation's "
-                    "bundle with edgefl sync",
-                    "other_network",
-                )
-        check_runtime(bundle.manifest.min_runtime)
-        self._network = {name: network[name] for name in plan.parameters}
-        self._graph = load_graph(bundle.extras[ENCODER], threads)
-
-    def __call__(self, given: NDArray[np.float32]) -> Rows:
-        """Make features of views (B, 3, px, px), B at least 2.
-
-        Raises:
-            FeaturesError: one is not finite or not of length 1 (`bad_feature`).
-        """
-        found = run_graph(self._graph, [ENCODED], {VIEW: given, **self._network}, "the encoder")
-        rows: Rows = found[ENCODED].astype(np.float16)
-        if rows.shape != (len(given), FEATURES) or not have_unit_length(rows):
-            raise FeaturesError(
-                "the encoder gives a feature that is not finite or not of length 1; tell the federation's operator",
-                "bad_feature",
-            )
-        return rows
-
-
 @dataclass(frozen=True, kw_only=True)
 class RandomSource:
     """Where the random numbers of a contribution come from."""
@@ -106,8 +65,8 @@ class RandomSource:
 
 
 def encode_pictures(
-    encoder: Encoder,
-    plan: FedCLFPlan,
+    encoder: FeatureEncoder,
+    network: Mapping[str, NDArray[Any]],
     preprocess: Preprocess,
     files: Sequence[Path],
     reader: PictureReader,
@@ -115,17 +74,21 @@ def encode_pictures(
 ) -> Encoded:
     """Make features of at most K pictures; one that cannot be read, or that the gate refers, gives none.
 
+    Args:
+        network: parameters of the round's slow encoder (`FeatureEncoder.slow`).
+
     Raises:
         FeaturesError: fewer pictures are left than a batch needs (`few_images`).
     """
     order = first_order(draws.rng("order"), len(files))
-    fit = _FitPictures([files[position] for position in order], preprocess, reader, plan.queue)
+    fit = _FitPictures([files[position] for position in order], preprocess, reader, encoder.most)
     rng, found, paths = draws.rng("views"), list[Rows](), list[Path]()
-    for part in in_batches(fit, plan.batch):
+    for part in in_batches(fit, encoder.batch):
         if len(part) < LEAST_BATCH:  # these are all there are
             break
         images = np.stack([pixels for _, pixels in part])
-        found.append(encoder(views(images, draw(rng, len(images), images.shape[1]), plan.view_px)))
+        drawn = views(images, draw(rng, len(images), images.shape[1]), encoder.view_px)
+        found.append(_checked(encoder(network, drawn)))
         paths += [path for path, _ in part]
     left_out = {name: fit.left_out[name] for name in sorted(fit.left_out)}
     if not found:
@@ -139,6 +102,16 @@ def encode_pictures(
     rows = np.concatenate(found)
     by_content = order_by_content(rows)
     return Encoded(rows[by_content], tuple(paths[index] for index in by_content), fit.looked_at, left_out)
+
+
+def _checked(features: Features) -> Rows:
+    """Return features as they leave; a `FeaturesError` where one is not of length 1 (`bad_feature`)."""
+    rows: Rows = features.astype(np.float16)
+    if rows.shape != (len(features), FEATURES) or not have_unit_length(rows):
+        raise FeaturesError(
+            "the encoder gives a feature that is not of length 1; tell the federation's operator", "bad_feature"
+        )
+    return rows
 
 
 class _FitPictures:

@@ -13,8 +13,8 @@ Guarantees:
 * Without a file, or with one that names nothing, nothing leaves. A file that is damaged, or holds a word that is not
   known here, is refused: a misspelt limit must never mean "no limit". What may leave stands last, so that a file that
   was cut off allows less, never more.
-* What leaves is judged by the names of its arrays (`travels_of`), not by what a method says of itself; whatever has no
-  name of its own counts as `weights`, which tell most.
+* What leaves is judged by the names of its arrays (`rules.travels`), not by what a method says of itself; whatever
+  has no name of its own counts as `weights`, which tell most.
 * A day is the last 24 hours, in bytes of payloads as `spending` noted them.
 
 A sentence of refusal names the command that changes the decision. Source: docs/security.md, exchange policy and threat
@@ -23,16 +23,17 @@ model (A5).
 
 import datetime
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from edgefl_client.home import Home
 from edgefl_protocol.durable import read_bounded, write_atomic
 from edgefl_protocol.errors import EdgeflError
+from edgefl_protocol.rules.travels import KINDS
 
 ALWAYS = "always"
-KINDS = {
+_WORDS = {  # of `rules.travels.KINDS`
     "maps": "attention maps of pictures",
     "features": "features of pictures",
     "prototypes": "means of features of a class",
@@ -41,7 +42,6 @@ KINDS = {
     "weights": "learned weights of the network",
 }
 PASSES = frozenset({"day_too_large", "too_many_rounds"})  # refusals that pass with time
-_UNNAMED = "weights"
 _MAX_BYTES = 64 * 2**10
 _HEAD = "# What may leave this device. Written by edgefl policy; a comment added here is lost when it writes again.\n"
 
@@ -124,14 +124,14 @@ class Policy:
     def _check_consent(self, kind: str, now_ms: int) -> None:
         if kind not in self.allowed:
             raise PolicyError(
-                f"{KINDS.get(kind, kind)} may not leave this device, its owner has not allowed it: edgefl policy allow "
-                f"{kind} does, and edgefl contribute --dry-run shows what would leave",
+                f"{_WORDS.get(kind, kind)} may not leave this device, its owner has not allowed it: edgefl policy "
+                f"allow {kind} does, and edgefl contribute --dry-run shows what would leave",
                 "not_allowed",
             )
         last = self.allowed[kind]
         if last is not None and not self.holds(kind, now_ms):
             raise PolicyError(
-                f"the consent that {KINDS[kind]} leave this device ended with {last.isoformat()}: edgefl policy allow "
+                f"the consent that {_WORDS[kind]} leave this device ended with {last.isoformat()}: edgefl policy allow "
                 f"{kind} renews it",
                 "consent_expired",
             )
@@ -162,12 +162,6 @@ class Policy:
         return [(kind, self.allowed[kind]) for kind in KINDS if kind in self.allowed]
 
 
-def travels_of(names: Iterable[str]) -> tuple[str, ...]:
-    """Tell the kinds of content, in the order of `KINDS`, from the first word of each array's name."""
-    found = {head if (head := name.partition(".")[0]) in KINDS else _UNNAMED for name in names}
-    return tuple(kind for kind in KINDS if kind in found)
-
-
 def day_of(now_ms: int) -> datetime.date:
     """Give the day of a moment, in UTC."""
     return datetime.datetime.fromtimestamp(now_ms / 1000, datetime.UTC).date()
@@ -176,7 +170,7 @@ def day_of(now_ms: int) -> datetime.date:
 def policy_text(policy: Policy, spent: Spent) -> str:
     """Write a policy for a person, a line per kind and limit."""
     lines = []
-    for kind, words in KINDS.items():
+    for kind, words in _WORDS.items():
         state = "stays here"
         if kind in policy.allowed:
             last = policy.allowed[kind]

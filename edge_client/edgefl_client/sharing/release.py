@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgefl_client.sharing.enrolled_device import Device
-from edgefl_client.sharing.policy import Policy, PolicyError, Spent, load_policy, travels_of
+from edgefl_client.sharing.policy import Policy, PolicyError, Spent, load_policy
 from edgefl_exchange.identity import Identity
 from edgefl_exchange.membership import load_membership
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.travels import travels_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,15 +6,16 @@ that the owner's policy does not allow, and a dry run makes the very bytes that 
 docs/methods.md, FedCLF; docs/decisions/0033.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgefl_client.home import Home
+from edgefl_client.learning.contrast_session import FeatureEncoder
+from edgefl_client.learning.learner_table import learner_of
 from edgefl_client.learning.live_round import counted_state
 from edgefl_client.learning.own_pictures import remembered_table
 from edgefl_client.learning.picture_rows import read_images
@@ -27,7 +28,6 @@ from edgefl_client.sharing.broadcasts import broadcast_file, read_broadcast
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.sharing.feature_encoding import (
     Encoded,
-    Encoder,
     FeaturesError,
     RandomSource,
     encode_pictures,
@@ -37,12 +37,10 @@ from edgefl_client.sharing.release import Release, describe
 from edgefl_exchange.errors import ExchangeError
 from edgefl_exchange.membership import Membership, load_membership, load_task
 from edgefl_protocol.bundle import Bundle
-from edgefl_protocol.bundle.fedclf_plan import ENCODER, FedCLFPlan
 from edgefl_protocol.errors import BundleError, PayloadError, StorageError
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.feature_rows import SENT, sent
-from edgefl_protocol.rules.slow_encoder import SLOW, round_begins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +64,13 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
     membership, task = load_membership(home.member), load_task(home.member)
     if task is None:
         raise ExchangeError("the federation's task is not known here yet; fetch it with edgefl sync", "no_task")
-    plan = _plan(bundle, membership, task)
+    encoder = _encoder(bundle, membership, task, asked.threads or processors())
     release = Release.begin(device, "features", dry_run=asked.dry_run)
     own = counted_state(home, bundle.sha256, membership.federation)
-    network = _slow_encoder(plan, _broadcast(home, membership, task).arrays, own)
-    encoder = Encoder(bundle, plan, network, asked.threads or processors())
+    network = encoder.slow(_broadcast(home, membership, task).arrays, own)
     draws = RandomSource(seed=task.seed, site=membership.name, round=task.round)
     files = _files(home, asked.images, reader)
-    found = encode_pictures(encoder, plan, bundle.preprocess, files, reader, draws)
+    found = encode_pictures(encoder, network, bundle.preprocess, files, reader, draws)
     payload = Payload(sent(found.rows), {"n_train": 0, "site_sha256": digest(dict(own))})
     content = payload.to_bytes()
     if len(content) > task.max_reply_bytes:
@@ -97,8 +94,8 @@ def contribute_features(device: Device, asked: FeatureRequest, reader: PictureRe
     }
 
 
-def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan:
-    """Check that the round takes features of the bundle's encoder, and give the plan they are made by."""
+def _encoder(bundle: Bundle, membership: Membership, task: TaskReply, threads: int) -> FeatureEncoder:
+    """Check that the round takes features of the bundle's encoder, and load it as the federation learns."""
     if task.travels and not task.takes_features:  # where the coordinator does not tell, the bundle decides
         raise FeaturesError(f"the federation learns {task.method}, which takes no features: take part with edgefl sync")
     if task.state == "done" or task.phase == "final":
@@ -109,20 +106,20 @@ def _plan(bundle: Bundle, membership: Membership, task: TaskReply) -> FedCLFPlan
             f"the model is {bundle.id}, the round is of {'/'.join(wanted)}: fetch the federation's with edgefl sync",
             "other_line",
         )
-    if ENCODER not in bundle.extras:
+    own = bundle.training
+    if own is None:
         raise FeaturesError(
-            f"this bundle brings no encoder ({ENCODER}), so it gives no features; ask the operator to publish one made "
-            "with edgefl-export bundle --with-training, and fetch it with edgefl sync"
+            "this bundle brings no encoder (encode.onnx), so it gives no features; ask the operator to publish one "
+            "made with edgefl-export bundle --with-training, and fetch it with edgefl sync"
         )
-    own = plan_of(bundle)
-    if not isinstance(own, FedCLFPlan) or own.kind != task.method:
+    encoder_of = learner_of(bundle).encoder
+    if encoder_of is None or own.kind != task.method:
         raise FeaturesError(
             f"this bundle learns {own.kind}, the federation {task.method}, so it gives no features: fetch another with "
             "edgefl sync"
         )
-    plan = plan_of(agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0))
-    assert isinstance(plan, FedCLFPlan)  # the same record with other values
-    return plan
+    following = agreed(bundle, task.settings, task.backbone, complete=task.train_rounds > 0)
+    return encoder_of(following, plan_of(following), threads)
 
 
 def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
@@ -138,14 +135,6 @@ def _broadcast(home: Home, membership: Membership, task: TaskReply) -> Payload:
         return read_broadcast(path)
     except PayloadError as error:
         raise StorageError(f"{path} is damaged; remove it and run edgefl sync --no-learn", "damaged") from error
-
-
-def _slow_encoder(
-    plan: FedCLFPlan, broadcast: Mapping[str, NDArray[Any]], own: Mapping[str, NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """Put together a round's slow encoder, by name; the encoder itself where no slow copy outlives the rounds."""
-    begins = round_begins(broadcast, {name: own[name] for name in plan.stays if name in own}, plan.momentum_encoder)
-    return {name: begins.get(SLOW + name, begins[name]) for name in plan.network if name in begins}
 
 
 def _files(home: Home, given: Sequence[str], reader: PictureReader) -> list[Path]:

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from edgefl_client.home import Home, read_json, write_json
-from edgefl_client.sharing.policy import Policy, PolicyError, Spent, travels_of
+from edgefl_client.sharing.policy import Policy, PolicyError, Spent
 from edgefl_exchange.delivery import Permit
 from edgefl_exchange.outbox import WorkItem
 from edgefl_protocol.errors import StorageError
+from edgefl_protocol.rules.travels import travels_of
 
 DAY_MS = 86_400_000
 MAX_ENTRIES = 500  # of 24 hours; the file stays small enough to be read

@@ -33,7 +33,7 @@ from edgefl_client.sharing.broadcasts import (
 )
 from edgefl_client.sharing.bundles import fetch_bundle
 from edgefl_client.sharing.enrolled_device import Device
-from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy, travels_of
+from edgefl_client.sharing.policy import PASSES, PolicyError, load_policy
 from edgefl_client.sharing.spending import permit, read_spent
 from edgefl_client.trust import models
 from edgefl_exchange.delivery import Delivery, settle
@@ -47,6 +47,7 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import Payload
 from edgefl_protocol.rules.feature_rows import RECEIVED
 from edgefl_protocol.rules.maps import MAX_MAPS, is_maps
+from edgefl_protocol.rules.travels import travels_of
 
 HELD_BACK = "held_back"
 ASK_AGAIN_S = 5.0  # between two questions whether the operator has approved

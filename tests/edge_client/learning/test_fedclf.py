@@ -29,11 +29,11 @@ from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.learning.round_alone import run_train
 from edgefl_client.learning.round_learner import Circumstances, PointFile
 from edgefl_client.learning.views import draw, views
-from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.fedclf_plan import FedCLFPlan
 from edgefl_protocol.payload import Payload, digest
 from edgefl_protocol.rules.draws import generator
+from edgefl_protocol.rules.travels import travels_of
 
 SITE, ROWS, ROUNDS = "ward-3", 9, 4  # batches of four and five: a single picture joins the last
 LIMITS = LearningLimits(battery=lambda: None)

@@ -15,7 +15,6 @@ from tests.edge_client.learning.contrast_lab import contrast_plan, encoder_graph
 
 from edgefl_client.home import Home
 from edgefl_client.learning.own_pictures import Table, remember_table
-from edgefl_client.sharing.policy import travels_of
 from edgefl_protocol import Payload
 from edgefl_protocol.bundle import BundleFields, build_bundle
 from edgefl_protocol.bundle.archive import read_archive
@@ -24,6 +23,7 @@ from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD
 from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.payload import digest
 from edgefl_protocol.pictures.imaging import decode
+from edgefl_protocol.rules.travels import travels_of
 
 WEIGHT = np.random.default_rng(4).normal(size=(128, 3)).astype(np.float32)
 NETWORK = {

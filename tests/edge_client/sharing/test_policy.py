@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from edgefl_client.home import Home, write_json
 from edgefl_client.sharing.policy import (
-    KINDS,
     PASSES,
     Limits,
     Policy,
     PolicyError,
     Spent,
     load_policy,
+    policy_text,
     save_policy,
-    travels_of,
 )
 from edgefl_client.sharing.spending import DAY_MS, MAX_ENTRIES, note_spent, permit, read_spent
 from edgefl_exchange.outbox import WorkItem
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.travels import KINDS, travels_of
 from edgefl_protocol.strict_json import MAX_JSON_BYTES
 
 NOW_MS = 1_790_000_000_000  # 2026-09-21, 13:33:20 UTC
@@ -92,6 +92,9 @@ def test_limits_hold_exactly(size, spent, rounds, a_round, a_day, most):
         (["maps.0", "maps.7"], ("maps",)),
         (["features"], ("features",)),
         (["prototypes.3"], ("prototypes",)),
+        (["outputs.3", "counts.3"], ("logits", "weights")),
+        (["moments.cls", "moments.mean"], ("features",)),
+        (["keys", "selections", "prompts.g"], ("prompts",)),
         (["conv1.weight", "features", "layer1.0.bn1.bias"], ("features", "weights")),
         (["prompts.b", "head.weight"], ("prompts", "weights")),
         (["mapsy", "weights.x"], ("weights",)),
@@ -101,6 +104,12 @@ def test_limits_hold_exactly(size, spent, rounds, a_round, a_day, most):
 def test_content_is_named_by_its_arrays(names, kinds):
     """docs/design.md, section 4: the kinds a method may share; whatever has no name of its own counts as weights."""
     assert travels_of(names) == kinds
+
+
+def test_every_kind_has_words_for_its_owner():
+    """docs/security.md, exchange policy: `edgefl policy show` tells of each kind, in the order of the rule."""
+    told = policy_text(Policy(), Spent(now_ms=NOW_MS)).splitlines()
+    assert [line.partition(" ")[0] for line in told[: len(KINDS)]] == list(KINDS)
 
 
 @given(

@@ -21,6 +21,7 @@ class HeadAvgLearner:
     """See `RoundLearner`."""
 
     only_in_federations: ClassVar[str | None] = "this bundle learns a federation's head: take part with edgefl sync"
+    encoder: ClassVar[None] = None
     travels: ClassVar[tuple[str, ...]] = ("weights",)
 
     def __init__(self, bundle: Bundle, rows: Dealt, around: Circumstances) -> None:

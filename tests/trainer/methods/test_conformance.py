@@ -10,6 +10,7 @@ import pytest
 from tests.trainer.methods.conftest import Exchange, after, play, told
 
 from edgefl_protocol import Payload
+from edgefl_protocol.rules import travels
 from edgefl_trainer.contract import State, declared
 from edgefl_trainer.engine.checkpoint import Checkpoints, SiteResult
 from edgefl_trainer.engine.federation import InProcessSite, LocalEngine
@@ -23,7 +24,7 @@ SMALL = {
 }
 FRESH = {"batch": 4, "lr_head": 2e-3}
 
-# What `travels` calls the arrays of a reply, by the first part of their names.
+# What `travels` calls the arrays of a reply, by the first part of their names: by hand, apart from `rules.travels`.
 KINDS = {
     "maps": "maps", "prompts": "prompts", "prototypes": "prototypes", "outputs": "logits", "moments": "features",
     "head": "weights", "backbone": "weights", "decoder": "weights", "mask_token": "weights", "momentum": "weights",
@@ -130,6 +131,12 @@ def test_the_file_says_how_it_differs_from_its_paper(name):
 def kinds_sent(sent: Iterable[Exchange]) -> set[str]:
     """The kinds of all arrays in the replies of a run."""
     return {KINDS[array.split(".")[0]] for each in sent for reply in each.replies.values() for array in reply.arrays}
+
+
+def test_the_rule_of_what_travels_says_the_same() -> None:
+    """An owner is asked by a method's word before the work, and by the arrays' names after it: docs/methods.md."""
+    assert {word: travels.kind_of(f"{word}.0") for word in KINDS} == KINDS and set(KINDS.values()) == set(travels.KINDS)
+    assert [travels.kind_of(name) for name in ("mapsy", "new", "features2", "")] == ["weights"] * 4
 
 
 def test_what_a_site_sends_is_what_the_method_declares(name, make_task, make_site, of_two):
