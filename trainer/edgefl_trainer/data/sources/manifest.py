@@ -59,9 +59,8 @@ def absent_columns(table: TableFile) -> tuple[str, ...]:
         close = difflib.get_close_matches(name, [c for c in columns if c not in _KNOWN], n=1, cutoff=0.8)
         meant = alike or (close[0] if close else None)
         if meant is not None:
-            found.append(
-                f"{table.where} has no column {name}: {means}; its column {meant} is not read as one, rename it"
-            )
+            told = f"{table.where} has no column {name}: {means}"
+            found.append(f"{told}; its column {meant} is not read as one, rename it")
         elif name == "lesion_id":
             found.append(f"{table.where} has no column {name}: {means}")
     return tuple(found)
