@@ -25,9 +25,10 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 )
 @needs_trainer
 def data(specs: tuple[str, ...], sheet: Path | None) -> None:
-    """Show what data holds: sites, classes, lesions, splits and sizes, and every picture that cannot be read.
+    """Show what data holds and what is wrong with it.
 
-    SPEC is as for `run --data`: docs/reference/data.md. Ends with status 1 where a picture cannot be read.
+    Sites by classes, lesions, splits, sizes, and every picture that cannot be read. SPEC is as for `run --data`:
+    docs/reference/data.md. Ends with status 1 where a picture cannot be read.
     """
     from edgefl_trainer.data.survey import contact_sheet, read_tables, survey
 

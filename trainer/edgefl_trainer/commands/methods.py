@@ -10,7 +10,7 @@ import click
 from edgefl_trainer.commands.extra import needs_trainer
 
 if TYPE_CHECKING:
-    from edgefl_trainer.engine.described import Described
+    from edgefl_trainer.commands.described import Described
 
 
 @click.command()
@@ -22,7 +22,7 @@ def methods(name: str | None, as_json: bool) -> None:
 
     What is sent is told for the default settings. A setting is given to `run` as --set KEY=VALUE.
     """
-    from edgefl_trainer.engine.described import settings_of
+    from edgefl_trainer.commands.described import settings_of
     from edgefl_trainer.engine.settings import method_class
     from edgefl_trainer.methods import METHODS
 
@@ -38,7 +38,7 @@ def methods(name: str | None, as_json: bool) -> None:
 
 
 def _facts(name: str, kind: Any) -> dict[str, Any]:
-    from edgefl_trainer.engine.described import purpose
+    from edgefl_trainer.commands.described import purpose
 
     return {
         "name": name,

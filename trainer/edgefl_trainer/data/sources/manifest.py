@@ -49,7 +49,7 @@ def read_manifest(path: Path) -> SourceRows:
 
 
 def absent_columns(table: TableFile) -> tuple[str, ...]:
-    """Write a sentence for each column that is absent and bears on who learns from what, with one that looks like it."""
+    """Write a sentence for each absent column that bears on who learns from what, and name one that looks like it."""
     columns = table.records[0][1].keys() if table.records else ()
     found = []
     for name, means in _WITHOUT.items():

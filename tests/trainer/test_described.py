@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.trainer.conftest import edgefl_train
 
-from edgefl_trainer.engine.described import purpose, settings_of
+from edgefl_trainer.commands.described import purpose, settings_of
 from edgefl_trainer.engine.settings import build, hyper_types, resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.methods import METHODS
