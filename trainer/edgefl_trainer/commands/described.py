@@ -1,6 +1,6 @@
 """What a person reads of a method and its settings, taken from where they are declared.
 
-    what, for whom      the docstring of the method: its first line, and the line that begins with `For`
+    what, for whom      the docstring of the method: its first line, and the line that begins with "For"
     key, default        the field, and what a preset makes of it
     meaning             the comment beside the field, or right above it
     allowed             the field's type, or the sentence that refuses a number out of range

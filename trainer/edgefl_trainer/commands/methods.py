@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of text: a list, or with NAME one object.")
 @needs_trainer
 def methods(name: str | None, as_json: bool) -> None:
-    """Say what each method does, for whom, and what it sends; with NAME list every setting of that method.
+    """Say what each method does, and for whom. With NAME list every setting of that method.
 
     What is sent is told for the default settings. A setting is given to `run` as --set KEY=VALUE.
     """
