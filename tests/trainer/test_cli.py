@@ -56,6 +56,7 @@ def test_help_needs_nothing_of_the_trainer():
 def test_without_the_extra_every_command_is_one_sentence(command, monkeypatch, tmp_path):
     monkeypatch.setattr(extra, "find_spec", lambda name: None)
     arguments = {
+        "data": ["folder:x"],
         "methods": [],
         "run": ["local", "--out", tmp_path / "run"],
         "evaluate": [tmp_path, "--data", "folder:x"],

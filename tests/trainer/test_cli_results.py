@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -151,6 +152,9 @@ def test_table_as_csv_and_json_holds_the_summaries_figures(finished, summaries):
 
 def test_table_as_markdown_and_latex_has_a_line_for_each_run(finished, summaries):
     text = edgefl_train("table", *finished.values()).out
+    text, _, recall, told = text.split("\n\n")[:4]
+    assert [line.split("|")[1].strip() for line in recall.splitlines()[2:]] == [*finished]
+    assert told.startswith("Recall of each class")
     lines = [line for line in text.splitlines() if line.startswith("| ")]
     assert [line.split("|")[1].strip() for line in lines if "---" not in line] == ["method", *finished]
     latex = edgefl_train("table", *finished.values(), "--format", "latex").out
@@ -205,3 +209,21 @@ def test_what_table_reads_it_does_not_change(finished):
     before = files_of(finished["local"])
     edgefl_train("table", finished["local"])
     assert files_of(finished["local"]) == before
+
+
+def test_evaluate_says_the_recall_of_each_class_with_intervals_and_draws_it(finished, ward, tmp_path):
+    outcome = edgefl_train("evaluate", finished["local"], "--data", ward, "--plot", tmp_path / "a.png")
+    assert outcome.code == 0, outcome.err
+    assert "recall of each class, all sites together" in outcome.out
+    assert re.search(r"east +\d+ +\d+   \d+\.\d % \(\d+\.\d to \d+\.\d\)", outcome.out)
+    assert re.search(r"  nevus +\d+\.\d% of \d+", outcome.out) and re.search(r"  other +\d+\.\d% of \d+", outcome.out)
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.format == "PNG"
+
+
+def test_table_draws_the_figure_that_is_asked_for(finished, tmp_path):
+    for name in ("a", "b"):
+        metric = () if name == "a" else ("--metric", "ece")
+        outcome = edgefl_train("table", *finished.values(), *metric, "--plot", tmp_path / f"{name}.png")
+        assert outcome.code == 0, outcome.err
+    assert (tmp_path / "a.png").read_bytes() != (tmp_path / "b.png").read_bytes()

@@ -11,6 +11,7 @@ import click
 
 from edgefl_protocol.distribution import VERSION, VERSION_LINE
 from edgefl_protocol.errors import BundleError, EdgeflError, EnvelopeError, RecordError
+from edgefl_trainer.commands.data import data
 from edgefl_trainer.commands.evaluate import evaluate
 from edgefl_trainer.commands.experiment import experiment
 from edgefl_trainer.commands.finetune import finetune
@@ -58,5 +59,5 @@ def cli() -> None:
     """Train federations of sites on skin images that never leave them."""
 
 
-for command in (evaluate, experiment, finetune, join, methods, partition, predict, run, table):
+for command in (data, evaluate, experiment, finetune, join, methods, partition, predict, run, table):
     cli.add_command(command)

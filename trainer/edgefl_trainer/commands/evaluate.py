@@ -1,7 +1,9 @@
 """`edgefl-train evaluate`: the models of a finished run on other data."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,10 +24,22 @@ from edgefl_trainer.commands.extra import needs_trainer
     "--maps", is_flag=True, help="Also measure how true each map is that a device could show: minutes a site."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="PNG",
+    help="Also draw which class is taken for which, all sites together.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @needs_trainer
 def evaluate(
-    run_dir: Path, data: tuple[str, ...], ood: tuple[str, ...], maps: bool, device: str, as_json: bool
+    run_dir: Path,
+    data: tuple[str, ...],
+    ood: tuple[str, ...],
+    maps: bool,
+    device: str,
+    plot: Path | None,
+    as_json: bool,
 ) -> None:
     """Judge the models of a finished RUN on other data. Takes all `test` rows, else all `val` rows."""
     from edgefl_trainer.commands.results_text import map_lines, site_lines
@@ -36,3 +50,20 @@ def evaluate(
     summary = judge_run(open_run(run_dir), data, device, ood, report)
     click.echo(f"reported on {summary['reported_rows']} rows", err=True)
     click.echo(json.dumps(summary) if as_json else "\n".join([*site_lines(summary), *map_lines(summary)]))
+    if plot is not None:
+        _draw(summary, plot)
+
+
+def _draw(summary: Mapping[str, Any], plot: Path) -> None:
+    from edgefl_protocol.durable import write_atomic
+    from edgefl_trainer.errors import SettingError
+    from edgefl_trainer.evaluate.confusion import MAX_CLASSES, plot_confusion, pooled_matrix
+
+    found = summary["confusion"]
+    if not found:
+        raise SettingError(
+            f"nothing to draw: a confusion matrix needs a trained site and at most {MAX_CLASSES} classes."
+        )
+    title = f"{summary['method']}, {summary['reported_rows']} rows of {len(found)} sites"
+    write_atomic(plot, plot_confusion(pooled_matrix(found), summary["classes"], title))
+    click.echo(f"drew {plot}", err=True)

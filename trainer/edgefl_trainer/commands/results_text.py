@@ -1,6 +1,6 @@
 """Results as a person reads them in a terminal."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgefl_protocol.pictures.score import Score
@@ -20,6 +20,10 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         lines += site_lines(summary)
     if spent := summary.get("epsilon_spent"):
         lines.append(f"privacy noise: epsilon {max(spent.values()):.3g} in all, at the site that sent most often")
+    if "maps" in summary.get("travels", ()) and summary["rounds"] == 1:
+        lines.append(
+            "one round: sites have sent their maps, but none has come back yet; from round 2 on they learn from them"
+        )
     up, down = summary["bytes_up_per_round"], summary["bytes_down_per_round"]
     lines.append(f"bytes in a round: {up:,.0f} up, {down:,.0f} down · state {summary['state_sha256'][:16]}")
     return "\n".join(lines)
@@ -27,15 +31,18 @@ def summary_text(summary: Mapping[str, Any]) -> str:
 
 def site_lines(summary: Mapping[str, Any]) -> list[str]:
     """Write the balanced accuracy of each site, then mean, spread and worst."""
-    lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy"]
+    lines = [f"{'site':<18}{'train':>7}{summary['reported_rows']:>7}   balanced accuracy, 95 % interval"]
     tuned = summary.get("select") == "tune"
     for name, site in summary["sites"].items():
         chosen = f"   round {site['selected_round']}" if "selected_round" in site and tuned else ""
         chosen = "   final phase" if site.get("selected_phase") == "final" else chosen
         chosen = "   held out" if site.get("held_out") else chosen
-        lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {_pct(site['balanced_accuracy'])}{chosen}")
+        figure = f"{_pct(site['balanced_accuracy'])}{_interval(site.get('balanced_accuracy_interval'))}"
+        lines.append(f"{name:<18}{site['n_train']:>7}{site['n_test']:>7}   {figure}{chosen}")
     mean, spread = _pct(summary["mean_balanced_accuracy"]), _pct(summary["std_balanced_accuracy"])
-    lines.append(f"mean {mean} ± {spread}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    between = _interval(summary.get("mean_balanced_accuracy_interval"))
+    lines.append(f"mean {mean} ± {spread}{between}, worst {_pct(summary['worst_balanced_accuracy'])}")
+    lines += _recall(summary)
     for way, found in summary.get("further", {}).items():
         mean, spread = _pct(found["mean_balanced_accuracy"]), _pct(found["std_balanced_accuracy"])
         lines.append(f"further answers, {way}: mean {mean} ± {spread}, worst {_pct(found['worst_balanced_accuracy'])}")
@@ -75,6 +82,20 @@ def map_lines(summary: Mapping[str, Any]) -> list[str]:
         what = f"a device shows {said['kind']}" if said["shown"] else f"a device shows no map ({said['why']})"
         lines.append(f"{name:<16}{what}, {found['pictures']} pictures")
     return lines
+
+
+def _recall(summary: Mapping[str, Any]) -> list[str]:
+    """The recall of each class over the rows of all trained sites; nothing for a run from before it was kept."""
+    from edgefl_trainer.evaluate.confusion import pooled_matrix, recall_lines
+
+    found = summary.get("confusion")
+    if not found:
+        return []
+    return ["recall of each class, all sites together", *recall_lines(pooled_matrix(found), summary["classes"])]
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return "" if bounds is None else f" ({100 * bounds[0]:.1f} to {100 * bounds[1]:.1f})"
 
 
 def score_line(found: Score | Mapping[str, Any]) -> str:

@@ -46,7 +46,8 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="PNG",
-    help="Also draw accuracy on tune rows over rounds and bytes, or what the experiment's file asks for.",
+    help="Also draw accuracy on tune rows over rounds and bytes; with --metric that figure of each site; with "
+    "--experiment what its file asks for.",
 )
 @needs_trainer
 def table(
@@ -59,7 +60,9 @@ def table(
     from edgefl_protocol.durable import write_atomic
     from edgefl_protocol.errors import EdgeflError
     from edgefl_trainer.engine.models import open_run
-    from edgefl_trainer.evaluate.table import origin, render_table
+    from edgefl_trainer.evaluate.metric_plot import plot_metric
+    from edgefl_trainer.evaluate.recall_table import render_recall
+    from edgefl_trainer.evaluate.table import origin, render_table, table_rows
     from edgefl_trainer.experiments import pictures
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
@@ -73,9 +76,12 @@ def table(
             folders = [path for folder in runs for path in run_folders(folder)]
             summaries = [open_run(folder).summary for folder in folders]
             machine = origin([environment_of(folder) for folder in folders])
-            metric = metric or "balanced_accuracy"
+            named, metric = metric, metric or "balanced_accuracy"
             click.echo(render_table(summaries, style, machine=machine, metric=metric, ddof=ddof))
-            picture = pictures.of_runs(folders) if plot else b""
+            if style == "md" and (recall := render_recall(summaries)):
+                click.echo(recall)
+            drawn = pictures.of_runs(folders) if plot and named is None else b""
+            picture = plot_metric(table_rows(summaries, named, ddof), named) if plot and named else drawn
         else:
             experiment = read_experiment(file)
             found = find_runs(experiment, runs)

@@ -62,6 +62,7 @@ class Federation:
     partition_sha256: str  # digest over site → rows → image names and labels, and over the held-out sites, if any
     masks: NDArray[np.uint8] | None = None  # uint8 (n, px, px), 0 = skin, 255 = lesion, for drawn lesions; else None
     held_out: tuple[str, ...] = ()  # sites that never train, in name order
+    warnings: tuple[str, ...] = ()  # what a person should look at before anything is learned
 
     def counts(self, rows: Indices) -> NDArray[np.int64]:
         """Count the images of each class among `rows`, (K,)."""
@@ -130,6 +131,7 @@ def load_federation(
         partition_sha256=_partition_digest(sites, rows, names, labels, held_out),
         masks=pictures.masks,
         held_out=held_out,
+        warnings=tuple(line for table in tables for line in table.warnings),
     )
 
 
@@ -137,7 +139,7 @@ def _read_rows(
     specs: Sequence[Spec], tables: Sequence[SourceRows], partition: Partition | None, seed: int
 ) -> list[Row]:
     """All rows of the tables: dealt by their SPECs, or placed by the partition."""
-    dealt = _dealt if partition is None else own_rows
+    dealt = dealt_rows if partition is None else own_rows
     rows = [row for spec, table in zip(specs, tables, strict=True) for row in dealt(spec, table, seed)]
     return rows if partition is None else place_rows(rows, partition)
 
@@ -190,8 +192,8 @@ def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
         )
 
 
-def _dealt(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
-    """The rows of one table with complete sites and splits; their order stays."""
+def dealt_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
+    """Return the rows of one table with complete sites and splits, in order; a `DataError` where none has a site."""
     rows = sited_rows(spec, table, seed)
     if all(row.site is None for row in rows):
         raise DataError(f"No row of {spec.text!r} names a site; add @site=NAME or @split=iid:N, or name a partition.")

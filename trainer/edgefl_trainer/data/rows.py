@@ -60,6 +60,7 @@ class SourceRows:
     name: str  # the SPEC without its suffixes, for messages
     rows: tuple[Row, ...]  # in the order of the source
     pixels: PixelSource = field(repr=False)  # where the pixels come from
+    warnings: tuple[str, ...] = ()  # sentences: what was taken otherwise than a person may think
 
     def __post_init__(self) -> None:
         if not self.rows:

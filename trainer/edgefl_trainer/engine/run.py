@@ -27,9 +27,10 @@ from edgefl_protocol.distribution import DISTRIBUTION, VERSION
 from edgefl_protocol.durable import write_atomic
 from edgefl_trainer.contract import Method, Site, State, Task, declared
 from edgefl_trainer.data import Federation, load_federation
+from edgefl_trainer.data.federation import ROW_KINDS
 from edgefl_trainer.data.labels import keep_labels
 from edgefl_trainer.data.partition import PARTITION_FILE, Partition, read_partition
-from edgefl_trainer.engine.display import Display, RunPace, tell
+from edgefl_trainer.engine.display import Display, RunPace, tell, warn
 from edgefl_trainer.engine.federation import FederationState, InProcessSite, LocalEngine, read_metrics
 from edgefl_trainer.engine.first_run import learned_by, repetition_digest
 from edgefl_trainer.engine.folder import check_claim, check_free, check_inputs, finished_summary, working_in
@@ -76,6 +77,9 @@ def run(settings: RunSettings, folder: Path, *, resume: bool) -> dict[str, Any]:
         sites = start_apart(settings.backbone, backbone.spec.image_px, sites)
     method.start(task, sorted(sites))  # what does not fit this backbone or task shows before the folder is taken
     tell(backbone_line(settings, method, backbone.spec))
+    tell(data_line(federation))
+    for line in federation.warnings:
+        warn(line)
     device = next(iter(sites.values())).device
     with working_in(folder, settings, resume=resume), repeatable(device):
         check_inputs(folder, federation.partition_sha256, backbone.spec.sha256)
@@ -198,6 +202,13 @@ def backbone_line(settings: RunSettings, method: Method, spec: BackboneSpec) -> 
     state = "trained" if trained else "untrained" if freezes else "starts from random weights"
     use = ", stays as it is" if freezes else ", is trained further" if trained else ""
     return f"backbone {settings.backbone}, for images of {spec.image_px} px: {state}{use} (--backbone names another)"
+
+
+def data_line(federation: Federation) -> str:
+    """Write how much data a run has; `edgefl-train data SPEC` shows it site by site."""
+    rows = {kind: sum(len(site.rows(kind)) for site in federation.sites.values()) for kind in ROW_KINDS}
+    told = ", ".join(f"{count:,} {kind}" for kind, count in rows.items() if count)
+    return f"data: {len(federation.sites)} sites, {len(federation.classes)} classes; rows: {told}"
 
 
 def build_task(settings: RunSettings, method: Method, federation: Federation, backbone: Backbone) -> Task:

@@ -125,14 +125,22 @@ def _mean_or_none(values: Float[np.ndarray, " K"], defined: Bool[np.ndarray, " K
     return float(values[defined].mean()) if defined.any() else None
 
 
+def confusion_matrix(
+    target: Int[np.ndarray, " B"], predicted: Int[np.ndarray, " B"], classes: int
+) -> Int[np.ndarray, "K K1"]:
+    """Count the rows by true class (down) and predicted class (across); the last column counts abstentions."""
+    answer = np.where(predicted == ABSTAINED, classes, predicted)
+    matrix = np.zeros((classes, classes + 1), dtype=np.int64)
+    np.add.at(matrix, (target, answer), 1)
+    return matrix
+
+
 def _confusion_figures(
     target: Int[np.ndarray, " B"], predicted: Int[np.ndarray, " B"], counted: Bool[np.ndarray, " K"]
 ) -> SiteMetrics:
     """Macro figures over the counted classes, from the confusion matrix with one more column for abstentions."""
     classes = counted.shape[0]
-    answer = np.where(predicted == ABSTAINED, classes, predicted)
-    matrix = np.zeros((classes, classes + 1), dtype=np.int64)  # (K, K+1): true, predicted
-    np.add.at(matrix, (target, answer), 1)
+    matrix = confusion_matrix(target, predicted, classes)
     hits = np.diagonal(matrix).astype(np.float64)
     true_rows = matrix.sum(axis=1)
     predicted_rows = matrix.sum(axis=0)[:classes]

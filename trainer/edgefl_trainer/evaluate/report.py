@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from edgefl_trainer.evaluate.confusion import confusions
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
 
@@ -20,7 +21,8 @@ NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METR
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Compute the figures of `summary.json` that need every row: of each site, and of all rows of trained sites.
 
-    Gives `sites`, `pooled`, and the interval of the mean balanced accuracy over sites.
+    Gives `sites`, `pooled`, the interval of the mean balanced accuracy over sites, and `confusion`: each trained site's
+    rows by true and by answered class.
 
     Args:
         scored: scored rows by site; without the sites for which there is no model.
@@ -38,6 +40,7 @@ def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, 
         "sites": figures,
         "pooled": figures_of(everything, _draws_of(everything)),
         "mean_balanced_accuracy_interval": interval(np.mean(drawn, axis=0)) if drawn else None,
+        "confusion": confusions({name: scored[name] for name in trained}),
     }
 
 

@@ -16,6 +16,7 @@ from edgefl_trainer.data.rows import Pixels, Row
 from edgefl_trainer.data.sources.store import FileStore
 
 _BATCH = 256  # rows whose bytes are in memory at once
+MOST_NAMED = 20  # missing files in one sentence
 _THREADS = 4  # Pillow decodes outside the interpreter lock
 
 
@@ -41,6 +42,10 @@ class FilePixels:
 
 def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
     """Make the pixel source of rows whose `source` is a file name in `store`; a `DataError` where one is missing."""
+    missing = [row.source for row in rows if not store.has(row.source)]
+    if missing:
+        shown = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
+        raise DataError(f"{len(missing)} of {len(rows)} pictures are not in {store.name}: {shown}; add or unlist them.")
     return FilePixels(store, store.identity([row.source for row in rows]))
 
 

@@ -5,6 +5,7 @@ Guarantees: every file named lies inside the folder or zip; a zip holds no image
 Source: docs/design.md 5 (Data SPECs).
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +17,16 @@ from edgefl_trainer.data.sources.tables import TableFile, read_table
 
 INDEX = "index.csv"
 _REQUIRED = ("image", "label")
+_WITHOUT = {  # what a column that is absent means
+    "center": "its pictures belong to no site",
+    "lesion_id": "each picture counts as a lesion of its own, so two of one lesion may learn and judge",
+    "split": "train and test rows are dealt here, by lesion",
+}
+_ALIKE = {  # how else people write it, without case and signs
+    "center": {"centre", "hospital", "institution", "clinic", "centerid", "centreid"},
+    "lesion_id": {"lesionid", "lesion", "lesionno", "lesionnumber"},
+    "split": {"splits", "fold", "subset", "partition"},
+}
 _KNOWN = ("image", "file", "label", "center", "lesion_id", "split")
 
 
@@ -34,7 +45,29 @@ def read_manifest(path: Path) -> SourceRows:
     table = read_table(store, index, _REQUIRED)
     rows = tuple(_row(record, line, table) for line, record in table.records)
     _check_listed(store, rows)
-    return SourceRows(f"manifest:{path}", rows, file_pixels(store, rows))
+    return SourceRows(f"manifest:{path}", rows, file_pixels(store, rows), absent_columns(table))
+
+
+def absent_columns(table: TableFile) -> tuple[str, ...]:
+    """Write a sentence for each absent column that bears on who learns from what, and name one that looks like it."""
+    columns = table.records[0][1].keys() if table.records else ()
+    found = []
+    for name, means in _WITHOUT.items():
+        if name in columns:
+            continue
+        alike = next((c for c in columns if c not in _KNOWN and _plain(c) in _ALIKE[name]), None)
+        close = difflib.get_close_matches(name, [c for c in columns if c not in _KNOWN], n=1, cutoff=0.8)
+        meant = alike or (close[0] if close else None)
+        if meant is not None:
+            told = f"{table.where} has no column {name}: {means}"
+            found.append(f"{told}; its column {meant} is not read as one, rename it")
+        elif name == "lesion_id":
+            found.append(f"{table.where} has no column {name}: {means}")
+    return tuple(found)
+
+
+def _plain(column: str) -> str:
+    return "".join(letter for letter in column.casefold() if letter.isalnum())
 
 
 def _row(record: Mapping[str, str], line: int, table: TableFile) -> Row:

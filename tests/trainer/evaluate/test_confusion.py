@@ -1,0 +1,77 @@
+"""Which class is taken for which: counted by hand, and against scikit-learn's confusion matrix and recall."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.metrics import confusion_matrix, recall_score
+
+from edgefl_trainer.evaluate.confusion import MAX_CLASSES, confusions, plot_confusion, pooled_matrix, recall_lines
+from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.recall_table import render_recall
+
+CLASSES = ("MEL", "NV", "BCC")
+
+
+def scored(target, predicted, classes=3) -> Scored:
+    probabilities = np.full((len(target), classes), 1 / classes, np.float32)
+    return Scored(probabilities, np.array(target), np.array(predicted), None, tuple(map(str, range(len(target)))))
+
+
+def test_counts_are_scikit_learns_with_one_more_column_for_no_answer():
+    rng = np.random.default_rng(0)
+    target, predicted = rng.integers(0, 3, 200), rng.integers(-1, 3, 200)
+    found = np.array(confusions({"a": scored(target, predicted)})["a"])
+    np.testing.assert_array_equal(
+        found, confusion_matrix(target, np.where(predicted < 0, 3, predicted), labels=[0, 1, 2, 3])[:3]
+    )
+    recalls = recall_score(target, predicted, labels=[0, 1, 2], average=None)
+    for line, name, recall in zip(recall_lines(found, CLASSES), CLASSES, recalls, strict=True):
+        assert line.split()[0] == name and f"{recall:.1%}" in line
+
+
+def test_sites_add_up_and_a_line_says_what_a_class_is_taken_for():
+    found = confusions({"a": scored([0, 0, 1], [1, 1, 1]), "b": scored([0, 1, 1], [0, -1, 1])})
+    matrix = pooled_matrix(found)
+    assert matrix.tolist() == [[1, 2, 0, 0], [0, 2, 0, 1], [0, 0, 0, 0]]
+    assert recall_lines(matrix, CLASSES) == [
+        "  MEL    33.3% of 3   most often taken for NV: 66.7%",
+        "  NV     66.7% of 3   most often taken for no answer: 33.3%",
+    ]
+
+
+def test_many_classes_are_not_kept():
+    assert confusions({"a": scored([0], [0], MAX_CLASSES + 1)}) is None
+
+
+def test_the_picture_has_a_field_for_each_pair():
+    with Image.open(io.BytesIO(plot_confusion(np.array([[3, 1, 0], [0, 2, 0]]), ("MEL", "NV"), "x"))) as picture:
+        assert picture.format == "PNG" and min(picture.size) > 400
+
+
+def test_runs_stand_with_their_recalls_in_one_table():
+    run = {
+        "method": "local", "seed": 0, "classes": list(CLASSES),
+        "confusion": {"a": [[1, 1, 0, 0], [0, 3, 0, 1], [0] * 4]},
+        "pooled": {"balanced_accuracy": 0.625, "balanced_accuracy_interval": [0.25, 1.0]},
+    }  # fmt: skip
+    assert "| local | 0 | 0.500 | 0.750 | – | 0.625 (0.250 to 1.000) |" in render_recall([run])
+    assert render_recall([{**run, "confusion": None}]) == ""
+    assert render_recall([run, {**run, "classes": ["a", "b", "c"]}]) == ""
+
+
+@pytest.mark.parametrize(("metric", "better"), [("ece", "lower"), ("auroc", "higher")])
+def test_a_figures_axis_fits_it(metric, better, monkeypatch):
+    """The data's span with some room, not 0 to 1; the label says which end is good."""
+    from edgefl_trainer.evaluate import metric_plot
+    from edgefl_trainer.evaluate.table import table_rows
+
+    drawn = []
+    monkeypatch.setattr(metric_plot, "png", lambda figure, **_: drawn.append(figure.axes[0]) or b"")
+    sites = {"a": {metric: 0.031}, "b": {metric: 0.054}}
+    run = {"method": "local", "task": "all", "seed": 0, "sites": sites, "pooled": {}}
+    metric_plot.plot_metric(table_rows([run], metric), metric)
+    low, high = drawn[0].get_xlim()
+    assert 0 < low < 0.031 and 0.054 < high < 0.08
+    assert f"{better} is better" in drawn[0].get_xlabel() and metric in drawn[0].get_xlabel()

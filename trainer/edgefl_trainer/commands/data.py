@@ -1,0 +1,74 @@
+"""`edgefl-train data`: what some data holds and what is wrong with it, before anything is learned."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgefl_trainer.commands.extra import needs_trainer
+
+if TYPE_CHECKING:
+    from edgefl_trainer.data.survey import Survey
+
+MAX_SHOWN = 20  # broken pictures, or sizes
+
+
+@click.command()
+@click.argument("specs", metavar="SPEC…", nargs=-1, required=True)
+@click.option(
+    "--sheet",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.png",
+    help="Also draw the first pictures of each class at each site.",
+)
+@needs_trainer
+def data(specs: tuple[str, ...], sheet: Path | None) -> None:
+    """Show what data holds and what is wrong with it.
+
+    Sites by classes, lesions, splits, sizes, and every picture that cannot be read. SPEC is as for `run --data`:
+    docs/reference/data.md. Ends with status 1 where a picture cannot be read.
+    """
+    from edgefl_trainer.data.survey import contact_sheet, read_tables, survey
+
+    tables = read_tables(specs)
+    found = survey(tables)
+    for line in found.warnings:
+        click.echo(f"warning: {line}", err=True)
+    click.echo(survey_text(found))
+    if sheet is not None:
+        contact_sheet(tables).save(sheet)
+        click.echo(f"drew {sheet}", err=True)
+    if found.broken:
+        sys.exit(1)
+
+
+def survey_text(found: "Survey") -> str:
+    """Write the tables for a person."""
+    splits = [
+        name for name in ("train", "val", "test", "unlabelled", "") if any(key[1] == name for key in found.splits)
+    ]
+    head = ["site", *found.classes, "lesions", *splits]
+    lines = [head]
+    for site in found.sites:
+        counts = [found.counts[site, label] for label in found.classes]
+        dealt = [found.splits[site, split] for split in splits]
+        lines.append([site, *(str(count) if count else "–" for count in [*counts, len(found.lesions[site]), *dealt])])
+    text = [_table(lines)]
+    if found.sizes:
+        shown = ", ".join(f"{w} × {h} ({n:,})" for (w, h), n in found.sizes.most_common(MAX_SHOWN))
+        more = f" and {len(found.sizes) - MAX_SHOWN} more sizes" if len(found.sizes) > MAX_SHOWN else ""
+        text.append(f"sizes in pixels (pictures): {shown}{more}")
+    if found.broken:
+        text.append(f"{len(found.broken)} pictures cannot be read:")
+        text += [f"  {line}" for line in found.broken]
+    return "\n".join(text)
+
+
+def _table(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))]).rstrip()
+        for line in lines
+    )

@@ -1,0 +1,109 @@
+"""What some data holds, before anything is learned: sites and classes, lesions, splits, sizes, and what cannot be read.
+
+Every picture is decoded once, and all that fail are listed, not the first alone. Values out: printing is the command's.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from PIL import Image, ImageDraw
+
+from edgefl_protocol.errors import ImageError
+from edgefl_protocol.pictures.imaging import decode
+from edgefl_trainer.data.errors import DataError
+from edgefl_trainer.data.federation import dealt_rows
+from edgefl_trainer.data.rows import Row, SourceRows
+from edgefl_trainer.data.sources.files import FilePixels
+from edgefl_trainer.data.specs import parse_spec, read_spec
+
+UNLABELLED = "no label"
+NO_SITE = "of no site"
+CELL_PX, HEAD_PX, NAME_PX = 84, 18, 110  # of the contact sheet
+PICTURES = 2  # of a class at a site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What was found."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, class) → images
+    splits: Counter[tuple[str, str]] = field(default_factory=Counter)  # (site, split) → images
+    lesions: dict[str, set[str]] = field(default_factory=dict)  # of each site
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)  # (width, height) → images, where read from files
+    broken: list[str] = field(default_factory=list)  # a sentence for each picture that cannot be read
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def sites(self) -> list[str]:
+        """Names of the sites, in order."""
+        return sorted(self.lesions)
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in order; rows without a label last."""
+        return sorted({name for _, name in self.counts}, key=lambda name: (name == UNLABELLED, name))
+
+
+def read_tables(specs: Sequence[str], seed: int = 0) -> list[tuple[SourceRows, list[Row]]]:
+    """Read each SPEC: its table, and its rows as a run deals them; a `DataError` where one cannot be used."""
+    parsed = [parse_spec(text) for text in specs]
+    tables = [read_spec(spec, seed) for spec in parsed]
+    return [(table, dealt_rows(spec, table, seed)) for spec, table in zip(parsed, tables, strict=True)]
+
+
+def survey(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Survey:
+    """Count rows and decode every picture that lies in a file."""
+    found = Survey()
+    for table, rows in tables:
+        found.warnings.extend(table.warnings)
+        for row in rows:
+            site = row.site or NO_SITE
+            found.counts[site, row.label or UNLABELLED] += 1
+            found.splits[site, row.split] += 1
+            found.lesions.setdefault(site, set()).add(row.lesion)
+        if isinstance(table.pixels, FilePixels):
+            for row in rows:
+                _examine(found, table.pixels, row)
+    return found
+
+
+def _examine(found: Survey, pixels: FilePixels, row: Row) -> None:
+    try:
+        height, width, _ = decode(pixels.store.read(row.source)).shape
+    except (ImageError, DataError) as error:
+        found.broken.append(f"{row.image} ({row.source}): {error}")
+    else:
+        found.sizes[width, height] += 1
+
+
+def contact_sheet(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Image.Image:
+    """Draw the first pictures of each class at each site: sites down, classes across."""
+    chosen = list(_chosen(tables))
+    sites = sorted({site for site, *_ in chosen})
+    classes = sorted({label for _, label, *_ in chosen})
+    size = (NAME_PX + CELL_PX * PICTURES * len(classes), HEAD_PX + CELL_PX * len(sites))
+    sheet = Image.new("RGB", size, "white")
+    pen = ImageDraw.Draw(sheet)
+    for column, label in enumerate(classes):
+        pen.text((NAME_PX + CELL_PX * PICTURES * column + 3, 3), label, fill="black")
+    for line, site in enumerate(sites):
+        pen.text((3, HEAD_PX + CELL_PX * line + CELL_PX // 2 - 6), site[:18], fill="black")
+    for site, label, number, table, row in chosen:
+        try:
+            picture, _ = next(iter(table.pixels.load([row], CELL_PX - 2, "squash")))
+        except DataError:
+            continue  # the survey names it
+        place = NAME_PX + CELL_PX * (PICTURES * classes.index(label) + number)
+        sheet.paste(Image.fromarray(picture), (place, HEAD_PX + CELL_PX * sites.index(site)))
+    return sheet
+
+
+def _chosen(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Iterator[tuple[str, str, int, SourceRows, Row]]:
+    taken: Counter[tuple[str, str]] = Counter()
+    for table, rows in tables:
+        for row in rows:
+            key = (row.site or NO_SITE, row.label or UNLABELLED)
+            if taken[key] < PICTURES:
+                yield *key, taken[key], table, row
+                taken[key] += 1

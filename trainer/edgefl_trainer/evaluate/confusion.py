@@ -1,0 +1,72 @@
+"""Which class is taken for which: the confusion matrix as figures, as lines of text and as a PNG.
+
+Rows are true classes, columns what was answered; the last column counts rows without an answer. Values in, values out.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Int
+from matplotlib.figure import Figure
+
+from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.metrics import confusion_matrix
+from edgefl_trainer.evaluate.plot import png
+
+MAX_CLASSES = 40  # beyond, nobody reads the matrix, and of many sites it fills files
+NO_ANSWER = "no answer"
+
+Matrix = Int[np.ndarray, "K K1"]
+
+
+def confusions(scored: Mapping[str, Scored]) -> dict[str, list[list[int]]] | None:
+    """Count each site's answers by true class; None where there are too many classes."""
+    if any(rows.probabilities.shape[1] > MAX_CLASSES for rows in scored.values()):
+        return None
+    return {
+        name: confusion_matrix(rows.target, rows.predicted, rows.probabilities.shape[1]).tolist()
+        for name, rows in sorted(scored.items())
+    }
+
+
+def pooled_matrix(found: Mapping[str, Sequence[Sequence[int]]]) -> Matrix:
+    """Sum the matrices of sites."""
+    return np.asarray(np.sum([np.array(matrix, dtype=np.int64) for matrix in found.values()], axis=0))
+
+
+def recall_lines(matrix: Matrix, classes: Sequence[str]) -> list[str]:
+    """Write for each class with a row its recall, its rows, and what it is most often taken for."""
+    width = max(map(len, classes)) + 2
+    lines = []
+    for k, name in enumerate(classes):
+        rows = int(matrix[k].sum())
+        if not rows:
+            continue
+        others = np.where(np.arange(len(classes) + 1) == k, -1, matrix[k])
+        other = int(others.argmax())
+        told = [*classes, NO_ANSWER][other]
+        taken = f"   most often taken for {told}: {matrix[k, other] / rows:.1%}" if matrix[k, other] else ""
+        lines.append(f"  {name:<{width}}{matrix[k, k] / rows:>7.1%} of {rows:,}{taken}")
+    return lines
+
+
+def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:
+    """Return the matrix as PNG bytes: shades are shares of a true class, figures are numbers of pictures."""
+    columns = [*classes, *([NO_ANSWER] if matrix[:, -1].any() else [])]
+    shown = matrix[:, : len(columns)]
+    shares = shown / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    size = max(4.5, 1.6 + 0.62 * len(columns))
+    figure = Figure(figsize=(size + 1.0, size), dpi=120, layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8)
+    for row, column in np.ndindex(*shown.shape):
+        if shown[row, column]:
+            colour = "white" if shares[row, column] > 0.55 else "black"
+            axes.text(column, row, f"{shown[row, column]:,}", ha="center", va="center", color=colour, fontsize=8)
+    axes.set_xticks(range(len(columns)), columns, rotation=45, ha="right")
+    axes.set_yticks(range(len(classes)), [f"{name} ({matrix[k].sum():,})" for k, name in enumerate(classes)])
+    axes.set_xlabel("answer")
+    axes.set_ylabel("true class (pictures)")
+    axes.set_title(title, fontsize=10)
+    return png(figure, metadata={"Software": None})
