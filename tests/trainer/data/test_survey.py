@@ -34,7 +34,9 @@ def test_every_missing_picture_is_named_at_once(tmp_path):
     for name in ("i2", "i7"):
         (root / "pictures" / f"{name}.png").unlink()
     sentence = edgefl_train("data", f"manifest:{root}").sentence()
-    assert "2 of 12 pictures are not in" in sentence and "pictures/i2.png, pictures/i7.png" in sentence
+    assert (
+        "2 of 12 pictures are missing: pictures/i2.png is not in" in sentence and "nor are pictures/i7.png" in sentence
+    )
 
 
 def test_a_column_that_looks_misspelt_is_told_with_the_name_expected(tmp_path):

@@ -43,9 +43,10 @@ class FilePixels:
 def file_pixels(store: FileStore, rows: Sequence[Row]) -> FilePixels:
     """Make the pixel source of rows whose `source` is a file name in `store`; a `DataError` where one is missing."""
     missing = [row.source for row in rows if not store.has(row.source)]
-    if missing:
-        shown = ", ".join(missing[:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
-        raise DataError(f"{len(missing)} of {len(rows)} pictures are not in {store.name}: {shown}; add or unlist them.")
+    if len(missing) > 1:  # one is named by what digests the files
+        rest = ", ".join(missing[1:MOST_NAMED]) + (", …" if len(missing) > MOST_NAMED else "")
+        head = f"{len(missing)} of {len(rows)} pictures are missing: {missing[0]} is not in {store.name}"
+        raise DataError(f"{head}, nor are {rest}; add them or take them off the list.")
     return FilePixels(store, store.identity([row.source for row in rows]))
 
 
