@@ -17,6 +17,7 @@ from edgefl_coordinator.errors import OperatorError
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules.bounds import MOST_EPOCHS, MOST_SEED
 from edgefl_protocol.rules.maps import MAX_MAPS
 from edgefl_protocol.tensors import MAX_TENSORS
 
@@ -45,8 +46,8 @@ class TaskSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     name: str
     line: str = "main"  # the line of bundles that belongs to the task
     classes: tuple[str, ...]  # in index order
-    seed: int = 0  # of everything drawn on the server
-    epochs: Positive = 1  # local epochs of one round
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEED)] = 0  # of everything drawn on the server
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=MOST_EPOCHS)] = 1  # local epochs of one round
     shares_maps: bool = True  # replies hold rollout maps only, and are checked as such
     maps_per_class: Positive = MAX_MAPS  # M, most maps a site may send for one class
     max_samples: Positive = 1_000_000  # most images a site may claim; they weigh its reply: near the largest site's

@@ -20,14 +20,13 @@ from edgefl_exchange.errors import ExchangeError, Unavailable
 from edgefl_exchange.transport import Request, Transport
 from edgefl_protocol.envelopes.keys import PublicSealingKey, PublicSigningKey
 from edgefl_protocol.errors import RecordError
-from edgefl_protocol.records.coordinator_records import KeyRecord, verify_key_record, verify_time
+from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, KeyRecord, verify_key_record, verify_time
 from edgefl_protocol.records.root import MAX_CHAIN_BYTES, Root, check_current, newest_root, split_chain
 
 MAX_CORRECTION_MS = 48 * 3_600_000
 MAX_ROUND_TRIP_S = 10.0
 REFRESH_AFTER_MS = 24 * 3_600_000
 LEAST_CORRECTION_MS = 1_000
-_RECORD_BYTES = 64 * 2**10
 _LOG = logging.getLogger("edgefl.exchange")
 
 
@@ -194,7 +193,7 @@ class CoordinatorView:
         raise RecordError("the key record names a signing key that the root set does not list", "wrong_key")
 
     def _fetch(self) -> bytes:
-        return self._transport.send(Request(method="GET", path="/v1/keys", max_answer_bytes=_RECORD_BYTES)).body
+        return self._transport.send(Request(method="GET", path="/v1/keys", max_answer_bytes=MAX_RECORD_BYTES)).body
 
     def _refresh(self) -> None:
         self._refresh_root()
@@ -228,7 +227,7 @@ class CoordinatorView:
         nonce = secrets.token_urlsafe(24)
         started = time.monotonic()
         answer = self._transport.send(
-            Request(method="GET", path="/v1/time", query=f"nonce={nonce}", max_answer_bytes=_RECORD_BYTES)
+            Request(method="GET", path="/v1/time", query=f"nonce={nonce}", max_answer_bytes=MAX_RECORD_BYTES)
         )
         trip_s = time.monotonic() - started
         try:

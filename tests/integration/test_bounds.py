@@ -5,10 +5,16 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from tests.coordinator.conftest import settings_table
 from tests.edge_client.learning.contrast_lab import contrast_plan
 from tests.protocol.bundle.test_fedevprompt_plan import a_plan
+from tests.protocol.test_messages import TASK
 
+from edgefl_coordinator.settings import settings_from_table
+from edgefl_protocol import EdgeflError, Payload
+from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules import bounds
+from edgefl_trainer.engine.settings import resolve
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.attention_buffer import MapSharing
 from edgefl_trainer.learning.evidential import EvidentialRecipe
@@ -59,3 +65,30 @@ def test_trainer_and_record_refuse_the_same_values(method: str, name: str) -> No
         if in_record:
             with pytest.raises(ValueError, match=rf"^{name} must be a "):
                 replace(record, **{name: value})
+
+
+def holders(name: str, value: Any) -> dict[str, Any]:
+    """How each that has epochs and a seed is made: a run, a task in `config.toml` and on the wire, records."""
+    wire = Payload({}, {**TASK.to_payload().scalars, name: value})
+    records = {kind: (lambda one=one: replace(one, **{name: value})) for kind, one in RECORDS.items()}
+    return records | {
+        "run": lambda: resolve("local", {"data": ("lesions:sites=2",), "preset": "tiny", name: value}, None, ()),
+        "config": lambda: settings_from_table(settings_table(task={name: value})),
+        "task": lambda: TaskReply.from_payload(wire),
+    }
+
+
+# By hand, as above; a task whose epochs are 0 does not tell them.
+OF_ALL = {"epochs": ((1, 10_000), (-1, 10_001)), "seed": ((0, 2_147_483_647), (-1, 2_147_483_648))}
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+def test_run_task_and_record_hold_the_same_epochs_and_seeds(name: str) -> None:
+    """At both ends, and just outside them: what a run was given, its task and its bundle can hold."""
+    within, outside = OF_ALL[name]
+    for value in within:
+        assert all(make() is not None for make in holders(name, value).values())
+    for value in outside:
+        for where, make in holders(name, value).items():
+            with pytest.raises((ValueError, EdgeflError), match=name):
+                pytest.fail(f"{where} takes {make()}")

@@ -18,10 +18,9 @@ from edgefl_exchange.membership import Membership, ca_file, load_membership
 from edgefl_exchange.transport import Request
 from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import EdgeflError
-from edgefl_protocol.records.coordinator_records import verify_key_record, verify_time
+from edgefl_protocol.records.coordinator_records import MAX_RECORD_BYTES, verify_key_record, verify_time
 
 CLOCK_OFF_S = 60
-_RECORD_BYTES = 64 * 2**10
 
 
 def check_keys(device: Device, now_ms: int) -> Iterator[Finding]:
@@ -79,7 +78,7 @@ def _own_certificate(path: Path, now_ms: int) -> Finding:
     from cryptography.x509 import load_pem_x509_certificates
 
     try:
-        found = load_pem_x509_certificates(read_bounded(path, _RECORD_BYTES * 4))
+        found = load_pem_x509_certificates(read_bounded(path, MAX_RECORD_BYTES * 4))
     except ValueError:
         return Finding(
             check="certificate", state="fail", found=f"{path} holds no readable certificate",
@@ -137,7 +136,7 @@ def _signed_time(device: Device, membership: Membership) -> tuple[int, float]:
     nonce = secrets.token_urlsafe(24)
     started = time.monotonic()
     answer = transport.send(
-        Request(method="GET", path="/v1/time", query=f"nonce={nonce}", max_answer_bytes=_RECORD_BYTES)
+        Request(method="GET", path="/v1/time", query=f"nonce={nonce}", max_answer_bytes=MAX_RECORD_BYTES)
     )
     trip_ms = (time.monotonic() - started) * 1e3
     signed = verify_time(answer.body, signing, nonce)

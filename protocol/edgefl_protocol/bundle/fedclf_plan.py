@@ -24,11 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.learning_plan import (
-    EPOCHS,
     GRAPH,
+    MAX_VALUES,
     NEXT,
     NUMBER,
-    SEED,
     Contract,
     ScoreFacts,
     Settings,
@@ -52,10 +51,14 @@ SETTINGS: Final = ("rate", "momentum", "weight_decay", "key_momentum")
 FIGURES: Final = ("loss", "keys")
 
 MAX_TENSORS: Final = 1000  # of one network
-MAX_VALUES: Final = 2**27
 MAX_NAME: Final = 200
 
-_BOUNDS: Final = {**bounds.FEDCLF, "view_px": bounds.FEDCLF["view_px"].settled, "epochs": EPOCHS, "seed": SEED}
+_BOUNDS: Final = {
+    **bounds.FEDCLF,
+    "view_px": bounds.FEDCLF["view_px"].settled,
+    "epochs": bounds.EPOCHS,
+    "seed": bounds.SEED,
+}
 _FOLLOWED: Final = (
     "lr", "momentum", "weight_decay", "batch", "bn", "queue", "key_momentum", "momentum_encoder", "negatives",
 )  # fmt: skip

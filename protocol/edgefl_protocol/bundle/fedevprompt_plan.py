@@ -20,12 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.learning_plan import (
-    EPOCHS,
     GRAPH,
     NEXT,
     NOT_TAKEN,
     NUMBER,
-    SEED,
     Contract,
     ScoreFacts,
     Settings,
@@ -37,7 +35,7 @@ from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.fields import Plain
 from edgefl_protocol.rules import bounds, defaults
-from edgefl_protocol.rules.bounds import Range
+from edgefl_protocol.rules.bounds import EPOCHS, SEED, Range
 from edgefl_protocol.rules.draws import Augment, Balance
 from edgefl_protocol.rules.maps import PeerWeight
 from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, get_args, get_
 
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.fields import Plain
-from edgefl_protocol.rules.bounds import MOST_EPOCHS, MOST_PICTURES, Range
+from edgefl_protocol.rules.bounds import MOST_PICTURES, Range
 from edgefl_protocol.strict_json import parse_json, write_json
 
 GRAPH: Final = "train_step.onnx"
@@ -24,8 +24,7 @@ NUMBER: Final = TensorType("float32", ())
 
 # Of every record, whatever the method.
 BATCH: Final = Range(least=1, most=MOST_PICTURES, whole=True)
-EPOCHS: Final = Range(least=1, most=MOST_EPOCHS, whole=True)
-SEED: Final = Range(least=0, most=2**31 - 1, whole=True)
+MAX_VALUES: Final = 2**27  # of what a step changes, or of its network
 
 Settings = Mapping[str, Plain]
 

@@ -25,12 +25,11 @@ from numpy.typing import NDArray
 
 from edgefl_protocol.bundle.learning_plan import (
     BATCH,
-    EPOCHS,
     GRAPH,
+    MAX_VALUES,
     NEXT,
     NOT_TAKEN,
     NUMBER,
-    SEED,
     Contract,
     ScoreFacts,
     Settings,
@@ -41,12 +40,12 @@ from edgefl_protocol.bundle.learning_plan import (
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.errors import BundleError
 from edgefl_protocol.fields import Plain
+from edgefl_protocol.rules.bounds import EPOCHS, SEED
 from edgefl_protocol.rules.draws import Balance
 
 Form = tuple[str, tuple[int | None, ...]]  # dtype, and lengths of the axes
 
 MAX_NAMES: Final = 1000
-MAX_VALUES: Final = 2**27  # of the state
 MAX_LENGTH: Final = 2**24
 MAX_TEXT: Final = 200
 

@@ -25,8 +25,8 @@ pinned signing key proves. State-changing requests carry `idem`, the stable key 
 from dataclasses import dataclass
 from typing import Self
 
+from edgefl_protocol.envelopes.blob import MAX_INLINE_BYTES, BlobReference
 from edgefl_protocol.envelopes.blob import NAMES as BLOB_NAMES
-from edgefl_protocol.envelopes.blob import BlobReference
 from edgefl_protocol.fields import (
     FINGERPRINT,
     IDEM,
@@ -54,7 +54,6 @@ from edgefl_protocol.routes import ROUTES as ROUTES
 from edgefl_protocol.routes import Route as Route
 from edgefl_protocol.strict_json import MAX_INT
 
-MAX_BUNDLE_BYTES = 32 * 2**20 - 64 * 2**10  # one envelope less its overhead
 MEMBER_STATES = ("pending", "approved")
 RESERVED_SCALARS = frozenset({"idem", "error", "message"}) | BLOB_NAMES  # a method's payload may not use these names
 
@@ -298,10 +297,10 @@ class BundleReply:
 
     def to_payload(self) -> Payload:
         """Return the payload that carries this message."""
-        return Payload({"bundle": octet_array(self.bundle, "bundle", MAX_BUNDLE_BYTES)}, {})
+        return Payload({"bundle": octet_array(self.bundle, "bundle", MAX_INLINE_BYTES)}, {})
 
     @classmethod
     def from_payload(cls, payload: Payload) -> Self:
         """Return the checked message, or raise `PayloadError`."""
         expect_names(payload, "bundle reply", frozenset(), frozenset({"bundle"}))
-        return cls(bundle=octets(payload, "bundle", MAX_BUNDLE_BYTES))
+        return cls(bundle=octets(payload, "bundle", MAX_INLINE_BYTES))

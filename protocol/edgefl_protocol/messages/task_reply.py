@@ -26,6 +26,7 @@ from edgefl_protocol.fields import (
 )
 from edgefl_protocol.fields import Plain as Plain
 from edgefl_protocol.payload import Payload
+from edgefl_protocol.rules.bounds import MOST_EPOCHS, MOST_SEED
 from edgefl_protocol.strict_json import MAX_INT
 
 ROUND_STATES = ("waiting", "open", "closed", "done")
@@ -102,8 +103,8 @@ class TaskReply:
             replied=flag(scalars["replied"], "replied"),
             settings=plain_table(scalars["settings"], "settings"),
             train_rounds=whole(scalars["train_rounds"], "train_rounds", 0, MAX_ROUND),
-            epochs=whole(scalars["epochs"], "epochs", 0, MAX_ROUND),
-            seed=whole(scalars["seed"], "seed", -MAX_INT, MAX_INT),
+            epochs=whole(scalars["epochs"], "epochs", 0, MOST_EPOCHS),
+            seed=whole(scalars["seed"], "seed", 0, MOST_SEED),
             travels=words(scalars["travels"], "travels", _MAX_TRAVELS),
             backbone=plain_table(scalars["backbone"], "backbone"),
             state_sha256=text(scalars["state_sha256"], "state_sha256", _DIGEST),

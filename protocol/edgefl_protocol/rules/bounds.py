@@ -53,6 +53,11 @@ class Range:
 
 MOST_PICTURES: Final = 65_536  # of a batch: what a training graph is traced for
 MOST_EPOCHS: Final = 10_000
+MOST_SEED: Final = 2**31 - 1
+
+# Of every run, task and record, whatever the method.
+EPOCHS: Final = Range(least=1, most=MOST_EPOCHS, whole=True)  # E, local epochs of a round
+SEED: Final = Range(least=0, most=MOST_SEED, whole=True)
 
 _SHARE: Final = Range(least=0, most=1)
 _BATCH: Final = Range(least=1, most=MOST_PICTURES, whole=True)

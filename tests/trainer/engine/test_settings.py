@@ -99,7 +99,7 @@ def test_methods_without_labels_use_unlabelled_images_unless_told():
         ("rounds = 0", "rounds is 0; allowed: at least 1"),
         ("participation = 0", "participation is 0; allowed: in (0, 1]"),
         ("participation = nan", "allowed: in (0, 1]"),
-        ("seed = -1", "seed is -1; allowed: between 0 and 2147483647"),
+        ("seed = -1", "seed is -1; allowed: 0 to 2147483647"),
         ("image_px = 100000", "image_px is 100000; allowed: 0 (the backbone's own) to 2048"),
         ('device = "gpu"', "device is 'gpu'; allowed: auto, cpu, cuda"),
         ('balance = "klass"', "allowed: none, class"),

@@ -17,6 +17,7 @@ import tomli_w
 from msgspec import Meta
 
 from edgefl_protocol.durable import read_bounded
+from edgefl_protocol.rules import bounds
 from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.partition_plan import PartitionPlan
@@ -41,7 +42,8 @@ Specs = Annotated[tuple[str, ...], Meta(min_length=1, description="at least one 
 ImagePx = Annotated[int, Meta(ge=0, le=MAX_IMAGE_PX, description=f"0 (the backbone's own) to {MAX_IMAGE_PX}")]
 MostImages = Annotated[int, Meta(ge=0, description="0 (all) or more")]
 ProbeEvery = Annotated[int, Meta(ge=0, description="0 (never) or more")]
-Seed = Annotated[int, Meta(ge=0, lt=2**31, description="between 0 and 2147483647")]
+Epochs = Annotated[int, Meta(ge=1, le=bounds.MOST_EPOCHS, description=str(bounds.EPOCHS))]
+Seed = Annotated[int, Meta(ge=0, le=bounds.MOST_SEED, description=str(bounds.SEED))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +59,7 @@ class RunSettings:
     image_px: ImagePx = 0  # pixels; 0: the backbone's own
     preset: PresetName = "bench84"
     rounds: Count = 5
-    epochs: Count = 2  # local epochs of a round
+    epochs: Epochs = 2  # local epochs of a round
     images_per_site: MostImages = 0  # most training images of a site; 0: all
     unlabelled: Literal["none", "site", "spread"] = "none"
     labels: Share = 1.0  # share of each site's training images whose label is used
