@@ -12,6 +12,7 @@ from edgefl_client.learning.session import TrainingSession
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.step_plan import StepPlan
 from edgefl_protocol.payload import Payload, digest
+from edgefl_protocol.rules.batches import batches_of
 from edgefl_protocol.rules.draws import epoch_order, generator
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -43,7 +44,6 @@ class HeadAvgLearner:
         head = {name: broadcast.arrays[name] for name in plan.state}
         for epoch in range(plan.epochs):
             order = epoch_order(generator(plan.seed, self._site, "order", round_, epoch), rows.labels, plan.balance)
-            for start in range(0, len(order), plan.batch):
-                chosen = order[start : start + plan.batch]
+            for chosen in batches_of(order, plan.batch):
                 head, _ = self._session.step(head, {"image": rows.images[chosen], "target": rows.labels[chosen]})
         return state, Payload(head, {"n_train": len(rows), "site_sha256": digest(dict(state))})

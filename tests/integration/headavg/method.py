@@ -5,7 +5,7 @@ site c: E epochs of SGD from it                         local_round
 server: head = sum_c n_c/n head_c                       aggregate
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,8 @@ from torch.nn.functional import cross_entropy
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
+from edgefl_trainer.learning.batches import LabelledBatch, labelled_batches
+from edgefl_trainer.learning.epochs import run_epochs
 from edgefl_trainer.learning.named_arrays import as_arrays
 
 HEAD = ("head.weight", "head.bias")
@@ -46,14 +48,18 @@ class HeadAvg:
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
         head = {name: torch.tensor(broadcast.arrays[name], requires_grad=True) for name in HEAD}
-        optimizer = torch.optim.SGD(head.values(), lr=self.lr)
-        for epoch in range(site.task.epochs):
-            for images, target in site.batches(site.train, self.batch, int(broadcast.scalars["round"]), epoch):
-                seen = site.backbone(site.backbone.normalise(images)).readout("cls")
-                loss = cross_entropy(seen @ head["head.weight"].T + head["head.bias"], target)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
+        optimizer, round_ = torch.optim.SGD(head.values(), lr=self.lr), int(broadcast.scalars["round"])
+
+        def batches(epoch: int) -> tuple[int, Iterator[LabelledBatch]]:
+            return labelled_batches(site, self.batch, "none", round_, epoch)
+
+        def loss_of(batch: LabelledBatch) -> torch.Tensor:
+            images, target, _ = batch
+            seen = site.backbone(site.backbone.normalise(images)).readout("cls")
+            return cross_entropy(seen @ head["head.weight"].T + head["head.bias"], target)
+
+        for sums in run_epochs(site, round_, range(site.task.epochs), batches, loss_of, optimizer):
+            site.report({"summary": 1, "loss": sums.mean_of_images})
         return State(), Payload(as_arrays(head), {"n_train": len(site.train)})
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
