@@ -122,6 +122,7 @@ def test_the_engine_names_no_method(modules) -> None:
             for text in texts(module.tree):
                 named = {word for word in re.findall(r"[a-z]+(?:-[a-z]+)*", text) if word in METHODS}
                 assert text not in METHODS and named <= common, f"{module.path}: {text}"
+            assert not re.search(r"\.family\b", module.text), f"{module.path} asks for a method's family"
 
 
 def texts(tree: ast.AST) -> Iterator[str]:

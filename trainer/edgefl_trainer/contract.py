@@ -182,7 +182,7 @@ class Declaration:
     further_predictors: Callable[[Any, Site, State, Payload], Mapping[str, Predictor]] | None = None
     """Models beside `Method.predictor`, by names that are the same at every site and can name a folder."""
     presets: Callable[[str, Mapping[str, Any]], Presets] | None = None
-    """Presets for a backbone's name and the hyper-parameters that are given; None: those of the family."""
+    """Presets for a backbone's name and the hyper-parameters that are given; None: a schedule without settings."""
     summary: tuple[str, ...] = ()  # hyper-parameters that `summary.json` tells
 
     @property

@@ -128,6 +128,12 @@ def test_the_file_says_how_it_differs_from_its_paper(name):
     assert "Differs from the paper" in sys.modules[METHODS[name].__module__].__doc__
 
 
+def test_a_method_declares_its_presets(name):
+    """docs/design.md 5: `tiny`, `bench84` and `paper`; the engine's, rounds alone, are for other methods."""
+    presets = declared(METHODS[name]).presets
+    assert presets is not None and presets("tiny", {}).keys() == {"tiny", "bench84", "paper"}
+
+
 def kinds_sent(sent: Iterable[Exchange]) -> set[str]:
     """The kinds of all arrays in the replies of a run."""
     return {KINDS[array.split(".")[0]] for each in sent for reply in each.replies.values() for array in reply.arrays}

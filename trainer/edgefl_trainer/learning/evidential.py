@@ -26,7 +26,7 @@ from edgefl_protocol.rules.defaults import usual_prompt_length
 from edgefl_protocol.rules.draws import Augment
 from edgefl_protocol.rules.rates import AnnealClock, kl_weight, rate_setting
 from edgefl_trainer.bounds import check_ranges
-from edgefl_trainer.contract import Arrays, Predictor, Site, State
+from edgefl_trainer.contract import Arrays, Declaration, Predictor, Presets, Site, State
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
@@ -294,3 +294,26 @@ def _forward(
     dead = float((evidence.detach().sum(dim=1) <= NO_EVIDENCE).float().mean())
     seen = Step(features, dirichlet_summary(evidence, prior)[0], maps, target, tensors)
     return seen, evidential_loss(evidence, target, prior, kl_weight), dead
+
+
+# What the presets mean for methods that learn so.
+PRESETS: Presets = {
+    "tiny": {
+        "rounds": 2,
+        "epochs": 1,
+        "images_per_site": 120,
+        "hyper": {"lr_head": 2e-3, "discount": "unusual"},
+    },
+    "bench84": {  # 10 epochs where the paper has 75: ten times its rates for the prompts, chosen on tune rows
+        "rounds": 5,
+        "epochs": 2,
+        "images_per_site": 1200,
+        "hyper": {"lr_b": 2.5e-3, "lr_t": 5e-3, "lr_head": 5e-3, "discount": "unusual"},
+    },
+    "paper": {
+        "rounds": 5,
+        "epochs": 15,
+        "hyper": {"evidence": "relu", "prompt_init": "uniform", "head_norm": "none", "augment": "none"},
+    },
+}
+DECLARES = Declaration(presets=lambda backbone, hyper: PRESETS)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Arrays, Predictor, Site, Task
+from edgefl_trainer.contract import Arrays, Declaration, Predictor, Presets, Site, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning.batches import LabelledBatch, autocast, labelled_batches
 from edgefl_trainer.learning.epochs import run_epochs
@@ -208,3 +208,16 @@ def _step(optimizer: torch.optim.Optimizer, tensors: Tensors, project: Mapping[s
     with torch.no_grad():
         for name, matrix in project.items():
             tensors[name].copy_(before[name] + (tensors[name] - before[name]) @ matrix)
+
+
+# The schedule of PEP-FedPT and of what it compares with (CIFAR-100); which share of the sites takes part is the data's.
+PRESETS: Presets = {
+    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 120, "hyper": {"lr_head": 0.03}},
+    "bench84": {"rounds": 5, "epochs": 2, "images_per_site": 1200, "hyper": {"lr_head": 0.01}},
+    "paper": {
+        "rounds": 100,
+        "epochs": 5,
+        "hyper": {"readout": "cls", "head_norm": "none", "augment": "none", "weighting": "uniform"},
+    },
+}
+DECLARES = Declaration(presets=lambda backbone, hyper: PRESETS)

@@ -20,7 +20,7 @@ from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import is_maps, others_maps, replaced
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import evidential, private_prompts
 from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
@@ -43,6 +43,7 @@ class FedAvg:
     family: ClassVar[str] = "evidential prompts"
     paper: ClassVar[str] = "arXiv 1602.05629"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = evidential.DECLARES
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)

@@ -14,8 +14,8 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Phase, Predictor, Site, State
-from edgefl_trainer.learning import method_parts
+from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State
+from edgefl_trainer.learning import evidential, method_parts
 from edgefl_trainer.methods.fedavg import FedAvg
 
 
@@ -29,6 +29,7 @@ class FedAvgPers:
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 2411.10071"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = evidential.DECLARES
 
     base: FedAvg = field(default_factory=FedAvg)
     final_epochs: int = 0  # of the fine-tuning; 0: as many as a round has

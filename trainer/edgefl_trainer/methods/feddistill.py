@@ -26,8 +26,8 @@ from torch.nn.functional import kl_div
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Phase, Site, State, Task
-from edgefl_trainer.learning import method_parts, private_prompts
+from edgefl_trainer.contract import Declaration, Phase, Site, State, Task
+from edgefl_trainer.learning import evidential, method_parts, private_prompts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.named_arrays import by_class, class_rows
@@ -65,6 +65,7 @@ class FedDistill:
     paper: ClassVar[str] = "arXiv 2011.02367"
     travels: ClassVar[tuple[str, ...]] = ("logits",)
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = evidential.DECLARES
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     distill_weight: float = 1.0  # lambda, weight of the distance to the mean answers

@@ -17,9 +17,9 @@ from typing import ClassVar
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules.maps import others_maps, replaced
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import method_parts
+from edgefl_trainer.learning import evidential, method_parts
 from edgefl_trainer.learning.attention_buffer import MapSharing, chosen_maps, distillation
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.private_prompts import begun, private_round, scoring
@@ -36,6 +36,7 @@ class FedEvPrompt:
     paper: ClassVar[str] = "arXiv 2411.10071"
     travels: ClassVar[tuple[str, ...]] = ("maps",)
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = evidential.DECLARES
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     maps: MapSharing = field(default_factory=MapSharing)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Site, State
+from edgefl_trainer.contract import Declaration, Site, State
 from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import readout_named
@@ -46,6 +46,7 @@ class FedPR:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2303.16181"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 10  # prompt tokens

@@ -27,7 +27,7 @@ from torch import Tensor
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
 from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
-from edgefl_trainer.learning import private_prompts
+from edgefl_trainer.learning import evidential, private_prompts
 from edgefl_trainer.learning.averaging import image_count
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.features import common_features, feature_reply, features_sent
@@ -154,7 +154,7 @@ class FedProto:
         answers = self._answers(site, state, broadcast)
         return {name: answers[name] for name in answers if name != self.predict}
 
-    declares: ClassVar[Declaration] = Declaration(further_predictors=further_predictors)
+    declares: ClassVar[Declaration] = replace(evidential.DECLARES, further_predictors=further_predictors)
 
     def _answers(self, site: Site, state: State, broadcast: Payload) -> dict[str, Predictor]:
         head = private_prompts.predictor(self, site, state, broadcast)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Site, State
-from edgefl_trainer.learning import method_parts
+from edgefl_trainer.contract import Declaration, Site, State
+from edgefl_trainer.learning import evidential, method_parts
 from edgefl_trainer.learning.loss_terms import Step
 from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.methods.fedavg import FedAvg
@@ -49,6 +49,7 @@ class FedProx:
     family: ClassVar[str] = FedAvg.family
     paper: ClassVar[str] = "arXiv 1812.06127"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = evidential.DECLARES
 
     base: FedAvg = field(default_factory=FedAvg)
     mu: float = 0.01  # weight of the squared distance to what was sent

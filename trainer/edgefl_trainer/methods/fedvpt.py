@@ -16,7 +16,8 @@ where they are asked for; images are turned and mirrored; no prompt dropout, no 
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.contract import Declaration
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.softmax import SoftmaxRecipe, check_count
 from edgefl_trainer.models.inserts import Tokens
@@ -33,6 +34,7 @@ class FedVPT:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2203.12119"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens; PEP-FedPT's n_S
@@ -64,6 +66,7 @@ class FedVPTDeep:
     family: ClassVar[str] = FedVPT.family
     paper: ClassVar[str] = FedVPT.paper
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens of a block

@@ -11,7 +11,8 @@ feature statistics where they are asked for; images are turned and mirrored (doc
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.contract import Declaration
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.softmax import SoftmaxRecipe
 from edgefl_trainer.models.spec import BackboneSpec
@@ -27,6 +28,7 @@ class Head:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
     n: ClassVar[int] = 0  # prompt tokens
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Site, State, Task
-from edgefl_trainer.learning import method_parts, private_prompts
+from edgefl_trainer.contract import Declaration, Site, State, Task
+from edgefl_trainer.learning import evidential, method_parts, private_prompts
 from edgefl_trainer.learning.evidential import EvidentialRecipe, check_fits
 from edgefl_trainer.learning.private_prompts import private_round
 
@@ -28,6 +28,7 @@ class Local:
     paper: ClassVar[str] = "arXiv 2411.10071"
     travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = evidential.DECLARES
 
     recipe: EvidentialRecipe = field(default_factory=EvidentialRecipe)
     optimizer_state: Literal["keep", "reset"] = "keep"  # across rounds; reset makes one site equal to `fedavg`

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from edgefl_protocol import Payload
-from edgefl_trainer.contract import Arrays, Predictor, Site, State, Task
-from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.contract import Arrays, Declaration, Predictor, Site, State, Task
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.features import features_sent
 from edgefl_trainer.learning.named_arrays import as_arrays
@@ -33,6 +33,7 @@ class PPT:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n: int = 1  # prompt tokens

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
-from edgefl_trainer.learning import averaged_prompts
+from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
 from edgefl_trainer.learning.named_arrays import as_tensors
 from edgefl_trainer.learning.prototypes import (
@@ -56,6 +56,7 @@ class PepFedPT:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2510.25372"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=SoftmaxRecipe)
     n_s: int = 1  # n_S, shared prompts

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.learning import method_parts, softmax
 from edgefl_trainer.learning.adamw import adamw_step
 from edgefl_trainer.learning.features import own_features, readout_named
@@ -52,6 +52,7 @@ class PFedPG:
     paper: ClassVar[str] = "arXiv 2308.15367"
     travels: ClassVar[tuple[str, ...]] = ("prompts",)
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.25, weight_decay=1e-3, batch=64))
     n: int = 10  # prompt tokens K_p

@@ -9,7 +9,7 @@ Differs from the paper: nothing.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from edgefl_protocol import Payload
@@ -31,7 +31,7 @@ class RandomInit:
     paper: ClassVar[str] = "arXiv 2208.11278"
     travels: ClassVar[tuple[str, ...]] = ()
     needs_labels: ClassVar[bool] = False
-    declares: ClassVar[Declaration] = Declaration(encoder=self_supervised.encoder_of)
+    declares: ClassVar[Declaration] = replace(self_supervised.DECLARES, least_images=1)
 
     broadcast = method_parts.nothing_sent
     aggregate = method_parts.nothing_averaged

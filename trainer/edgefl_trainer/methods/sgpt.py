@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edgefl_protocol import Payload
 from edgefl_trainer.bounds import check_bounds
-from edgefl_trainer.contract import Arrays, Phase, Predictor, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Predictor, Site, State, Task
 from edgefl_trainer.errors import SettingError
 from edgefl_trainer.learning import averaged_prompts, softmax
 from edgefl_trainer.learning.averaged_prompts import Weighting
@@ -59,6 +59,7 @@ class SGPT:
     family: ClassVar[str] = "prompt tokens"
     paper: ClassVar[str] = "arXiv 2310.18285"
     needs_labels: ClassVar[bool] = True
+    declares: ClassVar[Declaration] = softmax.DECLARES
 
     recipe: SoftmaxRecipe = field(default_factory=lambda: SoftmaxRecipe(lr=0.01, weight_decay=1e-5, batch=40))
     groups: int = 20  # G

@@ -32,7 +32,7 @@ from edgefl_protocol.rules.slow_encoder import BatchNorm
 from edgefl_protocol.rules.view_recipes import Recipe
 from edgefl_trainer.augment import contrastive_views
 from edgefl_trainer.bounds import check_ranges
-from edgefl_trainer.contract import Arrays, Declaration, Phase, Scalar, Site, State, Task
+from edgefl_trainer.contract import Arrays, Declaration, Phase, Presets, Scalar, Site, State, Task
 from edgefl_trainer.errors import SettingError, TrainingError
 from edgefl_trainer.learning.averaging import sample_weights, weighted_mean
 from edgefl_trainer.learning.batches import Images, read_ahead
@@ -156,7 +156,20 @@ def encoder_of(state: State) -> Arrays:
     return {name.removeprefix(BACKBONE): value for name, value in state.arrays.items() if name.startswith(BACKBONE)}
 
 
-DECLARES = Declaration(encoder=encoder_of, least_images=LEAST_IMAGES)
+# FedCLF and what it compares with: a ResNet-18 at 72 px; `tiny` learns whatever backbone the run names.
+PRESETS: Presets = {
+    "tiny": {"rounds": 2, "epochs": 1, "images_per_site": 240, "hyper": {"batch": 32, "queue": 128}},
+    "bench84": {
+        "rounds": 20,
+        "epochs": 1,
+        "images_per_site": 600,
+        "backbone": "cnn:resnet18",
+        "image_px": 72,
+        "hyper": {"batch": 64},
+    },
+    "paper": {"rounds": 100, "epochs": 1, "backbone": "cnn:resnet18", "image_px": 72},
+}
+DECLARES = Declaration(encoder=encoder_of, least_images=LEAST_IMAGES, presets=lambda backbone, hyper: PRESETS)
 
 
 @dataclass(frozen=True)
