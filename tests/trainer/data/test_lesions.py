@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
@@ -23,7 +22,6 @@ from edgefl_trainer.data import Federation, load_federation
 from edgefl_trainer.data.lesions import SIGNS, draw_lesion, draw_skin, parse_settings
 from edgefl_trainer.data.lesions.canvas import stream
 from edgefl_trainer.data.lesions.plan import OPTIONS, class_shares, plan_rows
-from edgefl_trainer.data.lesions.sheet import main as sheet
 from edgefl_trainer.data.lesions.site import site_styles
 from edgefl_trainer.data.lesions.view import paint_lesion, photograph
 
@@ -208,11 +206,3 @@ def test_pictures_drawn_larger_go_through_the_one_image_path(tmp_path: Path) -> 
         want = Image.fromarray(np.asarray(big)).resize((48, 48), Image.Resampling.BICUBIC)
         np.testing.assert_array_equal(little, np.asarray(want))
     assert set(np.unique(small.masks)) == {0, 255}
-
-
-def test_contact_sheet(tmp_path: Path) -> None:
-    out = tmp_path / "sheet.png"
-    result = CliRunner().invoke(sheet, ["-o", str(out), "--sites", "2", "--per-class", "1", "--px", "48", "--outlines"])
-    assert result.exit_code == 0, result.output
-    with Image.open(out) as image:
-        assert image.width == (len(SIGNS) + 1) * 51 + 3
