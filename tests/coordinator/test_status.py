@@ -88,16 +88,24 @@ def test_watch_prints_each_change_until_ctrl_c(served, tools, monkeypatch, as_js
         assert "\x1b" not in done.stdout  # it is no terminal
 
 
+# A shell has its background jobs ignore SIGINT, and what they begin inherits that.
+LISTENING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+WATCHING = f"{LISTENING}; from edgefl_coordinator.cli import main; main()"
+
+
 def test_ctrl_c_of_a_process(make_coordinator) -> None:
     """As a person types it."""
     coordinator = make_coordinator()
     coordinator.store.close()
     words = ["status", "--watch", "--json", "--home", str(coordinator.store.home.root)]
     with subprocess.Popen(
-        [sys.executable, "-m", "edgefl_coordinator.cli", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", WATCHING, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as watching:
         assert watching.stdout is not None and watching.stderr is not None
-        assert json.loads(watching.stdout.readline())["round"] == 0
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(timeout=20) == 0
-        assert watching.stderr.read() == b""
+        try:
+            assert json.loads(watching.stdout.readline())["round"] == 0
+            watching.send_signal(signal.SIGINT)
+            assert watching.wait(timeout=20) == 0
+            assert watching.stderr.read() == b""
+        finally:
+            watching.kill()

@@ -20,6 +20,7 @@ from edgefl_client.learning.limits import Battery, LearningLimits
 from edgefl_client.learning.own_pictures import Table, remember_table, remembered_table
 from edgefl_client.sharing.policy import Limits, Policy, save_policy
 from edgefl_protocol import Payload
+from edgefl_protocol.errors import PayloadError
 from edgefl_protocol.messages.requests import TaskReply
 
 
@@ -111,13 +112,14 @@ def test_a_broadcast_that_means_nothing_is_one_sentence(device: Learner, told: d
 
 
 def test_settings_that_cannot_be_learned_with_are_one_sentence(device: Learner) -> None:
-    """More epochs than a bundle may name: refused before any picture is read."""
+    """More epochs than a run may have: the task is refused before any picture is read."""
     device.coordinator.epochs = 2**31 - 1
     try:
-        done = device.sync()
+        with pytest.raises(PayloadError, match="epochs is not a whole number from 0 to 10000"):
+            device.sync()
     finally:
         device.coordinator.epochs = 0
-    assert done.problem is not None and done.problem.code == "bad_settings" and "epochs" in str(done.problem)
+    assert device.coordinator.effects == [] and device.standing is None
 
 
 def telling(device: Learner, backbone: Mapping[str, Any] | None = None, **settings: Any) -> None:
