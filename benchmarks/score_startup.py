@@ -83,6 +83,7 @@ def vit_small() -> "SiteModel":
     return SiteModel(
         predictor=predictor(),
         classes=CLASSES,
+        info={},
         preprocess=Preprocess(size=224, mean=HALF, std=HALF),
         card=card,
         task="all",
