@@ -153,15 +153,20 @@ def test_a_model_of_ones_own_gives_way_to_the_federations(run, live, lab, labell
     assert models.last_seen(Home(run.home))["skin", "main", "all"] == 1
 
 
+def root_set(live, lab, key) -> bytes:
+    """A root set of the federation, signed by a root key, with the signer of the test bundles."""
+    fields = {
+        "federation": "skin", "version": 1, "issued_ms": live.now_ms, "expires_ms": live.now_ms + 86_400_000,
+        "root_keys": (key.public_key,), "coordinators": (live.signing.public_key,),
+        "signers": (lab.SIGNER.public_key,),
+    }  # fmt: skip
+    return make_root(Root(**fields), [key])
+
+
 def test_the_root_set_names_the_signers(run, live, lab, labelled):
     """docs/security.md 2.6.6: enrol, sync, score; no `trust add`: the root key that the invite pins has signed."""
     live.root_key_id = ROOT.key_id
-    fields = {
-        "federation": "skin", "version": 1, "issued_ms": live.now_ms, "expires_ms": live.now_ms + 86_400_000,
-        "root_keys": (ROOT.public_key,), "coordinators": (live.signing.public_key,),
-        "signers": (lab.SIGNER.public_key,),
-    }  # fmt: skip
-    live.roots.append(make_root(Root(**fields), [ROOT]))
+    live.roots.append(root_set(live, lab, ROOT))
     live.bundles["main", "all", 1] = lab.bundle_bytes()
     assert run("enrol", encode_invite(live.invite(), live.now_ms))[0] == 0
     live.approve()
@@ -172,12 +177,7 @@ def test_the_root_set_names_the_signers(run, live, lab, labelled):
 def test_a_root_set_of_another_root_key_counts_nothing(run, live, lab, labelled):
     """docs/security.md 2.6.1: a coordinator that hands out a set of its own makes nobody trusted."""
     live.root_key_id = ROOT.key_id
-    fields = {
-        "federation": "skin", "version": 1, "issued_ms": live.now_ms, "expires_ms": live.now_ms + 86_400_000,
-        "root_keys": (OTHER.public_key,), "coordinators": (live.signing.public_key,),
-        "signers": (lab.SIGNER.public_key,),
-    }  # fmt: skip
-    live.roots.append(make_root(Root(**fields), [OTHER]))
+    live.roots.append(root_set(live, lab, OTHER))
     live.bundles["main", "all", 1] = lab.bundle_bytes()
     assert run("enrol", encode_invite(live.invite(), live.now_ms))[0] == 0
     live.approve()

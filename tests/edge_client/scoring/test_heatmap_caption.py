@@ -1,0 +1,94 @@
+"""What is written under the picture, and what never is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.edge_client.scoring.drawn_pictures import drawn_picture, one_hot, score_with
+
+from edgefl_client import Scorer
+from edgefl_client.scoring.explanation import Explanation
+from edgefl_client.scoring.heatmap import (
+    draw_heatmap,
+)
+from edgefl_client.scoring.pictures import FORMATS, PictureReader
+from edgefl_client.scoring.score_files import ScoringJob, score_files
+
+
+def test_caption_says_what_was_found(said):
+    """Full name, meaning, second class, vacuity in words with its number, reasons or the rules that were tried."""
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("suspicious_class", "vacuity")), "squash")
+    words = " ".join(said)
+    assert "Prediction: Melanoma (MEL), probability 75%" in words
+    assert "A cancer of the pigment cells" in words and "This class is malignant." in words
+    assert "Second: Melanocytic nevus (NV), probability 25%" in words
+    assert "has seen little like this. Vacuity 0.40 (0: much evidence, 1: none)" in words
+    assert "Refer to a dermatologist: the predicted class is malignant; the model has too little evidence" in words
+    assert "Research use only" in words and "reduced" not in words
+    said.clear()
+    drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("vacuity", "unseen_class"), predicted=None), "crop")
+    worried = " ".join(said)
+    assert "No prediction" in worried and "Second:" not in worried
+    assert "not trained on" in worried
+    assert "outside the white frame" in worried
+    said.clear()
+    drawn_picture(pixels, score_with(one_hot(7, 1, 1), predicted="NV"), "squash")
+    calm = " ".join(said)
+    assert "None of these 2 rules asks for a look: too little evidence, blur." in calm
+    assert "no reason" not in calm.lower()
+
+
+@pytest.mark.parametrize(
+    ("side", "words"), [("dark", "the picture is too dark"), ("bright", "the picture is too bright")]
+)
+def test_caption_says_which_side_of_exposure_is_wrong(said, side, words):
+    score = replace(score_with(one_hot(7, 1, 1), ("exposure",)), exposure=side)
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert f"Refer to a dermatologist: the picture is too {side}." in " ".join(said)
+
+
+def test_the_referral_has_a_mark_that_needs_no_colour():
+    """A bar beside the lines; the ink is dark enough for a print in grey (contrast of 7 to white: WCAG 2.1, 1.4.6)."""
+    pixels = np.full((500, 600, 3), 150, np.uint8)
+    worried = np.asarray(drawn_picture(pixels, score_with(one_hot(7, 1, 1), ("vacuity",)), "squash"))[500:]
+    calm = np.asarray(drawn_picture(pixels, score_with(one_hot(7, 1, 1)), "squash"))[500:]
+    bars = [(panel[:, :12].max(-1) < 140).any() for panel in (worried, calm)]
+    assert bars == [True, False]
+    linear = [(one / 255 / 12.92 if one <= 10 else ((one / 255 + 0.055) / 1.055) ** 2.4) for one in (130, 14, 8)]
+    assert 1.05 / (float(np.dot([0.2126, 0.7152, 0.0722], linear)) + 0.05) > 7
+
+
+@pytest.mark.parametrize(
+    ("probability", "words"), [(0.994, "99%"), (0.9951, ">99%"), (0.996, ">99%"), (1.0, ">99%"), (0.5, "50%")]
+)
+def test_no_probability_is_rounded_to_certainty(said, probability, words):
+    """docs/design.md, section 5: a number shown to a reader is never surer than the model's."""
+    score = replace(score_with(one_hot(7, 1, 1)), probabilities={"MEL": probability, "NV": 1 - probability})
+    drawn_picture(np.full((500, 600, 3), 150, np.uint8), score, "squash")
+    assert f"probability {words}" in " ".join(said)
+
+
+@pytest.mark.parametrize("refer_above", [None, 0.9])
+def test_without_a_rule_nothing_is_called_safe(lab, make_bundle, said, tmp_path, refer_above):
+    """docs/methods.md, 1.8: where the card sets no threshold, silence is not a finding."""
+    (tmp_path / "a.png").write_bytes(lab.encoded(lab.photo(500, 400)))
+    scorer = Scorer(make_bundle(refer_above=refer_above), threads=1)
+    with PictureReader(FORMATS) as reader:
+        task = ScoringJob(scorer=scorer, reader=reader, heatmaps=tmp_path, not_drawn=pytest.fail)
+        (score,) = score_files(task, [str(tmp_path / "a.png")])
+    assert not score.refer
+    words = " ".join(said)
+    assert ("No rule is set" in words) is (refer_above is None)
+    assert "rules asks for a look" in words
+    assert "no reason" not in words.lower()
+
+
+def test_without_a_true_map_the_photo_stands_alone_and_the_caption_says_why(said):
+    pixels = np.random.default_rng(4).integers(0, 256, (500, 600, 3)).astype(np.uint8)
+    picture = np.asarray(draw_heatmap(pixels, score_with(one_hot(7, 1, 1)), "squash", Explanation(None, "No map: so.")))
+    assert picture.shape[1] == 600  # no second photo
+    np.testing.assert_array_equal(picture[:500], pixels)
+    words = " ".join(said)
+    assert "No map: so." in words and "Prediction: Melanoma (MEL)" in words
+    assert "less (" not in words and "where the model looked" not in words.lower()
