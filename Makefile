@@ -48,13 +48,13 @@ wheel: ## The wheel and its bill of materials in dist/, without PyTorch: under h
 		--report $(WORK)/device.json --require-hashes --only-binary=:all: --requirement requirements-device.txt
 	$(WORK)/wheel-env/bin/python .ci/bill_of_materials.py $(DIST)/edgefl_derm-*.whl $(WORK)/device.json
 
-test: $(STAMP) ## What a change needs: 8 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
+test: $(STAMP) ## What a change needs: 6 minutes on two cores (WORKERS=N processes, ARGS="…" for pytest)
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP) ## Only what `make test` leaves out
 	$(PYTEST) -m slow $(ARGS)
 
-test-all: $(STAMP) ## All tests: about half an hour on two cores
+test-all: $(STAMP) ## All tests: 18 minutes on two cores
 	$(PYTEST) $(ARGS)
 
 check: format types rules ## Format, lint, types, and the rules of the house: imports, sources, commands, pages
