@@ -191,6 +191,7 @@ def test_init_names_every_setting(tmp_path, method) -> None:
     assert kept == {**defaults.by_name(declared), "weight_decay": 0.125}
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own(files, tmp_path, tools) -> None:
     """The worker process gives the same bytes as the function, job after job, and a failure is one sentence."""
     state, replies = files

@@ -35,7 +35,7 @@ def signed(tmp_path_factory, shared: Shared) -> tuple[Path, Path, Path]:
     out = tmp_path_factory.mktemp("parity")
     invoke(
         trainer_cli, "run", "fedevprompt", "--data", DATA, "--task", "nevus", "--preset", "tiny",
-        "--backbone", "tiny", "--image-px", "36", "--out", out / "run",
+        "--backbone", "vit:64x2/12", "--set", "b_blocks=1", "--image-px", "36", "--out", out / "run",
     )  # fmt: skip
     invoke(export_cli, "keygen", out / "signer")
     bundle = out / "site.edgefl"

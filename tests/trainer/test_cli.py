@@ -144,6 +144,11 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("fedclf", "--data {ward} --backbone timm:no_such_net", "timm could not give 'no_such_net'"),
         ("random-init", "--data {ward} --backbone tiny --set lr=1", "this method has no hyper-parameter"),
         ("local", "--data {ward} --backbone run:{mae} --set b_blocks=4", "b_blocks is 4; allowed: 1 to 3"),
+        (
+            "local",
+            "--data {ward} --backbone vit:64x1/12 --preset tiny",
+            "this backbone has one block, and prompts=bt needs two",
+        ),
         ("local", "--data {ward} --backbone run:{mae} --classes nevus", "needs at least two"),
     ],
 )

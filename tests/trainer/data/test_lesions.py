@@ -28,9 +28,9 @@ from edgefl_trainer.data.lesions.view import paint_lesion, photograph
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    """Six sites of 150 pictures, nevus against the rest."""
+    """Six sites of 100 pictures, nevus against the rest."""
     cache = tmp_path_factory.mktemp("cache")
-    return load_federation(["lesions:sites=6,images=150,px=84"], image_px=84, task="nevus", cache_dir=cache)
+    return load_federation(["lesions:sites=6,images=100,px=84"], image_px=84, task="nevus", cache_dir=cache)
 
 
 def digest(array: np.ndarray) -> str:

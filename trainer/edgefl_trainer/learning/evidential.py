@@ -126,6 +126,10 @@ def check_fits(recipe: EvidentialRecipe, spec: BackboneSpec, classes: int) -> No
     if recipe.prompts == "none":
         return
     depth = require_vit(spec, f"prompts={recipe.prompts}").depth
+    if recipe.prompts == "g":
+        return
+    if depth < 2:
+        raise SettingError("this backbone has one block, and prompts=bt needs two: name another, or set prompts=none.")
     if recipe.b_blocks >= depth:
         raise SettingError(f"b_blocks is {recipe.b_blocks}; allowed: 1 to {depth - 1} with this backbone.")
 
