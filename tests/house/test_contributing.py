@@ -1,8 +1,16 @@
-"""The method that CONTRIBUTING.md shows is a method. Source: docs/design.md 4."""
+"""The method that CONTRIBUTING.md shows passes what the page tells its reader to run. Source: docs/design.md 4.
+
+Quick: the file as it stands, in this process, in the table beside the others. Slow: the page's two changes are made in
+a copy of the repository, and its three commands are typed there.
+"""
 
 import importlib.util
 import json
+import os
 import re
+import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,15 +21,34 @@ from edgefl_trainer import cli
 from edgefl_trainer.methods import METHODS
 
 NAME = "edgefl_trainer.methods.shown_in_contributing"
-pytestmark = pytest.mark.slow
+FILE = "trainer/edgefl_trainer/methods/lgfedavg.py"
+TABLE = "trainer/edgefl_trainer/methods/__init__.py"
+PACKAGES = ("protocol", "trainer", "export", "edge_client", "coordinator")
+
+
+def block(root: Path, kind: str) -> str:
+    """The only block of a kind in the page's part on adding a method."""
+    page = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (part,) = re.findall(r"^## Add a method\n(.*?)^## ", page, re.M | re.S)
+    (found,) = re.findall(rf"^```{kind}\n(.*?)^```", part, re.M | re.S)
+    return str(found)
+
+
+def patched(text: str, diff: str) -> str:
+    """The text with the added lines of a diff, whose other lines say where: a place that occurs once, or has them."""
+    for hunk in diff.split("@@\n"):
+        lines = hunk.splitlines(keepends=True)
+        before, following = ("".join(line[1:] for line in lines if line[0] in kinds) for kinds in (" ", " +"))
+        assert {line[0] for line in lines} == {" ", "+"} and text.count(before) + text.count(following) == 1, hunk
+        text = text.replace(before, following)
+    return text
 
 
 @pytest.fixture
 def shown(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
-    """The class of the page's Python block, in the table under the name `lgfedavg`."""
-    (block,) = re.findall(r"^```python\n(.*?)^```", (root / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.M | re.S)
-    file = tmp_path / "lgfedavg.py"
-    file.write_text(block, encoding="utf-8")
+    """The class of the page's Python block, in the table."""
+    file = tmp_path / "shown.py"
+    file.write_text(block(root, "python"), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(NAME, file)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, NAME, module)
@@ -30,16 +57,76 @@ def shown(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
     return module.LGFedAvg
 
 
-def test_one_file_and_one_line_make_a_method(shown, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """docs/design.md 4: it trains, is evaluated, counts its bytes and shares what it declares, with no other change."""
+def test_the_shown_run_ends_with_a_model_of_every_site(
+    root: Path, shown: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's last command: one of three sites takes part in a round, and its reply is the head and nothing else."""
     monkeypatch.setenv("EDGEFL_CACHE", str(tmp_path / "cache"))
+    *_, command = block(root, "sh").splitlines()
+    program, *words = shlex.split(command)
+    assert program == ".venv/bin/edgefl-train" and words[-2] == "--out"
     out = tmp_path / "run"
-    words = ["run", "lgfedavg", "--data", "lesions:sites=2,images=40,px=48", "--preset", "tiny", "--out", str(out)]
-    done = CliRunner().invoke(cli.cli, [*words, "--device", "cpu"])
+    done = CliRunner().invoke(cli.cli, [*words[:-1], str(out), "--device", "cpu"])
     assert done.exit_code == 0, done.output
     summary = json.loads((out / "summary.json").read_text())
-    assert set(summary["sites"]) == {"site-1", "site-2"}
-    width, classes, sites, four_bytes = 64, 4, 2, 4
-    head = (width + 1) * classes * sites * four_bytes
+    trained = [json.loads(line)["site"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert len(set(trained)) < len(summary["sites"]) == 3
+    assert all(site["balanced_accuracy"] is not None for site in summary["sites"].values())
+    width, classes, replies, four_bytes = 64, len(summary["classes"]), 1, 4
+    head = (width + 1) * classes * replies * four_bytes
     assert head <= summary["bytes_up_per_round"] < 2 * head  # the head and names around it, nothing more
     assert shown.travels == ("weights",)
+
+
+def test_the_shown_file_is_formatted_and_linted(root: Path) -> None:
+    """`make check` says nothing of it."""
+    for words in (["check"], ["format", "--check"]):
+        line = [sys.executable, "-m", "ruff", *words, "--stdin-filename", str(root / FILE), "-"]
+        done = subprocess.run(line, input=block(root, "python"), cwd=root, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_shown_lines_find_their_place_in_the_table(root: Path) -> None:
+    """The diff's context is the file's."""
+    text = patched((root / TABLE).read_text(encoding="utf-8"), block(root, "diff"))
+    assert "import LGFedAvg\n" in text and '    "lgfedavg": LGFedAvg,\n' in text
+
+
+def make_copy(root: Path, folder: Path) -> None:
+    """What git tracks, with the environment of this one in `.venv`, which `make` takes for its own."""
+    listed = subprocess.run(["git", "-C", str(root), "ls-files", "-z"], capture_output=True, text=True, check=True)
+    for name in filter(None, listed.stdout.split("\0")):
+        if (root / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, folder / name)
+    if (root / ".mypy_cache").is_dir():
+        shutil.copytree(root / ".mypy_cache", folder / ".mypy_cache")
+    for words in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *words], cwd=folder, capture_output=True, check=True)
+    (folder / ".venv").mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        (folder / ".venv" / entry.name).symlink_to(entry)
+    (folder / ".venv/.installed").unlink(missing_ok=True)
+    (folder / ".venv/.installed").touch()
+
+
+@pytest.mark.slow
+def test_the_page_is_followed_in_a_copy(root: Path, tmp_path: Path) -> None:
+    """The file, the two lines, and each command as it is typed ends with status 0."""
+    copy = tmp_path / "copy"
+    make_copy(root, copy)
+    (copy / FILE).write_text(block(root, "python"), encoding="utf-8")
+    (copy / TABLE).write_text(patched((copy / TABLE).read_text(encoding="utf-8"), block(root, "diff")))
+    commands = block(root, "sh").splitlines()
+    assert [command.split()[0] for command in commands] == ["make", "make", ".venv/bin/edgefl-train"]
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    paths = os.pathsep.join(str(copy / package) for package in PACKAGES)
+    environment = {**ours, "PYTHONPATH": paths, "EDGEFL_CACHE": str(tmp_path / "cache"), "MAKEFLAGS": ""}
+    for command in commands:
+        words = ["bash", "-c", command]
+        done = subprocess.run(words, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-6000:]}{done.stderr[-6000:]}"
+        if "-k lgfedavg" in command:
+            passed = re.search(r"(\d+) passed", done.stdout)
+            assert passed and int(passed[1]) >= 30 and "Installing" not in done.stdout, done.stdout[-2000:]
+    assert json.loads((copy / "runs/lgfedavg/summary.json").read_text())["method"] == "lgfedavg"

@@ -192,7 +192,12 @@ class Declaration:
 
 
 class Method(Protocol):
-    """One federated method; see `METHODS` for the table and docs/methods.md for formulas and decisions."""
+    """One federated method; see `METHODS` for the table and docs/methods.md for formulas and decisions.
+
+    Every half is a function of its arguments: the same ones give the same bits, and none of them is changed. A run that
+    resumes calls again what was under way, and arrays that come from a file or a message are read-only. What each half
+    has to accept stands below; docs/design.md 4 names the test of each case.
+    """
 
     family: ClassVar[str]
     paper: ClassVar[str]
@@ -206,19 +211,51 @@ class Method(Protocol):
         """List every exchange of a run, in order."""
 
     def start(self, task: Task, sites: Sequence[str]) -> State:
-        """Make the server's state before the first exchange."""
+        """Make the server's state before the first exchange.
+
+        Also called, and its result dropped, to see whether the method fits a task: a `SettingError` where it does not.
+
+        Args:
+            sites: one or more that are known by then. Some may never take part, others may join later.
+        """
 
     def broadcast(self, state: State, phase: Phase, sites: Sequence[str]) -> Mapping[str, Payload]:
-        """Make what each of `sites` receives at the start of `phase`; it may differ from site to site."""
+        """Make what each of `sites` receives at the start of `phase`; it may differ from site to site.
+
+        Args:
+            state: after the phase before.
+            phase: the next of `phases`; or, after any phase but `warm`, `Phase("final", round + 1)` even where `phases`
+                has none: what the sites make their models of.
+            sites: any members, also those that `start` was not told of or that never replied.
+        """
 
     def local_round(self, site: Site, state: State, broadcast: Payload) -> tuple[State, Payload]:
-        """Do one site's work in one phase. `broadcast` carries the scalars `phase`, `round` and `rounds`."""
+        """Do one site's work in one phase; return its new state and its reply.
+
+        Args:
+            site: it may lack classes and tune rows, and have fewer images than a batch.
+            state: what the last phase left in which the site took part, however many it missed since; empty before its
+                first, which may be any.
+            broadcast: with the scalars `phase`, `round` and `rounds`.
+        """
 
     def aggregate(self, state: State, phase: Phase, replies: Mapping[str, Payload]) -> State:
-        """Make the server's state after `phase`: numpy only, in site-name order, sums in float64."""
+        """Make the server's state after `phase`: numpy only, in site-name order, sums in float64.
+
+        Args:
+            replies: of one site or more, in any order, also of those that `start` was not told of.
+        """
 
     def predictor(self, site: Site, state: State, broadcast: Payload) -> Predictor | None:
-        """Return the model this site would score with now; None where the method makes none."""
+        """Return the model this site would score with now, after any phase but `warm` or at the end.
+
+        None where the method makes no models (`Declaration.encoder`) or has none for a site that the server never met.
+
+        Args:
+            site: it may have no labelled image, if it never trains.
+            state: as in `local_round`; empty for a site that took part in no round, whose model the broadcast makes.
+            broadcast: of `Phase("final", round + 1)`.
+        """
 
 
 def declared(method: Method | type[Method]) -> Declaration:

@@ -1,6 +1,6 @@
 """Small federations in memory: nine tokens, four blocks, a handful of random images whose brightness is the label."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +9,34 @@ import pytest
 from edgefl_protocol import Payload
 from edgefl_trainer.contract import Examples, Method, Phase, Site, State, Task
 from edgefl_trainer.engine.federation import stamped
+from edgefl_trainer.methods import METHODS
 from edgefl_trainer.models.backbones import load_backbone
 
 IMAGE_PX = 36
+RESTING = {"random-init"}  # without a phase: nothing is sent, nothing can be stopped
+MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
+
+# Runs of many rounds are alike for the engine: `make test` plays those of a few methods, and of every new one.
+LATER = {
+    "fedavgpers", "fedclf", "feddistill", "fedmoco", "fedpr", "fedproto", "fedprox", "fedrotation", "fedsimclr",
+    "fedvpt", "fedvpt-deep", "finetune", "head", "local", "local-cl", "p-pt", "pep-fedpt", "pfedpg", "sgpt",
+}  # fmt: skip
+SIBLINGS = {"fedmoco", "local-cl"}  # learn with FedCLF's own loop
+
+
+def tiers(names: Iterable[str], later: Set[str]) -> list[object]:
+    """Parameters in order, those of `later` slow."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in later else []) for name in sorted(names)]
+
+
+@pytest.fixture(params=tiers(METHODS, SIBLINGS))
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture(params=tiers(METHODS.keys() - RESTING, LATER))
+def active(request) -> str:
+    return request.param
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,21 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from tests.trainer.methods.conftest import Exchange, after, play, told
+from tests.trainer.methods.conftest import (
+    MADE_FOR_MEMBERS,
+    RESTING,
+    SIBLINGS,
+    Exchange,
+    after,
+    play,
+    tiers,
+    told,
+)
 
 from edgefl_protocol import Payload
 from edgefl_protocol.rules import travels
@@ -44,10 +53,8 @@ SETTINGS = {
     "momentum_encoder": ("averaged", "local"),
 }  # what may matter
 REFUSED = [("local-cl", {"momentum_encoder": "averaged"})]  # nothing travels
-RESTING = {"random-init"}  # without a phase: nothing is sent, nothing can be stopped
 COUNTED = {"selections", "period.sum", "period.count"}  # of all replies together
 NOTHING_SHARED = {"local", "local-cl", "feddistill", "fedevprompt"}  # the server holds nothing, or each site's own
-MADE_FOR_MEMBERS = {"pfedpg"}  # the server makes prompts from what it knows of a member
 
 
 @dataclass(frozen=True)
@@ -74,29 +81,6 @@ def value_of(settings: object, key: str) -> object:
         if dataclasses.is_dataclass(value) and key in hyper_types(type(value)):
             return value_of(value, key)
     raise KeyError(key)
-
-
-# Runs of many rounds are alike for the engine: `make test` plays those of a few methods, and of every new one.
-LATER = {
-    "fedavgpers", "fedclf", "feddistill", "fedmoco", "fedpr", "fedproto", "fedprox", "fedrotation", "fedsimclr",
-    "fedvpt", "fedvpt-deep", "finetune", "head", "local", "local-cl", "p-pt", "pep-fedpt", "pfedpg", "sgpt",
-}  # fmt: skip
-SIBLINGS = {"fedmoco", "local-cl"}  # learn with FedCLF's own loop
-
-
-def tiers(names: Iterable[str], later: Set[str]) -> list[object]:
-    """Parameters in order, those of `later` slow."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if name in later else []) for name in sorted(names)]
-
-
-@pytest.fixture(params=tiers(METHODS, SIBLINGS))
-def name(request) -> str:
-    return request.param
-
-
-@pytest.fixture(params=tiers(METHODS.keys() - RESTING, LATER))
-def active(request) -> str:
-    return request.param
 
 
 @pytest.fixture(scope="module")
