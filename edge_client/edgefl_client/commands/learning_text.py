@@ -125,21 +125,21 @@ def learned_text(found: Mapping[str, Any], goes_on: str) -> str:
     if found["state"] == "paused":
         where = f"round {found['round']}, epoch {found['epoch'] + 1} of {found['epochs']}"
         return f"stopped in {where}: {found['reason']}; {goes_on}"
-    learned, gate = f"round {found['round']} learned from {found['learned_from']} pictures", found["gate"]
-    if gate is None:
-        return learned
-    figures = (
-        f"balanced accuracy on {gate['held_back']} pictures held back: {gate['personal_balanced_accuracy']:.3f}, the "
-        f"bundle's {gate['bundle_balanced_accuracy']:.3f}; wrong without a referral: "
-        f"{gate['personal_wrong_not_referred']}, the bundle's {gate['bundle_wrong_not_referred']}"
-    )
-    return f"{learned}; {figures}: {_verdict(found)}"
+    learned = f"round {found['round']} learned from {found['learned_from']} pictures"
+    return learned if found["gate"] is None else f"{learned}: {_verdict(found)}"
+
+
+def gate_lines(found: Mapping[str, Any]) -> str:
+    """Write the figures of the gate, each on a line that is begun; empty where nothing was judged."""
+    from edgefl_client.scoring.gate_words import gate_table
+
+    return f"\n{gate_table(found['gate'])}" if found.get("gate") else ""
 
 
 def _verdict(found: Mapping[str, Any]) -> str:
     """What is scored with from now on, and which classes that never names."""
     used, passed = found["in_use"], found["gate"]["passed"]
-    said = "personal values are in use from now on" if passed else "not as good as the bundle, so not used"
+    said = "personal values are in use from now on" if passed else "the new values are not used"
     if used["kind"] == "personal" and not passed:
         said += f"; the personal values of round {used['round']} stay in use"
     if used["never_named"]:

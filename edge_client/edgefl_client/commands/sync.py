@@ -10,6 +10,7 @@ import click
 
 from edgefl_client.commands.learning_text import (
     clear_line,
+    gate_lines,
     learned_text,
     limits_of,
     limits_options,
@@ -136,4 +137,4 @@ def sync_text(found: dict[str, Any]) -> str:
         parts.append(f"broadcast: {got['error']['message']}" if got["error"] else f"{here} of others here")
     parts.append("1 item waits" if found["waiting"] == 1 else f"{found['waiting']} items wait")
     parts += [found["round"]["stuck"]] if found["round"]["stuck"] else []
-    return "; ".join(parts)
+    return "; ".join(parts) + (gate_lines(learned) if learned is not None else "")

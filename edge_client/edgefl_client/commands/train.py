@@ -10,6 +10,7 @@ import click
 
 from edgefl_client.commands.learning_text import (
     clear_line,
+    gate_lines,
     learned_text,
     limits_of,
     limits_options,
@@ -99,7 +100,8 @@ def train(context: click.Context, /, as_json: bool, home_dir: str | None, **give
             report({"state": "paused", "reason": paused.reason}, as_json, f"stopped before learning: {paused.reason}")
             return
     clear_line()
-    report(found, as_json, learned_text(found, "the same command goes on from there"))
+    text = learned_text(found, "the same command goes on from there") + gate_lines(found)
+    report(found, as_json, text)
 
 
 def _membership(home: "Home", bundle: "Bundle") -> "tuple[str | None, Payload | None]":

@@ -70,14 +70,24 @@ def check_personal(home: Home) -> Iterator[Finding]:
     if not home.learning.exists():
         yield Finding(check="personal", state="ok", found="nothing was learned on this device")
         return
+    from edgefl_client.scoring.gate_words import gate_line
     from edgefl_client.scoring.personal import kept_personal
     from edgefl_client.trust import models
 
     state = kept_personal(home)
     if state is None:
         yield Finding(check="personal", state="ok", found="no values learned here have passed their gate")
+    elif state.verdict is None:
+        yield Finding(
+            check="personal", state="warn",
+            found="the values learned here are from before the gate counted referrals, so none are used",
+            advice="learn a round, which is judged anew: edgefl train; or forget them: edgefl advanced personal remove",
+        )  # fmt: skip
     elif home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256:
-        yield Finding(check="personal", state="ok", found=f"values of round {state.round} passed their gate")
+        yield Finding(
+            check="personal", state="ok", found=f"values of round {state.round} passed their gate",
+            detail=gate_line(state.verdict.to_json()),
+        )  # fmt: skip
     else:
         yield Finding(
             check="personal", state="warn", found="the values learned here belong to another bundle, so none are used",

@@ -15,6 +15,8 @@ from edgefl_protocol.durable import read_bounded
 from edgefl_protocol.errors import BundleError, StorageError
 from edgefl_protocol.payload import digest
 
+LEARN_AGAIN = "edgefl train or edgefl sync learns a round and judges it anew"
+
 
 def run_status(device: Device, *, online: bool) -> dict[str, Any]:
     """Collect what this device is and has; ask the coordinator only where `online`."""
@@ -95,14 +97,14 @@ def personal_facts(home: Home) -> dict[str, Any] | None:
     state = kept_personal(home)
     if state is None:
         return None
-    in_use = home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256
+    theirs = home.current_file.exists() and models.current_file(home).stem == state.bundle_sha256
     return {
-        "in_use": in_use,
+        "in_use": theirs and state.passed,
         "bundle_sha256": state.bundle_sha256,
         "sha256": digest(state.weights),
         "round": state.round,
         "images": state.images,
-        "gate": state.verdict.to_json(),
+        "gate": None if state.verdict is None else state.verdict.to_json(),
     }
 
 
@@ -161,11 +163,13 @@ def _model_text(model: dict[str, Any] | None) -> str:
 
 def weights_text(personal: dict[str, Any] | None) -> str:
     """Say which values `edgefl score` uses unless it is told otherwise."""
+    from edgefl_client.scoring.gate_words import gate_line
+
     if personal is None:
         return "the bundle's"
     learned = f"round {personal['round']}, learned from {personal['images']} pictures"
     if personal["in_use"]:
-        gate = personal["gate"]
-        figures = f"{gate['personal_balanced_accuracy']:.3f}, the bundle's {gate['bundle_balanced_accuracy']:.3f}"
-        return f"personal, {learned}; balanced accuracy on {gate['held_back']} pictures held back: {figures}"
+        return f"personal, {learned}; {gate_line(personal['gate'])}"
+    if personal["gate"] is None:
+        return f"the bundle's; personal ones of {learned}, are from before the gate counted referrals: {LEARN_AGAIN}"
     return f"the bundle's; personal ones of {learned} belong to the bundle {personal['bundle_sha256'][:12]}"

@@ -1,15 +1,19 @@
-"""The gate: personal values are used only where they are at least as good as the bundle's on pictures held back.
+"""The gate: bundle and personal values answer for the pictures held back; `GateVerdict` says who may be used.
 
-The measure is balanced accuracy of both on the same pictures, at least 20 of each class. A picture for which nothing is
-predicted, or no finite number comes, counts as not recognised. Both choose among the same classes, those of the table:
-personal values name no other, and a bundle of eight classes must not lose to one of two for naming one that could not
-occur.
+Two questions are put to each.
 
-Beside the rule the gate tells how many pictures were predicted wrongly without being referred. It takes the threshold
-of the card, which was fitted to the bundle's values. Source: docs/design.md 7, personal values.
+* *Which class of the table is it?* Both choose among the same classes: a bundle of eight classes must not lose to one
+  of two for naming one that could not occur. The measure is balanced accuracy of all pictures.
+* *What would `edgefl score` say?* Each names its own classes, under all the referral rules with the thresholds of the
+  card. Counted is how many pictures are referred, and how right the others are told.
+
+A picture without a prediction, or with numbers that are not finite, is not recognised and is referred. One that the
+gate before the model refers is referred by both. Where no class is known to be benign, `suspicious_class` refers every
+picture and says nothing of either: then it is left out. Source: docs/decisions/0042, docs/design.md 7.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,13 +22,23 @@ from numpy.typing import NDArray
 
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import run_graph
-from edgefl_client.scoring.gate_verdict import GateVerdict
+from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.bundle.model_card import referral_rules
 from edgefl_protocol.pictures.referral import Measures, ReferralRules, predicted_class, refer_reasons
 from edgefl_protocol.rules.accuracy import balanced_accuracy
 
 BATCH = 8
+_ASKED = ("probabilities", "vacuity", "dissonance")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Question:
+    """How a set of values is asked."""
+
+    among: Sequence[bool]  # per class, whether both may choose it
+    seen: Sequence[bool]  # per class, whether these values may name it in a score
+    rules: ReferralRules
 
 
 def judge(
@@ -41,39 +55,76 @@ def judge(
         seen: per class, whether the personal values were learned on it.
         report: called with the number of pictures scored so far, of both together.
     """
+    rules, class_rule = _rules(bundle)
     common = [ours and theirs for ours, theirs in zip(seen, bundle.labels.seen, strict=True)]
-    rules = referral_rules(bundle.labels, bundle.card)
-    own, told = _predict(graph, bundle.weights, common, rules, held, report)
-    learned, said = _predict(graph, personal, seen, rules, held, lambda done: report(len(held) + done))
+    theirs = _Question(among=common, seen=bundle.labels.seen, rules=rules)
+    ours = _Question(among=seen, seen=seen, rules=rules)
     counts = np.bincount(held.labels)
     return GateVerdict(
-        bundle=balanced_accuracy(own, held.labels) or 0.0,
-        personal=balanced_accuracy(learned, held.labels) or 0.0,
+        bundle=_answers(graph, bundle.weights, theirs, held, report),
+        personal=_answers(graph, personal, ours, held, lambda done: report(len(held) + done)),
         held=len(held),
         least_of_a_class=int(counts[counts > 0].min()),
-        bundle_unnoticed=int(np.count_nonzero(told & (own != held.labels))),
-        personal_unnoticed=int(np.count_nonzero(said & (learned != held.labels))),
+        class_rule=class_rule,
     )
 
 
-def _predict(
+def class_weighted_accuracy(
+    right: NDArray[np.bool_], asked: NDArray[np.bool_], labels: NDArray[np.int64]
+) -> float | None:
+    """Return the share of `right` among the rows `asked`, each class with the same weight; None where none is asked.
+
+    A row weighs 1 / (rows of its class, asked or not). Where all are asked that is balanced accuracy. Weights from the
+    rows asked alone would let the only melanoma among thirty moles count as much as all of them.
+
+    Args:
+        labels: class index of each row, (n,).
+    """
+    weights = 1.0 / np.bincount(labels)[labels]
+    return float(weights[asked & right].sum() / weights[asked].sum()) if asked.any() else None
+
+
+def _rules(bundle: Bundle) -> tuple[ReferralRules, bool]:
+    """The bundle's rules, and whether `suspicious_class` is one of them: it is left out where it always refers."""
+    rules = referral_rules(bundle.labels, bundle.card)
+    if rules.suspicious is not None and not all(rules.suspicious):
+        return rules, True
+    return replace(rules, suspicious=(False,) * len(bundle.labels.classes), suspicious_from=None), False
+
+
+def _answers(
     graph: onnxruntime.InferenceSession,
     weights: Mapping[str, NDArray[Any]],
-    seen: Sequence[bool],
-    rules: ReferralRules,
+    question: _Question,
     rows: PreparedRows,
     report: Callable[[int], None],
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the predicted class of each row, −1 for none, (n,); whether it would be told without a referral, (n,)."""
-    predicted, told = np.full(len(rows), -1, np.int64), np.zeros(len(rows), np.bool_)
+) -> Answers:
+    """Score the rows and count."""
+    chosen, named = (np.full(len(rows), -1, np.int64) for _ in range(2))  # -1: none
+    told = np.zeros(len(rows), np.bool_)  # not referred
     for start in range(0, len(rows), BATCH):
         images = rows.images[start : start + BATCH]
-        found = run_graph(graph, ("probabilities", "vacuity"), {"image": images, **weights}, "the model")
-        for row, (values, known) in enumerate(zip(found["probabilities"], found["vacuity"], strict=True), start=start):
-            measures = Measures(probabilities=values, vacuity=float(known), dissonance=None, entropy_nats=0.0)
-            index = predicted_class(measures, seen)
-            if index is not None and np.isfinite(values).all() and np.isfinite(known):
-                predicted[row] = index
-                told[row] = not refer_reasons(measures, seen, rules, gate=(), expired=None)
+        found = run_graph(graph, _ASKED, {"image": images, **weights}, "the model")
+        for row, outputs in enumerate(zip(*(found[name] for name in _ASKED), strict=True), start=start):
+            if not all(np.isfinite(output).all() for output in outputs):
+                continue
+            values, vacuity, dissonance = outputs
+            measures = Measures(
+                probabilities=values, vacuity=float(vacuity), dissonance=float(dissonance), entropy_nats=0.0
+            )
+            chosen[row], named[row] = (_index(measures, seen) for seen in (question.among, question.seen))
+            reasons = refer_reasons(measures, question.seen, question.rules, gate=(), expired=None)
+            told[row] = not reasons and row not in rows.unfit
         report(min(start + BATCH, len(rows)))
-    return predicted, told
+    right = named == rows.labels
+    return Answers(
+        balanced_accuracy=balanced_accuracy(chosen, rows.labels) or 0.0,
+        referred=int(np.count_nonzero(~told)),
+        balanced_accuracy_not_referred=class_weighted_accuracy(right, told, rows.labels),
+        wrong_not_referred=int(np.count_nonzero(told & ~right)),
+    )
+
+
+def _index(measures: Measures, seen: Sequence[bool]) -> int:
+    index = predicted_class(measures, seen)
+    return -1 if index is None else index

@@ -36,7 +36,7 @@ class Told:
 
 def keep_judged(home: Home, told: Told) -> None:
     """Keep what passed its gate, for scoring."""
-    if told.judged is not None and told.judged.verdict.passed:
+    if told.judged is not None and told.judged.passed:
         save_personal(home, told.judged)
 
 
@@ -72,7 +72,7 @@ def round_facts(
         "peak_memory_mib": round(told.options.limits.memory(), 1),
         "weights_sha256": None if judged is None else digest(judged.weights),
         "state_sha256": None if after is None else digest(dict(after)),
-        "gate": None if judged is None else judged.verdict.to_json(),
+        "gate": None if judged is None or judged.verdict is None else judged.verdict.to_json(),
         "in_use": {
             "kind": "bundle" if kept is None else "personal",
             "round": None if kept is None else kept.round,

@@ -1,8 +1,9 @@
 """The values a device learned for itself, kept only after they passed their gate.
 
 Guarantees: a `PersonalState` that `load_personal` gives belongs to exactly this bundle (by the SHA-256 of its file, so
-by federation and version too), has the bundle's tensors in their shapes, is bit for bit what was kept, and was at least
-as good as the bundle on the pictures held back. Source: docs/design.md 7, personal values.
+by federation and version too), has the bundle's tensors in their shapes, is bit for bit what was kept, and passed its
+gate (`gate_verdict`). Values from before the gate looked at referrals have no verdict: they are told of and not used
+until a round of learning is judged. Source: docs/design.md 7, personal values.
 """
 
 import json
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgefl_client.home import Home
 from edgefl_client.scoring.checked_file import read_checked, write_checked
-from edgefl_client.scoring.gate_verdict import GateVerdict
+from edgefl_client.scoring.gate_verdict import Answers, GateVerdict
 from edgefl_protocol.bundle import Bundle
 from edgefl_protocol.errors import PayloadError, StorageError
 from edgefl_protocol.payload import Payload
@@ -29,9 +30,14 @@ class PersonalState:
     bundle_sha256: str  # of the bundle's file
     weights: Mapping[str, NDArray[Any]]  # tensors by name, the scoring graph's inputs besides `image`
     seen: tuple[bool, ...]  # per class, whether this device's own training rows held it
-    verdict: GateVerdict  # what the gate found
+    verdict: GateVerdict | None  # what the gate found; None of values from before it looked at referrals
     images: int  # pictures learned from
     round: int  # of learning that gave them
+
+    @property
+    def passed(self) -> bool:
+        """Whether they may be used and shared."""
+        return self.verdict is not None and self.verdict.passed
 
 
 def save_personal(home: Home, state: PersonalState) -> None:
@@ -40,27 +46,27 @@ def save_personal(home: Home, state: PersonalState) -> None:
     Raises:
         ValueError: they did not pass.
     """
-    if not state.verdict.passed:
+    verdict = state.verdict
+    if verdict is None or not verdict.passed:
         raise ValueError("values that failed their gate are not kept")
     scalars: dict[str, int | float | str] = {
         "bundle_sha256": state.bundle_sha256,
         "seen": json.dumps(list(state.seen)),
         "images": state.images,
         "round": state.round,
-        "held": state.verdict.held,
-        "least_of_a_class": state.verdict.least_of_a_class,
-        "bundle_balanced_accuracy": state.verdict.bundle,
-        "personal_balanced_accuracy": state.verdict.personal,
-        "bundle_unnoticed": state.verdict.bundle_unnoticed,
-        "personal_unnoticed": state.verdict.personal_unnoticed,
+        "held": verdict.held,
+        "least_of_a_class": verdict.least_of_a_class,
+        "class_rule": int(verdict.class_rule),
+        **_facts_of("bundle", verdict.bundle),
+        **_facts_of("personal", verdict.personal),
     }
     write_checked(home.prepare(home.learning) / PERSONAL, Payload(state.weights, scalars))
 
 
 def load_personal(home: Home, bundle: Bundle) -> PersonalState | None:
-    """Load the personal values for a bundle, None where none passed."""
+    """Load the personal values for a bundle, None where none passed the gate of today."""
     state = kept_personal(home)
-    if state is None or state.bundle_sha256 != bundle.sha256:
+    if state is None or state.bundle_sha256 != bundle.sha256 or not state.passed:
         return None
     shapes = {name: (value.dtype, value.shape) for name, value in bundle.weights.items()}
     found = {name: (value.dtype, value.shape) for name, value in state.weights.items()}
@@ -78,28 +84,50 @@ def kept_personal(home: Home) -> PersonalState | None:
         state = _read(read_checked(file))
     except (PayloadError, KeyError, TypeError, ValueError) as error:
         raise _damaged(home) from error
-    if not state.verdict.passed:
+    if state.verdict is not None and not state.passed:
         raise _damaged(home)
     return state
 
 
 def _read(payload: Payload) -> PersonalState:
     facts = payload.scalars
-    verdict = GateVerdict(
-        bundle=float(facts["bundle_balanced_accuracy"]),
-        personal=float(facts["personal_balanced_accuracy"]),
-        held=int(facts["held"]),
-        least_of_a_class=int(facts["least_of_a_class"]),
-        bundle_unnoticed=int(facts["bundle_unnoticed"]),
-        personal_unnoticed=int(facts["personal_unnoticed"]),
-    )
     return PersonalState(
         bundle_sha256=str(facts["bundle_sha256"]),
         weights=payload.arrays,
         seen=tuple(bool(value) for value in json.loads(str(facts["seen"]))),
-        verdict=verdict,
+        verdict=_verdict(facts) if "class_rule" in facts else None,
         images=int(facts["images"]),
         round=int(facts["round"]),
+    )
+
+
+def _facts_of(whose: str, found: Answers) -> dict[str, float | int]:
+    """Write one half of a verdict; an accuracy that nothing was told for is left out."""
+    facts: dict[str, float | int] = {
+        f"{whose}_balanced_accuracy": found.balanced_accuracy,
+        f"{whose}_referred": found.referred,
+        f"{whose}_unnoticed": found.wrong_not_referred,
+    }
+    told = found.balanced_accuracy_not_referred
+    return facts if told is None else {**facts, f"{whose}_balanced_accuracy_not_referred": told}
+
+
+def _verdict(facts: Mapping[str, float | int | str]) -> GateVerdict:
+    def answers(whose: str) -> Answers:
+        told = facts.get(f"{whose}_balanced_accuracy_not_referred")
+        return Answers(
+            balanced_accuracy=float(facts[f"{whose}_balanced_accuracy"]),
+            referred=int(facts[f"{whose}_referred"]),
+            balanced_accuracy_not_referred=None if told is None else float(told),
+            wrong_not_referred=int(facts[f"{whose}_unnoticed"]),
+        )
+
+    return GateVerdict(
+        bundle=answers("bundle"),
+        personal=answers("personal"),
+        held=int(facts["held"]),
+        least_of_a_class=int(facts["least_of_a_class"]),
+        class_rule=bool(facts["class_rule"]),
     )
 
 

@@ -1,22 +1,13 @@
 """The gate: bundle against personal values on the pictures held back."""
 
-from dataclasses import replace
-
 import numpy as np
+import pytest
 
 from edgefl_client.learning.gate import judge
 from edgefl_client.learning.picture_rows import PreparedRows
 from edgefl_client.runtime import load_graph
-from edgefl_client.scoring.gate_verdict import GateVerdict
-
-
-def test_equal_is_enough_and_too_few_pictures_are_not():
-    """docs/design.md 7: not below the bundle's balanced accuracy, on at least 20 pictures of each class."""
-    verdict = GateVerdict(
-        bundle=0.7, personal=0.7, held=40, least_of_a_class=20, bundle_unnoticed=0, personal_unnoticed=0
-    )  # fmt: skip
-    assert verdict.passed and not replace(verdict, personal=0.699).passed
-    assert not replace(verdict, least_of_a_class=19).passed
+from edgefl_protocol.pictures.class_info import KNOWN, ClassInfo
+from edgefl_protocol.pictures.referral import Suspicion
 
 
 def test_gate_asks_both_the_same_question(make_bundle):
@@ -29,8 +20,12 @@ def test_gate_asks_both_the_same_question(make_bundle):
     held = PreparedRows(images, np.repeat([0, 1], 20), ("",) * 40)
     graph = load_graph(bundle.score_onnx, 1)
     verdict = judge(graph, bundle, bundle.weights, (True, True, False), held)
-    assert (verdict.bundle, verdict.personal) == (1.0, 1.0)
-    assert judge(graph, bundle, bundle.weights, (True, True, True), held).bundle == 0.5  # it does prefer BCC
+    assert (verdict.bundle.balanced_accuracy, verdict.personal.balanced_accuracy) == (1.0, 1.0)
+    wide_question = judge(graph, bundle, bundle.weights, (True, True, True), held)
+    assert wide_question.bundle.balanced_accuracy == 0.5  # it does prefer BCC
+    # What a score would say: the bundle calls all moles BCC, the values that never saw BCC refer them.
+    assert (verdict.bundle.referred, verdict.bundle.wrong_not_referred) == (0, 20)
+    assert (verdict.personal.referred, verdict.personal.wrong_not_referred) == (20, 0)
 
 
 def test_gate_tells_what_would_be_wrong_without_a_word(make_bundle):
@@ -46,7 +41,88 @@ def test_gate_tells_what_would_be_wrong_without_a_word(make_bundle):
     bundle = make_bundle(refer_above=0.5, **{name.replace(".", "__"): value for name, value in unsure.items()})
     graph = load_graph(bundle.score_onnx, 1)
     verdict = judge(graph, bundle, sure, (True, True, True), held)
-    assert (verdict.bundle, verdict.personal) == (0.5, 0.5)
-    assert (verdict.bundle_unnoticed, verdict.personal_unnoticed) == (0, 20)
+    assert (verdict.bundle.balanced_accuracy, verdict.personal.balanced_accuracy) == (0.5, 0.5)
+    assert (verdict.bundle.wrong_not_referred, verdict.personal.wrong_not_referred) == (0, 20)
+    assert (verdict.bundle.referred, verdict.personal.referred) == (40, 0)
     wild = judge(graph, bundle, values(3e38) | {"prior": np.full(3, 3e38, np.float32)}, (True, True, True), held)
-    assert (wild.personal, wild.personal_unnoticed, wild.passed) == (0, 0, False)
+    found = wild.personal
+    assert (found.balanced_accuracy, found.referred, found.wrong_not_referred, wild.passed) == (0, 40, 0, False)
+
+
+def reds(each=45):
+    """Pictures of melanomas, black, and of moles, red."""
+    images = np.zeros((2 * each, 24, 24, 3), np.uint8)
+    images[each:, :, :, 0] = 255
+    return PreparedRows(images, np.repeat([0, 1], each), ("",) * (2 * each))
+
+
+def by_red(slope: float, edge: float) -> dict[str, np.ndarray]:
+    """Values that call a picture a mole where its red is above `edge`, the surer the further from it."""
+    weight = np.array([[-slope, 0, 0], [slope, 0, 0], [0, 0, 0]], np.float32)
+    bias = np.array([slope * edge, -slope * edge, -50], np.float32)
+    values = {"head.weight": weight, "head.bias": bias, "prior": np.full(3, 0.1, np.float32)}
+    return values | {"temperature": np.asarray(1, np.float32)}
+
+
+def described(make_bundle, info=KNOWN, **changes):
+    """A bundle that tells moles from melanomas at half red, with class information of its classes."""
+    names = ("MEL", "NV", "BCC")
+    weights = {name.replace(".", "__"): value for name, value in by_red(40, 0.25).items()}
+    return make_bundle(info=None if info is None else {name: info[name] for name in names}, **weights, **changes)
+
+
+def test_values_that_refer_88_of_90_are_refused(make_bundle):
+    """Every class is recognised and none is wrong without a referral, yet only two moles of 45 get an answer."""
+    bundle, held = described(make_bundle, suspicion=suspicion(0.3)), reds()
+    held.images[-2:, :, :, 1] = 255  # two moles that even these values are sure of, by their green
+    weight = np.array([[0, -9, 0], [2, 9, 0], [0, 0, 0]], np.float32)  # red alone: a mole, melanoma above 0.3
+    timid = by_red(0, 0) | {"head.weight": weight, "head.bias": np.array([8, 7, -50], np.float32)}
+    verdict = judge(load_graph(bundle.score_onnx, 1), bundle, timid, (True, True, False), held)
+    assert (verdict.held, verdict.personal.referred, verdict.bundle.referred) == (90, 88, 45)
+    assert verdict.personal.wrong_not_referred == verdict.bundle.wrong_not_referred == 0
+    assert verdict.personal.balanced_accuracy == verdict.bundle.balanced_accuracy == 1.0
+    assert verdict.refused_for == ("referrals",)
+
+
+def suspicion(threshold):
+    return Suspicion(
+        threshold=threshold, sensitivity=0.95, specificity=0.5, suspicious=20, benign=20, statement="chosen by a test"
+    )
+
+
+@pytest.mark.parametrize("info", [None, dict.fromkeys(KNOWN, ClassInfo("It", "Nobody knows.", "unknown"))])
+def test_where_every_picture_is_referred_the_other_rules_judge(make_bundle, info):
+    """Without a class known to be benign `suspicious_class` always refers; it would make all values alike."""
+    bundle, held = described(make_bundle, info, refer_above=0.5), reds()
+    graph = load_graph(bundle.score_onnx, 1)
+    same = judge(graph, bundle, bundle.weights, (True, True, True), held)
+    assert same.passed and not same.class_rule and same.bundle.referred == 0
+    unsure = judge(graph, bundle, by_red(0.1, 0.25), (True, True, True), held)
+    assert unsure.personal.referred == 90 and "referrals" in unsure.refused_for
+    known = described(make_bundle)
+    assert judge(graph, known, known.weights, (True, True, True), held).class_rule
+
+
+def test_a_threshold_of_the_suspicious_classes_counts(make_bundle):
+    """A mole is predicted, and its probability of melanoma is above the threshold that the card states."""
+    held, values = reds(), by_red(4, 0.25)
+    referred = {}
+    for threshold in (None, 0.01):
+        bundle = described(make_bundle, suspicion=suspicion(threshold))
+        graph = load_graph(bundle.score_onnx, 1)
+        referred[threshold] = judge(graph, bundle, values, (True, True, True), held).personal.referred
+    assert referred == {None: 45, 0.01: 90}
+
+
+def test_dissonance_and_the_gate_before_the_model_count(make_bundle):
+    """All referral rules: conflicting evidence above the card's threshold; what is referred before the model."""
+    held = reds()
+    torn = by_red(0, 0)
+    torn["head.bias"] = np.array([50, 51, -50], np.float32)  # much evidence for two classes: called moles
+    plain, strict = (described(make_bundle, metrics=given) for given in ({}, {"refer_dissonance_above": 0.5}))
+    graph = load_graph(plain.score_onnx, 1)
+    assert judge(graph, plain, torn, (True, True, True), held).personal.referred == 0
+    assert judge(graph, strict, torn, (True, True, True), held).personal.referred == 90
+    blurred = PreparedRows(held.images, held.labels, held.groups, frozenset(range(45, 55)))
+    found = judge(graph, plain, plain.weights, (True, True, True), blurred)
+    assert (found.personal.referred, found.bundle.referred) == (55, 55)

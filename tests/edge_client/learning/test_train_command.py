@@ -7,13 +7,16 @@ from click.testing import CliRunner
 from PIL import Image
 
 from edgefl_client.cli import cli
+from edgefl_client.doctor.home_checks import check_personal
 from edgefl_client.doctor.status import run_status, status_text
 from edgefl_client.learning.options import TrainOptions
 from edgefl_client.learning.round_alone import run_train
-from edgefl_client.scoring.personal import load_personal
+from edgefl_client.scoring.checked_file import read_checked, write_checked
+from edgefl_client.scoring.personal import PERSONAL, load_personal
 from edgefl_client.sharing.enrolled_device import Device
 from edgefl_client.trust.models import install
 from edgefl_protocol.bundle import Bundle, load_bundle
+from edgefl_protocol.payload import Payload
 
 
 @pytest.fixture
@@ -56,7 +59,7 @@ def test_minutes_pause_a_round(call, labels):
     """A limit ends the command with 0 and one sentence; the same command goes on."""
     paused = call("train", "--labels", labels, "--minutes", "0.0000001")
     assert paused.exit_code == 0 and "the same command goes on from there" in paused.stdout
-    assert "balanced accuracy on 40 pictures held back" in call("train", "--labels", labels).stdout
+    assert "\n40 pictures held back " in call("train", "--labels", labels).stdout
     for option, value in (("--minutes", "0"), ("--minutes", "nan"), ("--checkpoint-every", "nan")):
         assert call("train", "--labels", labels, option, value).exit_code == 2  # nan would never stop, never save
 
@@ -86,6 +89,34 @@ def test_too_few_pictures_are_named(call, school, tmp_path):
     assert call("train", "--labels", one).exception.code == "few_images"
 
 
+def test_values_from_before_the_gate_counted_referrals_are_told_of_and_not_used(labels, school, lab, home):
+    """A home of an earlier version opens; its values wait for a round that is judged, and status and doctor say so."""
+    data = school.learning_bytes()
+    bundle = load_bundle(data, [lab.SIGNER.public], lab.NOW_MS)
+    install(home, data, bundle)
+    run_train(home, bundle, labels, TrainOptions(threads=1, epochs=60))
+    file = home.learning / PERSONAL
+    kept = read_checked(file)
+    before = {  # what version 0.1 before decision 0042 wrote
+        "bundle_sha256", "seen", "images", "round", "held", "least_of_a_class", "bundle_balanced_accuracy",
+        "personal_balanced_accuracy", "bundle_unnoticed", "personal_unnoticed",
+    }  # fmt: skip
+    write_checked(file, Payload(kept.arrays, {key: kept.scalars[key] for key in before}))
+    assert load_personal(home, bundle) is None
+    report = run_status(Device(home=home), online=False)
+    assert (report["personal"]["in_use"], report["personal"]["gate"]) == (False, None)
+    assert (
+        "weights: the bundle's; personal ones of round 1, learned from 14 pictures, are from before the gate counted "
+        "referrals: edgefl train or edgefl sync learns a round and judges it anew" in status_text(report)
+    )
+    (found,) = check_personal(home)
+    assert found.state == "warn" and "before the gate counted referrals" in found.found and found.advice is not None
+    assert run_train(home, bundle, labels, TrainOptions(threads=1))["gate"]["passed"]
+    assert load_personal(home, bundle).round == 2
+    (found,) = check_personal(home)
+    assert found.state == "ok" and "referred" in found.detail
+
+
 def test_status_tells_which_values_are_in_use(labels, school, lab, home):
     """docs/design.md 7: what was learned is used with its very bundle, and with no newer one."""
     device = Device(home=home)
@@ -101,7 +132,8 @@ def test_status_tells_which_values_are_in_use(labels, school, lab, home):
     first = use(school.learning_bytes())
     assert weights() == "weights: the bundle's"
     found = run_train(home, first, labels, TrainOptions(threads=1, epochs=60))
-    assert weights().startswith("weights: personal, round 1, learned from 14 pictures; balanced accuracy on 40")
+    assert weights().startswith("weights: personal, round 1, learned from 14 pictures; on 40 pictures held back")
+    assert ", referred " in weights() and ", balanced accuracy of those not referred " in weights()
     report = run_status(device, online=False)["personal"]
     assert (report["in_use"], report["sha256"], report["gate"]) == (True, found["weights_sha256"], found["gate"])
     newer = use(school.learning_bytes({"version": 2}))
