@@ -158,12 +158,14 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
         OperatorError: a setting or value that the run's method does not have, or weights that do not travel.
         EdgeflError: it is not the directory of a finished run.
     """
+    from edgefl_trainer.data.tasks import task_word
     from edgefl_trainer.engine.models import open_run
 
     finished = open_run(run)
     settings = finished.settings
-    head = {"name": settings.task, "classes": list(finished.classes), "seed": settings.seed, "epochs": settings.epochs}
-    table = {**head, **_method_table(settings.method, settings.hyper, assignments)}
+    head = {"name": task_word(settings.task), "classes": list(finished.classes)}
+    length = {"seed": settings.seed, "epochs": settings.epochs}
+    table = {**head, **length, **_method_table(settings.method, settings.hyper, assignments)}
     spec = finished.backbone.spec
     if _learns_network(settings.method):  # it begins as the run did, with a fresh one
         backbone = _backbone_table(settings.method, settings.backbone, spec.image_px, settings.seed)

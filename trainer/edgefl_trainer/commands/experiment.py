@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--parts", metavar="A,B,…", help="Only these parts of the table.  [default: all]")
 @click.option("--seeds", metavar="N,N,…", default="0", show_default=True, help="Seeds of the runs.")
 @click.option("--data", multiple=True, metavar="SPEC", help="Other data than the file's, for every part; repeatable.")
-@click.option("--task", type=click.Choice(["all", "nevus"]), help="Instead of the file's.")
+@shared.task("the file's")
 @click.option("--backbone", metavar="NAME", help="Instead of the file's; see `edgefl-train run --help`.")
 @click.option("--image-px", type=click.IntRange(min=1), metavar="PX", help="Instead of the file's.")
 @click.option("--balance", type=click.Choice(["none", "class"]), help="Instead of the file's.")

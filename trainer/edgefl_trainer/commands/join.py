@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
 from edgefl_trainer.commands.stopping import tells_how_to_go_on
@@ -32,6 +33,12 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
     "--backbone",
     metavar="NAME",
     help="Your copy of the federation's network, as in `run`.  [default: the name that the task gives]",
+)
+@click.option(
+    "--task",
+    metavar=shared.TASK_FORM,
+    help="How this site's classes become the federation's: such as mal=MEL,BCC:rest where those are mal and rest.  "
+    "[default: they have the federation's names, or its task is nevus]",
 )
 @click.option("--classes", metavar="A,B,…", help="Use only images of these classes.")
 @click.option(
@@ -94,6 +101,7 @@ def join(
         say=lambda line: click.echo(line, err=True),
         options=SiteOptions(
             site=options.pop("site") or "",
+            task=options.pop("task") or "",
             backbone=options.pop("backbone") or "",
             classes=names(classes) if classes else (),
             **options,

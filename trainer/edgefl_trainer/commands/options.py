@@ -1,10 +1,21 @@
 """Options that several commands take, and how a list of names is written."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 out = click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+TASK_FORM = "all|nevus|NAME=A,B:REST"
+TASK_HELP = "Classes of the data; nevus against other; or classes A and B as one, NAME, against REST, all the others."
+
+
+def task(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make `--task`; `default` says in words what holds where it is not given."""
+    return click.option("--task", metavar=TASK_FORM, help=f"{TASK_HELP}  [default: {default}]")
+
+
 participation = click.option(
     "--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]"
 )

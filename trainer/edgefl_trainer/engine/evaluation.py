@@ -58,6 +58,7 @@ def evaluate(
         data,
         image_px=run.backbone.spec.image_px,
         task=run.settings.task,
+        whole_task=False,
         classes=run.settings.classes or None,
         seed=run.settings.seed,
         partition=_partition_of(run),
