@@ -51,7 +51,7 @@ def test_method_and_numbers_are_the_coordinators_and_rows_the_sites() -> None:
 
 
 def test_a_site_gathers_its_classes_into_the_federations() -> None:
-    """docs/reference/data.md: the coordinator of a run of groups knows their names, the site which classes they hold."""
+    """docs/reference/data.md: the coordinator knows the names of the groups, the site which classes they hold."""
     mine = replace(OPTIONS, task="mal=MEL,BCC,SCC:rest")  # it has no SCC
     work = prepare(told(task="mal-rest", classes=("mal", "rest")), mine)
     plain = prepare(told(task="all", classes=CLASSES), OPTIONS)
