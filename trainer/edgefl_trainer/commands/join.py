@@ -107,10 +107,17 @@ def join(
             **options,
         ),
     )
-    given = call.invite  # it is used up once the site is a member, and no list of processes need show it
-    with tells_how_to_go_on(lambda: ("edgefl-train", *(word for word in sys.argv[1:] if word not in (given, "-")))):
+    with tells_how_to_go_on(lambda: _same_command(out, call.invite)):
         found = take_part(call)
     click.echo(json.dumps(found) if as_json else text_of(found))
+
+
+def _same_command(out: Path, invite: str | None) -> list[str]:
+    """The words that go on; without the invite once the site is a member, so that no list of processes shows it."""
+    from edgefl_trainer.live import SiteMembership
+
+    used = {invite, "-"} if SiteMembership(out).joined else set()
+    return ["edgefl-train", *(word for word in sys.argv[1:] if word not in used)]
 
 
 def text_of(found: dict[str, Any]) -> str:
