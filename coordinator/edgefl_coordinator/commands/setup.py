@@ -28,7 +28,7 @@ from edgefl_coordinator.settings import (
 from edgefl_coordinator.store.coordinator import SECRET_FILE_BYTES, wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
 from edgefl_protocol.envelopes.keys import generate_signing_key
@@ -52,6 +52,8 @@ def make_home(
     """
     if home.config.exists():
         raise OperatorError(f"{home.root} holds a coordinator already; choose another folder")
+    if found := foreign_content(home.root, ()):
+        raise OperatorError(f"{home.root} holds {found}; choose a new or empty folder")
     root = generate_signing_key()
     settings = check_table({**table, "root_key_id": root.key_id})
     for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):

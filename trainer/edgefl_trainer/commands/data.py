@@ -19,12 +19,7 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 @click.command()
 @click.argument("specs", metavar="SPEC…", nargs=-1, required=True)
 @shared.task("all")
-@click.option(
-    "--sheet",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.png",
-    help="Also draw the first pictures of each class at each site.",
-)
+@shared.picture("--sheet", "Also draw the first pictures of each class at each site.")
 @needs_trainer
 def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     """Show what data holds and what is wrong with it.

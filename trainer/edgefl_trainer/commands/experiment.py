@@ -59,10 +59,11 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
 
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """
+    from edgefl_trainer.engine.folder import check_free
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.finished import find_runs
-    from edgefl_trainer.experiments.planning import commands, plan_runs, pretraining_of
+    from edgefl_trainer.experiments.planning import OWN, commands, plan_runs, pretraining_of
     from edgefl_trainer.experiments.running import run_planned
 
     table = read_experiment(file)
@@ -71,6 +72,7 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
         for line in commands(planned):
             click.echo(line)
         return
+    check_free(out, OWN, "no runs of an experiment")
     known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     first = pretraining_of(planned)
     from_what = f" that start from {len(first)} pre-training runs" if first else ""
