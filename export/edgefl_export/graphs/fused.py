@@ -184,8 +184,8 @@ class FusedScore(nn.Module):
 def _repeated(rows: Float[Tensor, "1 P D"], batch: int, own: Float[Tensor, "B T D"]) -> Float[Tensor, "B P D"]:
     """Return the rows for every image of a batch.
 
-    A single row is added to zeros made of the images' `own`: onnxruntime takes a length that `Expand` makes of 1 for
-    unknown, and then refuses what follows `Attention`.
+    A single row is added to zeros made of the images' `own`: onnxruntime takes a length that the operator Expand makes
+    of 1 for unknown, and then refuses what follows Attention.
     """
     return rows + 0 * own[:, :1] if rows.shape[1] == 1 else rows.expand(batch, -1, -1)
 

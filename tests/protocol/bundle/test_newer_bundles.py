@@ -1,7 +1,7 @@
 """What an older edgefl says to a bundle that a newer one built: update it. Nobody is sent to build a bundle again.
 
 A signer's own version checks what it builds (`build_bundle`), so a signed record that has more than is known here was
-made by a newer version. Source: docs/reference/model-bundles.md; docs/design.md 5 (a known failure says what to do).
+made by a newer version. Source: docs/design.md 5 (a known failure says what to do).
 """
 
 import json
