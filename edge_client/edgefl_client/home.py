@@ -21,11 +21,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.durable import foreign_content, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
 from edgefl_protocol.strict_json import MAX_JSON_BYTES
 
 ENVIRONMENT = "EDGEFL_HOME"
+OWN = (
+    "trust.json", "current.json", "models", "member", "broadcasts", "learning", "policy.toml", "spent.json",
+    "outbox.sqlite3", "watched.sqlite3", "watch-*.lock",
+)  # fmt: skip
 
 
 class Home:
@@ -50,8 +54,12 @@ class Home:
             folder: a folder below the root; None for the root alone.
 
         Raises:
-            StorageError: the folder cannot be made, or belongs to somebody else.
+            StorageError: the folder cannot be made, belongs to somebody else, or holds something else.
         """
+        if found := foreign_content(self.root, OWN):
+            raise StorageError(
+                f"{self.root} holds {found} and nothing of a device; choose a new or empty folder with --home", "home"
+            )
         for path in (self.root, *([folder] if folder is not None else [])):
             try:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)

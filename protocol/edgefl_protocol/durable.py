@@ -12,7 +12,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -102,6 +102,18 @@ def file_bytes(path: FilePath) -> int:
         return Path(path).stat().st_size
     except OSError as error:
         raise _storage_error("read", Path(path), error) from error
+
+
+def foreign_content(folder: Path, own: Collection[str]) -> str:
+    """Name what lies in a folder that is neither free nor ours, such as `a.txt and 3 more`; empty where it is.
+
+    It is ours where a file or folder fits one of the patterns `own`. Hidden files do not count.
+    """
+    if not folder.is_dir() or any(next(folder.glob(pattern), None) for pattern in own):
+        return ""
+    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else ""
 
 
 def sync_folder(folder: FilePath) -> None:

@@ -11,7 +11,7 @@ Source: RFC 8259 and RFC 7493 (I-JSON); docs/security.md 2.2 and attack list 11.
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final, NoReturn
 
 MAX_JSON_BYTES: Final = 256 * 1024
@@ -20,6 +20,28 @@ MAX_INT: Final = 2**53 - 1
 MAX_DIGITS: Final = 16  # of an integer on the wire, with its sign; 2^53 has 16
 
 _MARKS: Final = re.compile(rb'[\[\]{}"\\]')
+
+
+class UnknownKeysError(ValueError):
+    """A record has all that this version knows and more: a newer version wrote it."""
+
+
+def check_keys(
+    record: object, needed: Collection[str], optional: Collection[str] = (), what: str = ""
+) -> dict[str, Any]:
+    """Take a JSON object with these keys and no others; `what` names it where it is part of a record.
+
+    Raises:
+        UnknownKeysError: it has others besides.
+        ValueError: it is no object, or a key is missing; the text is one clause for a sentence.
+    """
+    if not isinstance(record, dict) or not set(needed) <= set(record):
+        also = f", besides {', '.join(sorted(optional))}" if optional else ""
+        raise ValueError(f"{what or 'the keys'} must be exactly {', '.join(sorted(needed))}{also}")
+    unknown = sorted(set(record) - set(needed) - set(optional))
+    if unknown:
+        raise UnknownKeysError(f"{what}{' ' if what else ''}has {', '.join(unknown)[:300]}, which is not known here")
+    return record
 
 
 def parse_json(data: bytes, *, max_bytes: int = MAX_JSON_BYTES, max_depth: int = MAX_JSON_DEPTH) -> object:

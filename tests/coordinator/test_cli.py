@@ -212,6 +212,16 @@ def test_init_never_overwrites(closed_home) -> None:
     assert before == {path: path.read_bytes() for path in closed_home.root.rglob("*") if path.is_file()}
 
 
+def test_init_takes_no_folder_with_something_else(tools, tmp_path) -> None:
+    from edgefl_coordinator.commands.setup import make_home
+    from edgefl_coordinator.settings import CoordinatorHome
+
+    (tmp_path / "letter.txt").write_text("x")
+    with pytest.raises(OperatorError, match=r"holds letter.txt; choose a new or empty folder"):
+        make_home(CoordinatorHome(tmp_path), tools.settings_table())
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
 def test_private_files(closed_home) -> None:
     """docs/security.md, keys at rest: 0600 in 0700."""
     private = [path for path in closed_home.keys.iterdir() if path.suffix != ".pub"]

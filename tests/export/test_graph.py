@@ -48,6 +48,16 @@ def test_graph_scores_as_pytorch_does(make, graph, images, options):
     assert tuple(declared.outputs) == predictor.module.options.outputs
 
 
+def test_a_single_row_of_prompts_has_a_fused_form(make):
+    """docs/methods.md 1.2: four patches have one prompt, 50 · 4/196 rounded; onnxruntime takes that graph too."""
+    predictor = make("vit:32x2/12", image_px=24)
+    assert predictor.tensors["prompts.b"].shape[2] == 1
+    graph = export_score_graph(predictor.module, predictor.tensors)
+    assert graph.form == "fused"
+    figures = check_parity(graph.onnx, predictor.module, predictor.tensors, gate_images(24))
+    assert [figure.quantity for figure in figures] == list(predictor.module.options.outputs)
+
+
 @pytest.mark.slow
 def test_real_size_passes_the_gates_and_the_official_checker(make):
     """Export gates: a ViT of 192 × 12 at 84 px, compared with the trainer's own predict() at another batch size."""

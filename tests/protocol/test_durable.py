@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from edgefl_protocol import durable
-from edgefl_protocol.durable import open_bounded, read_bounded, read_private, write_atomic
+from edgefl_protocol.durable import foreign_content, open_bounded, read_bounded, read_private, write_atomic
 from edgefl_protocol.errors import StorageError
 
 
@@ -129,3 +129,16 @@ def test_a_secret_open_to_others_is_refused_with_the_cure(tmp_path, mode):
     assert caught.value.code == "permissions"
     path.chmod(0o600)
     assert read_private(path, 100) == b"secret"
+
+
+def test_what_lies_in_a_folder_is_named_unless_it_is_ours(tmp_path):
+    assert foreign_content(tmp_path / "missing", ()) == foreign_content(tmp_path, ("config.toml",)) == ""
+    (tmp_path / ".DS_Store").write_bytes(b"")
+    assert foreign_content(tmp_path, ("config.toml",)) == ""
+    for name in ("b.txt", "a.txt", "c.txt"):
+        (tmp_path / name).write_bytes(b"")
+    assert foreign_content(tmp_path, ("config.toml",)) == "a.txt and 2 more"
+    (tmp_path / "part" / "seed-0").mkdir(parents=True)
+    (tmp_path / "part" / "seed-0" / "config.toml").write_bytes(b"")
+    assert foreign_content(tmp_path, ("config.toml",)) == "a.txt and 3 more"
+    assert foreign_content(tmp_path, ("config.toml", "*/seed-*/config.toml")) == ""

@@ -129,6 +129,7 @@ def test_interrupted_says_how_to_go_on(ward, mae, tmp_path, monkeypatch):
         ("local", "--data lesion:", "is not a data SPEC"),
         ("local", "--data lesions:foo=3 --backbone run:{mae}", "has the option foo"),
         ("local", "--data lesions:sites=0 --backbone run:{mae}", "sites=0 is not allowed"),
+        ("local", "--data {ward} --task moles", "Task 'moles' is not known; allowed is all, nevus, or NAME=A,B:REST"),
         ("local", "--data {ward} --rounds 0", "rounds is 0; allowed: at least 1"),
         ("local", "--data {ward} --participation 2", "participation is 2.0; allowed: in (0, 1]"),
         ("local", "--data {ward} --set lr_haed=1", "lr_head"),
@@ -165,7 +166,6 @@ def test_what_cannot_be_had_ends_with_2_and_leaves_nothing(method, options, word
     "arguments",
     [
         ["run", "local"],
-        ["run", "local", "--out", "x", "--task", "moles"],
         ["run", "local", "--out", "x", "--engine", "cluster"],
         ["run", "local", "--out", "x", "--data", "lesions:", "--image-px", "0"],
         ["train"],

@@ -55,7 +55,7 @@ class State:
 class Task:
     """What a federation learns: plain values that server and sites agree on before the first round."""
 
-    name: str  # "all", "nevus", or "pixels" where no label is used
+    name: str  # as `--task` has it, or "pixels" where no label is used
     classes: tuple[str, ...]
     backbone: BackboneSpec
     rounds: int  # train rounds R

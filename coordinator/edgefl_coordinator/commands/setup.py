@@ -28,7 +28,7 @@ from edgefl_coordinator.settings import (
 from edgefl_coordinator.store.coordinator import SECRET_FILE_BYTES, wall_clock_ms
 from edgefl_coordinator.store.key_ring import new_ring, ring_to_bytes
 from edgefl_coordinator.web.tls import make_development_certificate
-from edgefl_protocol.durable import write_atomic
+from edgefl_protocol.durable import foreign_content, write_atomic
 from edgefl_protocol.envelopes.blob import MAX_BLOB_BYTES
 from edgefl_protocol.envelopes.key_files import public_key_line, signing_key_to_pem
 from edgefl_protocol.envelopes.keys import generate_signing_key
@@ -52,6 +52,8 @@ def make_home(
     """
     if home.config.exists():
         raise OperatorError(f"{home.root} holds a coordinator already; choose another folder")
+    if found := foreign_content(home.root, ()):
+        raise OperatorError(f"{home.root} holds {found}; choose a new or empty folder")
     root = generate_signing_key()
     settings = check_table({**table, "root_key_id": root.key_id})
     for folder in (home.root, home.keys, home.tls, home.blobs, home.jobs):
@@ -158,12 +160,14 @@ def task_of_run(run: Path, assignments: Sequence[str]) -> tuple[dict[str, Any], 
         OperatorError: a setting or value that the run's method does not have, or weights that do not travel.
         EdgeflError: it is not the directory of a finished run.
     """
+    from edgefl_trainer.data.tasks import task_word
     from edgefl_trainer.engine.models import open_run
 
     finished = open_run(run)
     settings = finished.settings
-    head = {"name": settings.task, "classes": list(finished.classes), "seed": settings.seed, "epochs": settings.epochs}
-    table = {**head, **_method_table(settings.method, settings.hyper, assignments)}
+    head = {"name": task_word(settings.task), "classes": list(finished.classes)}
+    length = {"seed": settings.seed, "epochs": settings.epochs}
+    table = {**head, **length, **_method_table(settings.method, settings.hyper, assignments)}
     spec = finished.backbone.spec
     if _learns_network(settings.method):  # it begins as the run did, with a fresh one
         backbone = _backbone_table(settings.method, settings.backbone, spec.image_px, settings.seed)

@@ -24,6 +24,7 @@ from edgefl_protocol.pictures.imaging import Preprocess
 from edgefl_protocol.strict_json import write_json
 from edgefl_protocol.tensors import write_tensors
 from edgefl_trainer.contract import Predictor
+from edgefl_trainer.data.tasks import task_word
 from edgefl_trainer.engine.models import FinishedRun
 from edgefl_trainer.engine.suspicion import site_suspicion
 from edgefl_trainer.models.spec import BackboneSpec, CNNSpec
@@ -92,7 +93,7 @@ def site_model(run: FinishedRun, site: str, given: Mapping[str, ClassInfo] | Non
         licence_note=LICENCE_NOTE,
         suspicion=site_suspicion(run, site, info),
     )
-    task = str(run.summary["task"])
+    task = task_word(str(run.summary["task"]))
     return SiteModel(
         predictor=predictor, classes=run.classes, info=info, preprocess=run.preprocess, card=card, task=task
     )

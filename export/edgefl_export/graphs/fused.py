@@ -173,12 +173,21 @@ class FusedScore(nn.Module):
         query, key = _normed(attention.q_norm, query, heads), _normed(attention.k_norm, key, heads)
         own = value
         if prefix:
-            before = [rows.expand(batch, -1, -1) for rows in prefix]  # (B, P, D)
+            before = [_repeated(rows, batch, value) for rows in prefix]  # (B, P, D)
             key, value = torch.cat([before[0], key], dim=1), torch.cat([before[1], value], dim=1)
         mixed, _, _, probabilities = ops.attention(
             query, key, value, q_num_heads=heads, kv_num_heads=heads, qk_matmul_output_mode=AFTER_SOFTMAX
         )
         return layers.proj(attention.norm(mixed.reshape(-1, width))), probabilities, own
+
+
+def _repeated(rows: Float[Tensor, "1 P D"], batch: int, own: Float[Tensor, "B T D"]) -> Float[Tensor, "B P D"]:
+    """Return the rows for every image of a batch.
+
+    A single row is added to zeros made of the images' `own`: onnxruntime takes a length that the operator Expand makes
+    of 1 for unknown, and then refuses what follows Attention.
+    """
+    return rows + 0 * own[:, :1] if rows.shape[1] == 1 else rows.expand(batch, -1, -1)
 
 
 def _first(tokens: Float[Tensor, "M D"], batch: int, length: int) -> Float[Tensor, "B D"]:

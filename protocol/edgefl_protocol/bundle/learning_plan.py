@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, get_args, get_
 from edgefl_protocol.bundle.onnx_wire import TensorType
 from edgefl_protocol.fields import Plain
 from edgefl_protocol.rules.bounds import MOST_PICTURES, Range
-from edgefl_protocol.strict_json import parse_json, write_json
+from edgefl_protocol.strict_json import check_keys, parse_json, write_json
 
 GRAPH: Final = "train_step.onnx"
 RECORD: Final = "training.json"
@@ -143,9 +143,7 @@ def read_fields(data: bytes, record: type, objects: Collection[str], lists: Coll
     Raises:
         ValueError: other keys, or a field of another kind.
     """
-    found, wanted = parse_json(data), {entry.name for entry in fields(record)}
-    if not isinstance(found, dict) or set(found) != wanted:
-        raise ValueError(f"the keys must be exactly {', '.join(sorted(wanted))}")
+    found = check_keys(parse_json(data), {entry.name for entry in fields(record)})
     for name, value in found.items():
         if name in objects and not isinstance(value, dict):
             raise ValueError(f"{name} must be an object")

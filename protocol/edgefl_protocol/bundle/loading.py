@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from edgefl_protocol.bundle.archive import Archive, open_archive, read_archive, write_archive
 from edgefl_protocol.bundle.learning_plan import GRAPH, RECORD, LearningPlan, ScoreFacts
 from edgefl_protocol.bundle.manifest import (
+    CLIENT_VERSION,
     OPTIONAL_MEMBERS,
     REQUIRED_MEMBERS,
     SIGNING_LABEL,
@@ -55,7 +56,7 @@ from edgefl_protocol.bundle.onnx_wire import Graph, TensorType
 from edgefl_protocol.envelopes.keys import PublicSigningKey, SigningKey
 from edgefl_protocol.errors import BundleError, PayloadError, SignatureError
 from edgefl_protocol.pictures.imaging import Preprocess
-from edgefl_protocol.strict_json import parse_json
+from edgefl_protocol.strict_json import UnknownKeysError, parse_json
 from edgefl_protocol.tensors import read_tensors
 
 MAX_WEIGHTS_BYTES = 256 * 1024 * 1024
@@ -262,7 +263,8 @@ def _check_members(manifest: Manifest, members: Mapping[str, bytes], hashes: Map
     missing, unknown = REQUIRED_MEMBERS - set(listed), set(listed) - REQUIRED_MEMBERS - OPTIONAL_MEMBERS
     if missing or unknown:
         lists = [", ".join(sorted(names))[:300] or "none" for names in (missing, unknown)]
-        raise BundleError(f"missing members: {lists[0]}; unknown: {lists[1]}; build it again", "wrong_members")
+        advice = "build the bundle again" if missing else f"update edgefl-derm, this is {CLIENT_VERSION}"
+        raise BundleError(f"missing members: {lists[0]}; unknown: {lists[1]}; {advice}", "wrong_members")
     for member in manifest.members:
         if len(members[member.name]) != member.size or hashes[member.name] != member.sha256:
             raise BundleError(f"{member.name} is not what was signed; fetch the bundle again", "wrong_hash")
@@ -279,4 +281,11 @@ def _read(name: str, reader: Callable[[bytes], _T], data: bytes) -> _T:
     try:
         return reader(data)
     except ValueError as error:
-        raise BundleError(f"{name}.json is refused: {error}; build the bundle again", f"bad_{name}") from error
+        raise BundleError(f"{name}.json is refused: {error}; {_way_out(error)}", f"bad_{name}") from error
+
+
+def _way_out(error: ValueError) -> str:
+    """What to do about a signed record that is not of the form: `build_bundle` makes none, so another version did."""
+    if isinstance(error, UnknownKeysError):
+        return f"update edgefl-derm, this is {CLIENT_VERSION}"
+    return f"build the bundle again, or update edgefl-derm, this is {CLIENT_VERSION}, if a newer one built it"

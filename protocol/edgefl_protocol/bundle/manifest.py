@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from edgefl_protocol.distribution import VERSION
 from edgefl_protocol.errors import BundleError
-from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
+from edgefl_protocol.strict_json import MAX_INT, UnknownKeysError, check_keys, parse_json, write_json
 
 FORMAT = 1
 SIGNING_LABEL = "eflb1/manifest"
@@ -141,8 +141,14 @@ def parse_manifest(data: bytes) -> Manifest:
         raise BundleError(
             f"the bundle is not of format {FORMAT}, the one this version reads; update edgefl-derm", "unknown_format"
         )
-    if not isinstance(record, dict) or set(record) != _KEYS or not isinstance(record["members"], list):
-        raise _bad(f"its keys are not exactly {', '.join(sorted(_KEYS))}")
+    try:
+        record = check_keys(record, _KEYS)
+    except UnknownKeysError as error:
+        raise _bad(str(error), f"update edgefl-derm, this is {CLIENT_VERSION}") from error
+    except ValueError as error:
+        raise _bad(str(error)) from error
+    if not isinstance(record["members"], list):
+        raise _bad("members is no list")
     members = []
     for entry in record["members"]:
         if (
@@ -255,5 +261,5 @@ def _expect(holds: object, found: str) -> None:
         raise _bad(found)
 
 
-def _bad(found: str) -> BundleError:
-    return BundleError(f"manifest.json is refused: {found}; ask the publisher for a correct bundle", "bad_manifest")
+def _bad(found: str, advice: str = "ask the publisher for a correct bundle") -> BundleError:
+    return BundleError(f"manifest.json is refused: {found}; {advice}", "bad_manifest")

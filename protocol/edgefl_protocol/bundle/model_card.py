@@ -26,7 +26,7 @@ from edgefl_protocol.bundle.shown_map import ShownMap
 from edgefl_protocol.fields import MAX_CLASS_NAME, MAX_CLASSES
 from edgefl_protocol.pictures.class_info import ClassInfo, suspicious_classes
 from edgefl_protocol.pictures.referral import ReferralRules, Suspicion
-from edgefl_protocol.strict_json import MAX_INT, parse_json, write_json
+from edgefl_protocol.strict_json import MAX_INT, check_keys, parse_json, write_json
 
 MAX_TEXT = 10_000
 MAX_SITES = 10_000
@@ -78,9 +78,7 @@ class Labels:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Labels":
         """Read `labels.json`."""
-        record = parse_json(data)
-        if not isinstance(record, dict) or set(record) - {"info"} != {"classes", "seen"}:
-            raise ValueError("the keys must be exactly classes and seen, and info where it has class information")
+        record = check_keys(parse_json(data), {"classes", "seen"}, {"info"})
         classes, seen = record["classes"], record["seen"]
         if not isinstance(classes, list) or not isinstance(seen, list):
             raise ValueError("classes and seen must be lists")
@@ -149,11 +147,7 @@ class Card:
     @classmethod
     def from_bytes(cls, data: bytes) -> "Card":
         """Read `card.json`."""
-        record = parse_json(data)
-        if not isinstance(record, dict) or set(record) - _OPTIONAL_KEYS != _CARD_KEYS:
-            raise ValueError(
-                f"the keys must be exactly {', '.join(sorted(_CARD_KEYS))}, besides {', '.join(sorted(_OPTIONAL_KEYS))}"
-            )
+        record = check_keys(parse_json(data), _CARD_KEYS, _OPTIONAL_KEYS)
         if not isinstance(record["sites"], dict):
             raise ValueError("sites must map names to numbers of training images")
         return cls(
@@ -197,16 +191,12 @@ def _info(record: object) -> dict[str, ClassInfo]:
         raise ValueError("info must map classes to what they mean")
     found: dict[str, ClassInfo] = {}
     for name, one in record.items():
-        if not isinstance(one, dict) or set(one) != _INFO_KEYS:
-            raise ValueError(f"info of a class must be exactly {', '.join(sorted(_INFO_KEYS))}")
-        found[name] = ClassInfo(one["name"], one["meaning"], one["malignancy"])
+        found[name] = ClassInfo(**check_keys(one, _INFO_KEYS, what="info of a class"))
     return found
 
 
 def _suspicion(record: object) -> Suspicion:
-    if not isinstance(record, dict) or set(record) != _SUSPICION_KEYS:
-        raise ValueError(f"suspicion must be exactly {', '.join(sorted(_SUSPICION_KEYS))}")
-    return Suspicion(**record)
+    return Suspicion(**check_keys(record, _SUSPICION_KEYS, what="suspicion"))
 
 
 def _is_text(value: object, longest: int) -> bool:

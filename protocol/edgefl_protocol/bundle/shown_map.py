@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, get_args
 
+from edgefl_protocol.strict_json import check_keys
+
 MapKind = Literal["rollout", "attention", "values", "share", "occlusion"]
 """`rollout` to `share`: out of the scoring graph, its output `shown`, or `map` where it has none; `occlusion`: the
 device hides one cell after the other."""
@@ -128,28 +130,22 @@ class ShownMap:
     @classmethod
     def from_json(cls, record: object) -> "ShownMap":
         """Read what `to_json` gave."""
-        found = _object(record, _KEYS, "map")
+        found = check_keys(record, _KEYS, what="map")
         hidden, advantage = found["hidden"], found["advantage"]
-        effects = None if hidden is None else _object(hidden, set(WAYS), "hidden")
+        effects = None if hidden is None else check_keys(hidden, set(WAYS), what="hidden")
         made = cls(
             why=found["why"],
             kind=found["kind"],
             cells=found["cells"],
             pictures=found["pictures"],
-            advantage=None if advantage is None else Advantage(**_object(advantage, _INTERVAL, "advantage")),
+            advantage=None if advantage is None else Advantage(**check_keys(advantage, _INTERVAL, what="advantage")),
             hidden=None
             if effects is None
-            else {way: HidingEffect(**_object(effects[way], _EFFECT, way)) for way in WAYS},
+            else {way: HidingEffect(**check_keys(effects[way], _EFFECT, what=way)) for way in WAYS},
         )
         if found["shown"] is not made.shown or found["passes"] != made.passes:
             raise ValueError("map says other things of shown and passes than of why and cells")
         return made
-
-
-def _object(record: object, keys: set[str], name: str) -> dict[str, Any]:
-    if not isinstance(record, dict) or set(record) != keys:
-        raise ValueError(f"{name} must be exactly {', '.join(sorted(keys))}")
-    return record
 
 
 def _is_number(value: object) -> bool:

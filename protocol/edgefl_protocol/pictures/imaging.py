@@ -42,6 +42,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from edgefl_protocol.distribution import require
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.whole_files import PNG_START, rest_is_missing, walk_png
+from edgefl_protocol.strict_json import check_keys
 
 Pixels = NDArray[np.uint8]  # (H, W, 3), RGB
 
@@ -138,16 +139,13 @@ class Preprocess:
         Raises:
             ValueError: a key is missing or unknown, or a value is outside what this version can do.
         """
-        names = {field.name for field in fields(cls)}
-        if set(record) != names:
-            raise ValueError(f"keys are {sorted(record)}; needed are exactly {sorted(names)}")
-        values = dict(record)
+        values = dict(check_keys(record, {field.name for field in fields(cls)}))
         for name in ("mean", "std"):
             value = values[name]
             if not isinstance(value, list) or not all(type(v) in (int, float) for v in value):
                 raise ValueError(f"{name} is {value!r}; needed is a list of three numbers")
             values[name] = tuple(float(v) for v in value)
-        return cls(**values)  # type: ignore[arg-type]  # __post_init__ checks every value
+        return cls(**values)  # __post_init__ checks every value
 
 
 def decode(data: bytes) -> Pixels:

@@ -147,6 +147,21 @@ def test_a_home_that_is_no_folder_is_refused(run, files, monkeypatch, command):
     assert run("trust", "list", "--home", "nothing-yet")[0] == 0
 
 
+def test_a_home_is_never_made_among_other_things(run, tmp_path):
+    """A mistaken --home would be closed to everybody else, and keys would lie among a person's files."""
+    papers = tmp_path / "papers"
+    papers.mkdir(mode=0o755)
+    (papers / "letter.txt").write_text("x")
+    code, out, err = run("policy", "allow", "maps", "--home", papers)
+    assert (code, out) == (1, "")
+    assert f"{papers} holds letter.txt and nothing of a device; choose a new or empty folder with --home" in err
+    assert [path.name for path in papers.iterdir()] == ["letter.txt"] and papers.stat().st_mode & 0o777 == 0o755
+    (papers / "letter.txt").unlink()
+    assert run("policy", "allow", "maps", "--home", papers)[0] == 0
+    (papers / "letter.txt").write_text("x")  # beside what is a device's by now
+    assert run("policy", "deny", "maps", "--home", papers)[0] == 0
+
+
 @pytest.mark.parametrize("where", [0.1, 0.5, 0.9])
 def test_a_flipped_byte_is_refused(run, files, where):
     """docs/security.md, check 27 at the command line: exit 3 and no score."""

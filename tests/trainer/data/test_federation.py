@@ -159,7 +159,7 @@ def test_chosen_classes_keep_their_order(ward: str) -> None:
     [
         ({"classes": ["NV", "XX"]}, ["'XX'", "BKL, MEL, NV"]),
         ({"classes": ["NV", "NV"]}, ["'NV'", "twice"]),
-        ({"task": "melanoma"}, ["'melanoma'", "all and nevus"]),
+        ({"task": "melanoma"}, ["'melanoma'", "all, nevus, or NAME=A,B:REST"]),
         ({"task": "nevus", "classes": ["MEL"]}, ["needs a class named NV"]),
         ({"limit": 0}, ["limit is 0"]),
         ({"image_px": 0}, ["image size is 0"]),

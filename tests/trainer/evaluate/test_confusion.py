@@ -7,7 +7,14 @@ import pytest
 from PIL import Image
 from sklearn.metrics import confusion_matrix, recall_score
 
-from edgefl_trainer.evaluate.confusion import MAX_CLASSES, confusions, plot_confusion, pooled_matrix, recall_lines
+from edgefl_trainer.evaluate.confusion import (
+    MAX_CLASSES,
+    confusions,
+    plot_confusion,
+    pooled_matrix,
+    recall_lines,
+    recalls,
+)
 from edgefl_trainer.evaluate.intervals import Scored
 from edgefl_trainer.evaluate.recall_table import render_recall
 
@@ -39,6 +46,27 @@ def test_sites_add_up_and_a_line_says_what_a_class_is_taken_for():
         "  MEL    33.3% of 3   most often taken for NV: 66.7%",
         "  NV     66.7% of 3   most often taken for no answer: 33.3%",
     ]
+
+
+def test_a_line_says_how_sure_a_recall_is_or_why_nobody_knows():
+    """docs/methods.md 8.4: few lesions, or rows that are all alike, give no interval."""
+    matrix = np.array([[20, 10, 0, 0], [0, 30, 0, 0], [2, 0, 1, 0]])
+    assert recall_lines(matrix, CLASSES, [[0.5, 0.8], None, None]) == [
+        "  MEL    66.7% (50.0% to 80.0%)   of 30   most often taken for NV: 33.3%",
+        "  NV    100.0% (all alike)        of 30",
+        "  BCC    33.3% (few lesions)      of 3   most often taken for MEL: 66.7%",
+    ]
+
+
+def test_recalls_stand_beside_the_other_figures():
+    rng = np.random.default_rng(0)
+    rows = scored(rng.integers(0, 2, 80), rng.integers(-1, 2, 80))
+    found = recalls(rows)
+    wanted = recall_score(rows.target, rows.predicted, labels=[0, 1], average=None)
+    assert found["recall"] == [*map(pytest.approx, wanted), None]
+    assert found["recall_interval"][2] is None
+    assert all(low < share < high for share, (low, high) in zip(wanted, found["recall_interval"][:2], strict=True))
+    assert recalls(scored([0], [0], MAX_CLASSES + 1)) == {"recall": None, "recall_interval": None}
 
 
 def test_many_classes_are_not_kept():

@@ -6,8 +6,18 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap
+from sklearn.metrics import recall_score
 
-from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample, weighted_figures
+from edgefl_trainer.evaluate.intervals import (
+    FEW_LESIONS,
+    Scored,
+    _recalls,
+    interval,
+    pooled,
+    recall_intervals,
+    resample,
+    weighted_figures,
+)
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
 from edgefl_trainer.evaluate.report import sites_report, thin_sites
 
@@ -45,6 +55,55 @@ def test_a_weight_is_a_repeated_row(seed, rows, classes, ties, softmax):
         for name in METRIC_NAMES:
             expected = np.nan if plain[name] is None else plain[name]
             np.testing.assert_allclose(found[name][r], expected, atol=1e-9, err_msg=name)
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 10_000), rows=st.integers(1, 25), classes=st.integers(2, 4))
+def test_recalls_of_a_draw_are_scikit_learns(seed, rows, classes):
+    scored = draw(seed, rows, classes)
+    weights = np.random.default_rng(seed).integers(0, 4, (3, rows)).astype(float)
+    weights[:, 0] += 1  # no draw is empty
+    found = _recalls(scored.target, scored.predicted, weights, classes)
+    for r in range(3):
+        drawn = {int(k) for k in scored.target[weights[r] > 0]}
+        every = list(range(classes))
+        plain = recall_score(
+            scored.target, scored.predicted, labels=every, average=None, sample_weight=weights[r], zero_division=0
+        )
+        np.testing.assert_allclose(found[r], [plain[k] if k in drawn else np.nan for k in every], atol=1e-12)
+
+
+def test_the_interval_of_a_recall_is_scipys_percentile_bootstrap():
+    """With a lesion for each picture; scipy's draws are of the class's rows alone, and others."""
+    scored = draw(1, rows=300)
+    for k, bounds in enumerate(recall_intervals(scored, 4000)):
+        right = (scored.predicted == k)[scored.target == k].astype(float)
+        expected = bootstrap((right,), np.mean, n_resamples=4000, method="percentile", rng=2).confidence_interval
+        np.testing.assert_allclose(bounds, list(expected), atol=0.025)
+
+
+def test_copies_of_a_lesions_pictures_narrow_no_recall():
+    single = draw(3, rows=60)
+    copied = single.take(np.repeat(np.arange(60), 5))
+    for one, many in zip(recall_intervals(single), recall_intervals(copied), strict=True):
+        np.testing.assert_allclose(many, one, atol=1e-9)
+
+
+def test_no_interval_is_claimed_that_the_rows_cannot_carry():
+    """Too few lesions of a class, however many pictures; a class of which all is right, or all wrong, or nothing."""
+
+    def of(lesions, rows, right):
+        """Class 0 as asked, beside forty lesions of class 1 that are right half the time; nothing of class 2."""
+        target = np.r_[np.zeros(rows, int), np.ones(40, int)]
+        predicted = np.r_[np.where(np.arange(rows) < right, 0, 1), np.arange(40) % 2]
+        names = [f"a{i % lesions}" for i in range(rows)] + [f"b{i}" for i in range(40)]
+        return recall_intervals(Scored(np.full((rows + 40, 3), 1 / 3), target, predicted, None, tuple(names)))
+
+    assert of(FEW_LESIONS - 1, 90, 45)[0] is None and of(FEW_LESIONS, 90, 45)[0] is not None
+    assert of(30, 30, 30)[0] is None and of(30, 30, 0)[0] is None
+    low, high = of(30, 30, 29)[0]
+    assert low < 29 / 30 <= high
+    assert of(30, 30, 15)[1] is not None and of(30, 30, 15)[2] is None
 
 
 def test_many_classes_need_little_memory():
@@ -143,7 +202,10 @@ def test_a_held_out_site_is_not_pooled_and_one_without_a_model_has_null_figures(
     found = report(sites, facts)
     assert found["pooled"]["n_test"] == 30
     assert found["sites"]["b"]["balanced_accuracy_interval"] is not None
-    assert found["sites"]["c"] == {**facts["c"], **{f"{n}{s}": None for n in METRIC_NAMES for s in ("", "_interval")}}
+    assert found["sites"]["c"] == {
+        **facts["c"],
+        **{f"{n}{s}": None for n in (*METRIC_NAMES, "recall") for s in ("", "_interval")},
+    }
 
 
 def test_no_rows_give_nulls():

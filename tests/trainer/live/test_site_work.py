@@ -50,6 +50,18 @@ def test_method_and_numbers_are_the_coordinators_and_rows_the_sites() -> None:
     assert work.task.backbone.sha256 == facts(seed=7)["sha256"]
 
 
+def test_a_site_gathers_its_classes_into_the_federations() -> None:
+    """docs/reference/data.md: the coordinator knows the names of the groups, the site which classes they hold."""
+    mine = replace(OPTIONS, task="mal=MEL,BCC,SCC:rest")  # it has no SCC
+    work = prepare(told(task="mal-rest", classes=("mal", "rest")), mine)
+    plain = prepare(told(task="all", classes=CLASSES), OPTIONS)
+    malignant = np.isin(plain.federation.labels, [CLASSES.index(name) for name in ("MEL", "BCC")])
+    assert work.task.classes == ("mal", "rest")
+    assert np.array_equal(work.federation.labels == 0, malignant) and malignant.any()
+    with pytest.raises(SettingError, match="the data has the class 'BCC', the federation knows mal, rest"):
+        prepare(told(task="mal-rest", classes=("mal", "rest")), OPTIONS)
+
+
 def folder(root: Path, labels: dict[str, int]) -> str:
     """A data folder of one site with this many pictures of each class."""
     for label, count in labels.items():

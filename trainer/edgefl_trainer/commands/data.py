@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 
 if TYPE_CHECKING:
@@ -17,22 +18,20 @@ MAX_SHOWN = 20  # broken pictures, or sizes
 
 @click.command()
 @click.argument("specs", metavar="SPEC…", nargs=-1, required=True)
-@click.option(
-    "--sheet",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.png",
-    help="Also draw the first pictures of each class at each site.",
-)
+@shared.task("all")
+@shared.picture("--sheet", "Also draw the first pictures of each class at each site.")
 @needs_trainer
-def data(specs: tuple[str, ...], sheet: Path | None) -> None:
+def data(specs: tuple[str, ...], task: str | None, sheet: Path | None) -> None:
     """Show what data holds and what is wrong with it.
 
     Sites by classes, lesions, splits, sizes, and every picture that cannot be read. SPEC is as for `run --data`:
     docs/reference/data.md. Ends with status 1 where a picture cannot be read.
     """
-    from edgefl_trainer.data.survey import contact_sheet, read_tables, survey
+    from edgefl_trainer.data.survey import contact_sheet, gathered, read_tables, survey
 
     tables = read_tables(specs)
+    if task is not None:
+        tables = gathered(tables, task)
     found = survey(tables)
     for line in found.warnings:
         click.echo(f"warning: {line}", err=True)

@@ -24,12 +24,7 @@ from edgefl_trainer.commands.extra import needs_trainer
     "--maps", is_flag=True, help="Also measure how true each map is that a device could show: minutes a site."
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True, help="Where.")
-@click.option(
-    "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="PNG",
-    help="Also draw which class is taken for which, all sites together.",
-)
+@shared.picture("--plot", "Also draw which class is taken for which, all sites together.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object instead of text.")
 @needs_trainer
 def evaluate(

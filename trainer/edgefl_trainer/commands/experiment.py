@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @click.option("--parts", metavar="A,B,…", help="Only these parts of the table.  [default: all]")
 @click.option("--seeds", metavar="N,N,…", default="0", show_default=True, help="Seeds of the runs.")
 @click.option("--data", multiple=True, metavar="SPEC", help="Other data than the file's, for every part; repeatable.")
-@click.option("--task", type=click.Choice(["all", "nevus"]), help="Instead of the file's.")
+@shared.task("the file's")
 @click.option("--backbone", metavar="NAME", help="Instead of the file's; see `edgefl-train run --help`.")
 @click.option("--image-px", type=click.IntRange(min=1), metavar="PX", help="Instead of the file's.")
 @click.option("--balance", type=click.Choice(["none", "class"]), help="Instead of the file's.")
@@ -59,10 +59,11 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
 
     Finished runs in DIR are kept, stopped ones go on. Runs lie in DIR/PART/ROW/seed-N.
     """
+    from edgefl_trainer.engine.folder import check_free
     from edgefl_trainer.experiments.comparison import render_comparison
     from edgefl_trainer.experiments.files import read_experiment
     from edgefl_trainer.experiments.finished import find_runs
-    from edgefl_trainer.experiments.planning import commands, plan_runs, pretraining_of
+    from edgefl_trainer.experiments.planning import OWN, commands, plan_runs, pretraining_of
     from edgefl_trainer.experiments.running import run_planned
 
     table = read_experiment(file)
@@ -71,6 +72,7 @@ def experiment(file: Path, out: Path, dry_run: bool, style: str, **options: Any)
         for line in commands(planned):
             click.echo(line)
         return
+    check_free(out, OWN, "no runs of an experiment")
     known = "; ".join(f"{one.minutes:g} min a run on {one.machine} ({one.basis})" for one in table.commands)
     first = pretraining_of(planned)
     from_what = f" that start from {len(first)} pre-training runs" if first else ""

@@ -46,9 +46,7 @@ TAKEN_OVER = ("data", "partition", "task", "classes", "image_px", "seed", "prese
     metavar="FILE",
     help="Sites and rows, as `edgefl-train partition` dealt them.  [default: RUN's]",
 )
-@click.option(
-    "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: RUN's]"
-)
+@shared.task("RUN's")
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.  [default: RUN's]")
 @shared.participation
 @shared.balance

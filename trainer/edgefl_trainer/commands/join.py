@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 from edgefl_trainer.commands.options import names
 from edgefl_trainer.commands.stopping import tells_how_to_go_on
@@ -32,6 +33,12 @@ from edgefl_trainer.commands.stopping import tells_how_to_go_on
     "--backbone",
     metavar="NAME",
     help="Your copy of the federation's network, as in `run`.  [default: the name that the task gives]",
+)
+@click.option(
+    "--task",
+    metavar=shared.TASK_FORM,
+    help="How this site's classes become the federation's: such as mal=MEL,BCC:rest where those are mal and rest.  "
+    "[default: they have the federation's names, or its task is nevus]",
 )
 @click.option("--classes", metavar="A,B,…", help="Use only images of these classes.")
 @click.option(
@@ -94,15 +101,23 @@ def join(
         say=lambda line: click.echo(line, err=True),
         options=SiteOptions(
             site=options.pop("site") or "",
+            task=options.pop("task") or "",
             backbone=options.pop("backbone") or "",
             classes=names(classes) if classes else (),
             **options,
         ),
     )
-    given = call.invite  # it is used up once the site is a member, and no list of processes need show it
-    with tells_how_to_go_on(lambda: ("edgefl-train", *(word for word in sys.argv[1:] if word not in (given, "-")))):
+    with tells_how_to_go_on(lambda: _same_command(out, call.invite)):
         found = take_part(call)
     click.echo(json.dumps(found) if as_json else text_of(found))
+
+
+def _same_command(out: Path, invite: str | None) -> list[str]:
+    """The words that go on; without the invite once the site is a member, so that no list of processes shows it."""
+    from edgefl_trainer.live import SiteMembership
+
+    used = {invite, "-"} if SiteMembership(out).joined else set()
+    return ["edgefl-train", *(word for word in sys.argv[1:] if word not in used)]
 
 
 def text_of(found: dict[str, Any]) -> str:

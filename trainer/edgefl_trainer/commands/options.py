@@ -1,10 +1,22 @@
 """Options that several commands take, and how a list of names is written."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
 out = click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="Run directory.")
+PNG = b"\x89PNG\r\n\x1a\n"  # how such a file begins
+TASK_FORM = "all|nevus|NAME=A,B:REST"
+TASK_HELP = "Classes of the data; nevus against other; or classes A and B as one, NAME, against REST, all the others."
+
+
+def task(default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make `--task`; `default` says in words what holds where it is not given."""
+    return click.option("--task", metavar=TASK_FORM, help=f"{TASK_HELP}  [default: {default}]")
+
+
 participation = click.option(
     "--participation", type=float, metavar="SHARE", help="Share of the sites in each round.  [default: 1]"
 )
@@ -25,6 +37,23 @@ class_info = click.option(
     metavar="FILE.toml",
     help="What the classes mean: docs/reference/scores.md.  [default: what is known of ISIC's and HAM10000's labels]",
 )
+
+
+def picture(name: str, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make an option that names a PNG to draw: a picture may be drawn anew, anything else is not overwritten."""
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option(name, type=kind, metavar="PNG", callback=_picture, help=help)
+
+
+def _picture(_: click.Context, option: click.Parameter, value: Path | None) -> Path | None:
+    if value is not None and value.exists() and not _is_png(value):
+        raise click.BadParameter(f"{value} exists and is no PNG: name another file.", param=option)
+    return value
+
+
+def _is_png(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(PNG)) in (PNG, b"")
 
 
 def names(text: str) -> tuple[str, ...]:

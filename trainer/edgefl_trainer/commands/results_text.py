@@ -91,7 +91,9 @@ def _recall(summary: Mapping[str, Any]) -> list[str]:
     found = summary.get("confusion")
     if not found:
         return []
-    return ["recall of each class, all sites together", *recall_lines(pooled_matrix(found), summary["classes"])]
+    known = summary.get("pooled", {}).get("recall_interval")
+    head = "recall of each class, all sites together" + ("" if known is None else ", 95 % interval by lesion")
+    return [head, *recall_lines(pooled_matrix(found), summary["classes"], known)]
 
 
 def _interval(bounds: Sequence[float] | None) -> str:

@@ -22,9 +22,7 @@ from edgefl_trainer.commands.stopping import resuming, tells_how_to_go_on
     metavar="FILE",
     help="Sites and rows, as `edgefl-train partition` dealt them.  [default: those of the data]",
 )
-@click.option(
-    "--task", type=click.Choice(["all", "nevus"]), help="Classes of the data, or nevus against other.  [default: all]"
-)
+@shared.task("all")
 @click.option("--classes", metavar="A,B,…", help="Keep only these classes.")
 @click.option(
     "--backbone",

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from edgefl_trainer.commands import options as shared
 from edgefl_trainer.commands.extra import needs_trainer
 
 SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module imports
@@ -42,11 +43,9 @@ SITE_FIGURES = (  # `evaluate.metrics.METRIC_NAMES`, without what that module im
     show_default=True,
     help="Form.",
 )
-@click.option(
+@shared.picture(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="PNG",
-    help="Also draw accuracy on tune rows over rounds and bytes; with --metric that figure of each site; with "
+    "Also draw accuracy on tune rows over rounds and bytes; with --metric that figure of each site; with "
     "--experiment what its file asks for.",
 )
 @needs_trainer

@@ -3,6 +3,7 @@
 EdgeflError
 └── DataError               a file, column, row, class, site or SPEC that cannot be used as it stands
     ├── SpecError           a SPEC that cannot be had as it is written (code `setting`)
+    ├── TaskError           a task that cannot be had as it is written (code `setting`)
     └── PartitionError      numbers that no partition of the data can have (code `setting`)
 """
 
@@ -17,6 +18,12 @@ class DataError(EdgeflError):
 
 class SpecError(DataError):
     """What is written cannot be a data SPEC; nothing was read. The message says what is allowed."""
+
+    code = "setting"
+
+
+class TaskError(DataError):
+    """What is written cannot be a task; nothing was read. The message says what is allowed."""
 
     code = "setting"
 

@@ -22,12 +22,12 @@ from edgefl_trainer.data.errors import DataError
 from edgefl_trainer.data.partition import Partition, content_digest, own_rows, place_rows, sited_rows
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.specs import Spec, check_site_name, parse_spec, read_spec
+from edgefl_trainer.data.tasks import gather, listed
 
 Unlabelled = Literal["none", "site", "spread"]
 Indices = NDArray[np.int64]  # row numbers of a Federation, ascending
 ChooseTune = Callable[[str, Sequence[Row]], set[str]]  # a site's name and training rows → its tune lesions
 
-NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
 ROW_KINDS = ("train", "tune", "val", "test", "unlabelled")
 REPORTED = ("val", "test")
 
@@ -80,6 +80,7 @@ def load_federation(
     *,
     image_px: int,
     task: str = "all",
+    whole_task: bool = True,
     classes: Sequence[str] | None = None,
     seed: int = 0,
     unlabelled: Unlabelled = "none",
@@ -93,7 +94,8 @@ def load_federation(
     With `@site=NAME` the federation has only that site, with the same rows it has beside the others.
 
     Args:
-        task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`.
+        task: `all` keeps the labels of the data; `nevus` makes them `nevus` and `other`; `NAME=A,B:REST` gathers them.
+        whole_task: Every class that the task names has to be there; data to judge on, or of one site, may lack some.
         classes: Keep only rows of these classes (names of the data), in this order; None keeps all, sorted.
         seed: Of every choice of rows but that of `test`, which is the same in every run.
         unlabelled: `none`; `site`: the unlabelled images of a site; `spread`: also images of no site, dealt to the
@@ -111,7 +113,7 @@ def load_federation(
     tables = [read_spec(spec, seed) for spec in parsed]
     rows = _read_rows(parsed, tables, partition, seed)
     classes = classes if partition is None else _classes_of(partition, classes)
-    names, labels = label_rows(rows, task, classes)
+    names, labels = label_rows(rows, task, classes, whole=whole_task)
     rows, labels = _place(rows, labels, seed, spread_unplaced=unlabelled == "spread", without=held_out)
     if partition is None:
         spans = [(spec, len(table.rows)) for spec, table in zip(parsed, tables, strict=True)]
@@ -155,41 +157,23 @@ def _checked(specs: Sequence[str], image_px: int, limit: int | None) -> list[Spe
 
 
 def label_rows(
-    rows: Sequence[Row], task: str, classes: Sequence[str] | None
+    rows: Sequence[Row], task: str, classes: Sequence[str] | None, *, whole: bool = True
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
     """List the classes, and the label of each row: −1 without one, or of a class that is left out.
 
     Raises:
-        DataError: A class is not in the data, the task is not known, or no nevus class is there.
+        DataError: A class is not in the data, or the task cannot be had with these (`tasks.gather`).
     """
     present = sorted({row.label for row in rows if row.label is not None})
     wanted = tuple(classes) if classes is not None else tuple(present)
     unknown = [name for name in wanted if name not in present]
     if unknown or len(set(wanted)) != len(wanted):
-        raise DataError(f"Class {(unknown or wanted)[0]!r} is not in the data or named twice; it has {_list(present)}.")
-    if task == "all":
-        _check_alike(present, wanted)
-        index = {name: i for i, name in enumerate(wanted)}
-        names = wanted
-    elif task == "nevus":
-        names = ("nevus", "other")
-        index = {name: 0 if name.lower() in NEVUS_NAMES else 1 for name in wanted}
-        if 0 not in index.values():
-            raise DataError(f"Task nevus needs a class named NV or nevus; the data has {_list(present)}.")
-    else:
-        raise DataError(f"Task {task!r} is not known; allowed are all and nevus.")
+        raise DataError(
+            f"Class {(unknown or wanted)[0]!r} is not in the data or named twice; it has {listed(present)}."
+        )
+    names, index = gather(task, wanted, present, whole=whole)
     labels = np.array([-1 if row.label is None else index.get(row.label, -1) for row in rows], dtype=np.int64)
     return names, labels
-
-
-def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
-    """Sources that write a class differently would lose it at some sites, in silence."""
-    by_fold = {name.casefold(): name for name in wanted}
-    odd = next((name for name in present if by_fold.get(name.casefold(), name) != name), None)
-    if odd is not None:
-        raise DataError(
-            f"The data has the class {odd!r} beside {by_fold[odd.casefold()]!r}; name one class alike in every source."
-        )
 
 
 def dealt_rows(spec: Spec, table: SourceRows, seed: int) -> list[Row]:
@@ -206,7 +190,7 @@ def _classes_of(partition: Partition, classes: Sequence[str] | None) -> Sequence
     """The classes of a run over a partition: those that were dealt, or some of them."""
     for name in classes or ():
         if name not in partition.classes:
-            raise DataError(f"Class {name!r} was not dealt; the partition has {_list(partition.classes)}.")
+            raise DataError(f"Class {name!r} was not dealt; the partition has {listed(partition.classes)}.")
     return partition.classes if classes is None else classes
 
 
@@ -338,8 +322,3 @@ def _partition_digest(
         name: {kind: [entry(int(i)) for i in site.rows(kind)] for kind in ROW_KINDS} for name, site in sites.items()
     }
     return content_digest(content, held_out)
-
-
-def _list(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:20]) or "none"
-    return shown if len(names) <= 20 else f"{shown} and {len(names) - 20} more"

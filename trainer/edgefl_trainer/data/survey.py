@@ -5,14 +5,14 @@ Every picture is decoded once, and all that fail are listed, not the first alone
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from PIL import Image, ImageDraw
 
 from edgefl_protocol.errors import ImageError
 from edgefl_protocol.pictures.imaging import decode
 from edgefl_trainer.data.errors import DataError
-from edgefl_trainer.data.federation import dealt_rows
+from edgefl_trainer.data.federation import dealt_rows, label_rows
 from edgefl_trainer.data.rows import Row, SourceRows
 from edgefl_trainer.data.sources.files import FilePixels
 from edgefl_trainer.data.specs import parse_spec, read_spec
@@ -50,6 +50,13 @@ def read_tables(specs: Sequence[str], seed: int = 0) -> list[tuple[SourceRows, l
     parsed = [parse_spec(text) for text in specs]
     tables = [read_spec(spec, seed) for spec in parsed]
     return [(table, dealt_rows(spec, table, seed)) for spec, table in zip(parsed, tables, strict=True)]
+
+
+def gathered(tables: Sequence[tuple[SourceRows, list[Row]]], task: str) -> list[tuple[SourceRows, list[Row]]]:
+    """Call the rows' classes as a task does; a `DataError` where the data does not have its classes."""
+    names, labels = label_rows([row for _, rows in tables for row in rows], task, None)
+    called = iter(names[label] if label >= 0 else None for label in labels)
+    return [(table, [replace(row, label=next(called)) for row in rows]) for table, rows in tables]
 
 
 def survey(tables: Sequence[tuple[SourceRows, list[Row]]]) -> Survey:

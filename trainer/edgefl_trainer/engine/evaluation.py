@@ -54,14 +54,7 @@ def evaluate(
         raise RunError(
             f"the run in {run.folder} learned a backbone and has no model to judge: name a run that uses it."
         )
-    federation = load_federation(
-        data,
-        image_px=run.backbone.spec.image_px,
-        task=run.settings.task,
-        classes=run.settings.classes or None,
-        seed=run.settings.seed,
-        partition=_partition_of(run),
-    )
+    federation = _read_data(run, data)
     labels = _labels_of_run(run, federation.classes, federation.labels)
     where = choose_device(device)
     known = [name for name in federation.sites if name in run.sites]
@@ -136,6 +129,19 @@ def map_tables(
         )
         found[name] = table.to_json()
     return found
+
+
+def _read_data(run: FinishedRun, data: Sequence[str]) -> Federation:
+    """Data to judge a run on, with its classes; it may lack some that the run's task names."""
+    return load_federation(
+        data,
+        image_px=run.backbone.spec.image_px,
+        task=run.settings.task,
+        whole_task=False,
+        classes=run.settings.classes or None,
+        seed=run.settings.seed,
+        partition=_partition_of(run),
+    )
 
 
 def _partition_of(run: FinishedRun) -> Partition | None:

@@ -8,12 +8,12 @@ one directory at once; a finished run is not computed again.
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from edgefl_protocol.durable import read_bounded, write_atomic
+from edgefl_protocol.durable import foreign_content, read_bounded, write_atomic
 from edgefl_protocol.errors import StorageError
 from edgefl_trainer.engine.settings import RunSettings, hyper_values, read_settings
 from edgefl_trainer.errors import RunError
@@ -38,14 +38,13 @@ def begun_settings(folder: Path) -> RunSettings | None:
     return read_settings(folder / CONFIG) if (folder / CONFIG).exists() else None
 
 
-def check_free(folder: Path) -> None:
-    """Refuse, by a `RunError`, a folder that holds something but no run; hidden files do not count."""
-    if (folder / CONFIG).exists() or not folder.is_dir():
-        return
-    found = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-    if found:
-        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        raise RunError(f"{folder} holds {found[0]}{more} and no run: name a new or empty folder with --out.")
+def check_free(folder: Path, own: Collection[str] = (CONFIG,), what: str = "no run") -> None:
+    """Refuse, by a `RunError`, a folder that holds something but nothing of `own`, patterns; hidden files aside.
+
+    `what` is what it lacks, in words.
+    """
+    if found := foreign_content(folder, own):
+        raise RunError(f"{folder} holds {found} and {what}: name a new or empty folder with --out.")
 
 
 def check_claim(folder: Path, settings: RunSettings, *, resume: bool) -> None:

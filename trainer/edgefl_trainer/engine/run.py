@@ -178,12 +178,18 @@ def repeatable(device: torch.device) -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
-def load_data(settings: RunSettings, image_px: int, partition: Partition | None = None) -> Federation:
-    """Read the federation that the settings describe, with the share of labels they give it."""
+def load_data(
+    settings: RunSettings, image_px: int, partition: Partition | None = None, *, whole_task: bool = True
+) -> Federation:
+    """Read the federation that the settings describe, with the share of labels they give it.
+
+    `whole_task`: every class that the task names has to be there.
+    """
     federation = load_federation(
         settings.data,
         image_px=image_px,
         task=settings.task,
+        whole_task=whole_task,
         classes=settings.classes or None,
         seed=settings.seed,
         unlabelled=settings.unlabelled,

@@ -22,6 +22,7 @@ from edgefl_trainer.contract import Method, Scalar, declared
 from edgefl_trainer.data import DataError
 from edgefl_trainer.data.partition_plan import PartitionPlan
 from edgefl_trainer.data.specs import parse_spec
+from edgefl_trainer.data.tasks import parse_groups
 from edgefl_trainer.engine import presets
 from edgefl_trainer.engine.presets import PresetName
 from edgefl_trainer.errors import RunError, SettingError
@@ -53,7 +54,7 @@ class RunSettings:
     method: str
     data: Specs
     partition: str = ""  # file of `edgefl-train partition`; empty: the sites of the data
-    task: str = "all"  # all | nevus
+    task: str = "all"  # all | nevus | NAME=A,B:REST, see `data.tasks`
     classes: tuple[str, ...] = ()  # empty: those of the data
     backbone: str = "tiny"
     image_px: ImagePx = 0  # pixels; 0: the backbone's own
@@ -75,6 +76,10 @@ class RunSettings:
     def __post_init__(self) -> None:
         for name, wanted in hints(RunSettings).items():
             read_value(getattr(self, name), wanted, name)
+        try:
+            parse_groups(self.task)
+        except DataError as error:
+            raise SettingError(str(error)) from error
 
     def build_method(self) -> Method:
         """Make the method with its hyper-parameters."""

@@ -4,16 +4,18 @@ Rows are true classes, columns what was answered; the last column counts rows wi
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
 from matplotlib.figure import Figure
 
-from edgefl_trainer.evaluate.intervals import Scored
+from edgefl_trainer.evaluate.intervals import Scored, recall_intervals
 from edgefl_trainer.evaluate.metrics import confusion_matrix
 from edgefl_trainer.evaluate.plot import png
 
 MAX_CLASSES = 40  # beyond, nobody reads the matrix, and of many sites it fills files
+INTERVAL_WIDTH = 19
 NO_ANSWER = "no answer"
 
 Matrix = Int[np.ndarray, "K K1"]
@@ -34,8 +36,24 @@ def pooled_matrix(found: Mapping[str, Sequence[Sequence[int]]]) -> Matrix:
     return np.asarray(np.sum([np.array(matrix, dtype=np.int64) for matrix in found.values()], axis=0))
 
 
-def recall_lines(matrix: Matrix, classes: Sequence[str]) -> list[str]:
-    """Write for each class with a row its recall, its rows, and what it is most often taken for."""
+def recalls(scored: Scored) -> dict[str, list[Any] | None]:
+    """Compute `recall` and `recall_interval`, in class order; None where there are too many classes."""
+    classes = scored.probabilities.shape[1]
+    if classes > MAX_CLASSES:
+        return {"recall": None, "recall_interval": None}
+    matrix = confusion_matrix(scored.target, scored.predicted, classes)
+    rows = matrix.sum(axis=1)
+    shares = [float(hit / n) if n else None for hit, n in zip(np.diagonal(matrix), rows, strict=True)]
+    return {"recall": shares, "recall_interval": recall_intervals(scored)}
+
+
+def recall_lines(
+    matrix: Matrix, classes: Sequence[str], intervals: Sequence[Sequence[float] | None] | None = None
+) -> list[str]:
+    """Write for each class with a row its recall, interval and rows, and what it is most often taken for.
+
+    `intervals` are those of `recalls`; None for a run from before they were kept.
+    """
     width = max(map(len, classes)) + 2
     lines = []
     for k, name in enumerate(classes):
@@ -46,8 +64,17 @@ def recall_lines(matrix: Matrix, classes: Sequence[str]) -> list[str]:
         other = int(others.argmax())
         told = [*classes, NO_ANSWER][other]
         taken = f"   most often taken for {told}: {matrix[k, other] / rows:.1%}" if matrix[k, other] else ""
-        lines.append(f"  {name:<{width}}{matrix[k, k] / rows:>7.1%} of {rows:,}{taken}")
+        alike = matrix[k, k] in (0, rows)
+        told = "" if intervals is None else f"{_spoken(intervals[k], alike=alike):<{INTERVAL_WIDTH}}"
+        lines.append(f"  {name:<{width}}{matrix[k, k] / rows:>7.1%} {told}of {rows:,}{taken}")
     return lines
+
+
+def _spoken(bounds: Sequence[float] | None, *, alike: bool) -> str:
+    """An interval in per cent, or why there is none: draws of rows that are all right, or all wrong, are all alike."""
+    if bounds is None:
+        return "(all alike)" if alike else "(few lesions)"
+    return f"({bounds[0]:.1%} to {bounds[1]:.1%})"
 
 
 def plot_confusion(matrix: Matrix, classes: Sequence[str], title: str) -> bytes:

@@ -20,6 +20,7 @@ from edgefl_trainer.evaluate.metrics import ECE_BINS, METRIC_NAMES, ece_bin, ent
 RESAMPLES = 1000
 LEVEL = 0.95
 SEED = 0  # of no run: intervals of equal rows are equal
+FEW_LESIONS = 10  # of a class; of fewer, the draws say too little
 BLOCK_VALUES = 4_000_000  # weights in memory at once
 
 
@@ -93,6 +94,32 @@ def weighted_figures(scored: Scored, weights: Float[np.ndarray, "R B"]) -> dict[
     figures["brier"] = weights @ brier / total
     figures["aurc"] = _aurc(scored.uncertainty, ~correct, weights)
     return figures
+
+
+def recall_intervals(scored: Scored, resamples: int = RESAMPLES) -> list[list[float] | None]:
+    """Return the interval of each class's recall, in class order.
+
+    ``None`` where the draws cannot tell how sure the figure is: fewer than ``FEW_LESIONS`` lesions of the class, or
+    every row of it right, or every one wrong, so that all draws give the same.
+    """
+    classes = scored.probabilities.shape[1]
+    lesions = [len({scored.lesions[i] for i in np.flatnonzero(scored.target == k)}) for k in range(classes)]
+    if max(lesions, default=0) < FEW_LESIONS:
+        return [None] * classes
+    parts = [_recalls(scored.target, scored.predicted, w, classes) for w in lesion_weights(scored.lesions, resamples)]
+    draws = np.concatenate(parts)  # (R, K)
+    found = [interval(draws[:, k]) if lesions[k] >= FEW_LESIONS else None for k in range(classes)]
+    return [None if bounds is None or bounds[0] == bounds[1] else bounds for bounds in found]
+
+
+def _recalls(
+    target: Int[np.ndarray, " B"], predicted: Int[np.ndarray, " B"], weights: Float[np.ndarray, "R B"], classes: int
+) -> Float[np.ndarray, "R K"]:
+    """The recall of each class in each draw; NaN where a draw has no row of it."""
+    truth = np.eye(classes)[target]  # (B, K)
+    rows = weights @ truth
+    hits = weights @ (truth * (predicted == target)[:, None])
+    return np.where(rows > 0, hits / np.maximum(rows, 1), np.nan)
 
 
 def lesion_weights(lesions: Sequence[str], resamples: int) -> Iterator[Float[np.ndarray, "R B"]]:

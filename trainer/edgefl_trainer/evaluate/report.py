@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from edgefl_trainer.evaluate.confusion import confusions
+from edgefl_trainer.evaluate.confusion import confusions, recalls
 from edgefl_trainer.evaluate.intervals import Scored, interval, pooled, resample
 from edgefl_trainer.evaluate.metrics import METRIC_NAMES, site_metrics
 
 Resamples = dict[str, Float[np.ndarray, " R"]]
 MOST_NAMED, MOST_LINES = 4, 10  # classes of a sentence, sentences of a federation
-NO_FIGURES = dict.fromkeys([*METRIC_NAMES, *(f"{name}_interval" for name in METRIC_NAMES)])
+NO_FIGURES = dict.fromkeys([name + end for name in (*METRIC_NAMES, "recall") for end in ("", "_interval")])
 
 
 def sites_report(scored: Mapping[str, Scored], facts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def figures_of(scored: Scored, draws: Resamples) -> dict[str, Any]:
         f"{name}_interval": interval(draws[name]) if draws and figures[name] is not None else None
         for name in METRIC_NAMES
     }
-    return {**figures, **intervals, "classes_tested": len(np.unique(scored.target))}
+    return {**figures, **intervals, **recalls(scored), "classes_tested": len(np.unique(scored.target))}
 
 
 def thin_sites(

@@ -22,6 +22,8 @@ from edgefl_trainer.typed_values import nearest
 VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 SEED = re.compile(r"seed-(\d+)")
 PRETRAINING = "pretraining"  # folder of the pre-training runs
+# what lies in an OUT: a run of a part, one that runs start from, a partition
+OWN = ("*/*/seed-*/config.toml", f"{PRETRAINING}/*/*/seed-*/config.toml", "partitions/*.json")
 PRETRAIN = "pretrain."  # before a key of --set: of the pre-training runs
 PRETRAIN_FLAGS = {"backbone": "backbone", "pretrain_rounds": "rounds", "pretrain_epochs": "epochs"}  # flag → setting
 

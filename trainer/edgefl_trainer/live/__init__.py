@@ -10,6 +10,7 @@ Of the device's package `edgefl_exchange` alone is used. Source: docs/design.md 
 """
 
 from edgefl_trainer.live.joining import Join, join
+from edgefl_trainer.live.site_membership import SiteMembership
 from edgefl_trainer.live.site_work import SiteOptions
 
-__all__ = ["Join", "SiteOptions", "join"]
+__all__ = ["Join", "SiteMembership", "SiteOptions", "join"]

@@ -22,13 +22,13 @@ from edgefl_protocol.messages.requests import TaskReply
 from edgefl_protocol.rules.maps import travel_alone
 from edgefl_trainer.engine.display import RunPace
 from edgefl_trainer.engine.federation import stamped
-from edgefl_trainer.engine.folder import check_claim, check_inputs, finished_summary, working_in
+from edgefl_trainer.engine.folder import CONFIG, check_claim, check_free, check_inputs, finished_summary, working_in
 from edgefl_trainer.engine.handout import final_phase
 from edgefl_trainer.engine.run import environment, repeatable
 from edgefl_trainer.errors import FederationRefused, TrainingError
 from edgefl_trainer.live.exchanges import Exchanges
 from edgefl_trainer.live.final_results import write_results
-from edgefl_trainer.live.site_membership import Reply, SiteMembership, refusals
+from edgefl_trainer.live.site_membership import MEMBER, Reply, SiteMembership, refusals
 from edgefl_trainer.live.site_work import SiteOptions, SiteWork, prepare
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_GONE_S = 1.0, 15.0, 300.0
@@ -65,6 +65,7 @@ def join(call: Join) -> dict[str, Any]:
         Unavailable: with `once`, nothing answered; the same command goes on.
         EdgeflError: one sentence about what is wrong and what to do.
     """
+    check_free(call.folder, (MEMBER, CONFIG), "no membership")
     seat = SiteMembership(call.folder, call.passphrase)
     membership = _patiently(call, lambda: seat.enrolled(call.invite, call.ca, call.proxy))
     call.say(f"{membership.name} in the federation {membership.federation}, fingerprint {membership.fingerprint}")

@@ -58,6 +58,12 @@ class SiteMembership:
         """The membership's folder."""
         return self.folder / MEMBER
 
+    @property
+    def joined(self) -> bool:
+        """Whether the coordinator has taken the site's keys, so that no invite is needed any more."""
+        known = self._known()
+        return known is not None and known.state != "joining"
+
     def enrolled(self, invite: str | None, ca: Path | None, proxy: str | None) -> Membership:
         """Return the membership; join now with the invite where there is none yet.
 
@@ -78,7 +84,7 @@ class SiteMembership:
                 raise RunError(f"{self.folder} holds no finished enrolment: give the INVITE that the operator made.")
             return known
         with refusals():
-            joined = known is not None and known.state != "joining"
+            joined = self.joined
             found = decode_invite(invite, 0 if joined else wall_clock_ms())  # a used invite may be past its date
             if known is not None and joined:
                 return self._same(known, found)

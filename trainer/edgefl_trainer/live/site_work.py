@@ -43,6 +43,7 @@ class SiteOptions:
 
     data: tuple[str, ...]  # SPECs of its images
     site: str = ""  # which site of the data it is; empty where the data has one
+    task: str = ""  # how its classes become the federation's; empty: they are named alike, or nevus and other
     classes: tuple[str, ...] = ()  # use only images of these classes; empty for all
     backbone: str = ""  # its copy of the federation's network; empty for the one the task names
     images_per_site: int = 0  # most training images, 0 for all
@@ -78,7 +79,7 @@ def prepare(told: TaskReply, options: SiteOptions) -> SiteWork:
     method = settings.build_method()
     backbone = local_backbone(told, method, options)
     settings = replace(settings, image_px=backbone.spec.image_px, backbone=named(told, options))
-    federation = only_site(load_data(settings, backbone.spec.image_px), options.site)
+    federation = only_site(load_data(settings, backbone.spec.image_px, whole_task=False), options.site)
     if method.needs_labels:
         federation = in_classes(federation, told.classes)
     task = Task(
@@ -119,7 +120,7 @@ def settings_of(told: TaskReply, options: SiteOptions) -> RunSettings:
         settings = RunSettings(
             method=told.method,
             data=located(options.data, options.site),
-            task="nevus" if told.task == "nevus" else "all",
+            task=options.task or ("nevus" if told.task == "nevus" else "all"),
             classes=options.classes,
             backbone=options.backbone or str(told.backbone.get("name")),
             rounds=told.train_rounds,

@@ -1,0 +1,191 @@
+"""`--task`: classes as they are, nevus against the rest, or gathered by a person (docs/reference/data.md)."""
+
+import re
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from edgefl_protocol.pictures.class_info import KNOWN, known_among
+from edgefl_trainer.data import DataError, Federation, load_federation
+from edgefl_trainer.data.errors import TaskError
+from edgefl_trainer.data.federation import ROW_KINDS
+from edgefl_trainer.data.tasks import parse_groups, task_word
+
+from .conftest import ward_records
+
+WORD = re.compile(r"[a-z0-9-]{1,32}")  # docs/design.md 7: of a bundle's line and task
+
+
+@pytest.fixture
+def ward(make_zip, cache) -> str:
+    """Three sites with NV, MEL and BKL."""
+    return f"manifest:{make_zip(ward_records())}"
+
+
+def load(spec: str, task: str, **changes) -> Federation:
+    return load_federation([spec], image_px=8, task=task, **changes)
+
+
+def called(federation: Federation) -> Counter[str]:
+    """Images of each class among all rows of all sites."""
+    rows = np.concatenate([site.rows(kind) for site in federation.sites.values() for kind in ROW_KINDS])
+    return Counter(federation.classes[federation.labels[row]] for row in rows)
+
+
+def test_nevus_is_a_group_like_any_other(ward):
+    """docs/reference/data.md: the same labels, the same rows of every kind, the same digest."""
+    one, other = load(ward, "nevus"), load(ward, "nevus=NV:other")
+    assert one.classes == other.classes == ("nevus", "other")
+    assert one.labels.tobytes() == other.labels.tobytes()
+    assert one.partition_sha256 == other.partition_sha256
+    for name, site in one.sites.items():
+        assert all(np.array_equal(site.rows(kind), other.sites[name].rows(kind)) for kind in ROW_KINDS)
+
+
+def test_classes_are_gathered_as_written(ward):
+    """Counted from the manifest: what is not named is the rest, which comes last; groups keep their order."""
+    counted = Counter(record["label"] for record in ward_records())
+    found = load(ward, "mal=MEL,BKL:rest")
+    assert found.classes == ("mal", "rest")
+    assert called(found) == {"mal": counted["MEL"] + counted["BKL"], "rest": counted["NV"]}
+    several = load(ward, " dark = MEL : mole=NV : rest ")
+    assert several.classes == ("dark", "mole", "rest")
+    assert called(several) == {"dark": counted["MEL"], "mole": counted["NV"], "rest": counted["BKL"]}
+
+
+def test_the_rows_are_those_of_every_other_task(ward):
+    """Which image learns, tunes and tests is by lesion and seed alone."""
+    found, plain = load(ward, "dark=MEL:rest", seed=3), load(ward, "all", seed=3)
+    for name, site in plain.sites.items():
+        assert all(np.array_equal(site.rows(kind), found.sites[name].rows(kind)) for kind in ROW_KINDS)
+
+
+def test_only_chosen_classes_are_gathered(ward):
+    found = load(ward, "dark=MEL:rest", classes=["MEL", "BKL"])
+    assert called(found).keys() == {"dark", "rest"}
+    counted = Counter(record["label"] for record in ward_records())
+    assert called(found)["rest"] == counted["BKL"]
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("nevis", "Task 'nevis' is not known; allowed is all, nevus, or NAME=A,B:REST"),
+        ("mal=MEL,BCC", "is not known; allowed is all, nevus, or NAME=A,B:REST"),
+        ("mal=MEL:", "has no name for every other class after its last colon"),
+        ("mal=MEL:x=BCC", "has no name for every other class after its last colon"),
+        (":rest", "has the group '', which is not NAME=A,B"),
+        ("MEL:rest", "has the group 'MEL', which is not NAME=A,B"),
+        ("mal=:rest", "has the group 'mal=', which is not NAME=A,B"),
+        ("mal=MEL,,BCC:rest", "which is not NAME=A,B"),
+        ("=MEL:rest", "which is not NAME=A,B"),
+        ("mal=MEL,MEL:rest", "names the class 'MEL' twice: name it once"),
+        ("mal=MEL:pre=AK,MEL:rest", "names the class 'MEL' twice: name it once"),
+        ("mal=MEL:mal=BCC:rest", "has two groups called 'mal'"),
+        ("mal=MEL:mal", "names the group 'mal' twice"),
+    ],
+)
+def test_what_is_no_task_is_one_sentence(task, words):
+    with pytest.raises(TaskError) as refused:
+        parse_groups(task)
+    assert words in str(refused.value) and refused.value.code == "setting"
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("mal=MELL:rest", "names the class 'MELL', which the data does not have; did you mean MEL?"),
+        ("mal=mel:rest", "names 'mel' and the data has 'MEL': write it as the data does, or name both"),
+        ("a=NV,MEL:b=BKL:rest", "leaves no class of the data for 'rest'"),
+    ],
+)
+def test_what_the_data_cannot_give_is_one_sentence(ward, task, words):
+    with pytest.raises(DataError) as refused:
+        load(ward, task)
+    assert words in str(refused.value)
+
+
+def test_a_class_that_two_sources_write_differently_is_never_left_out_in_silence(make_zip, cache):
+    """A melanoma written `mel` would be taught as harmless by a task that names `MEL`."""
+    records = ward_records()
+    for record in records:
+        if record["center"] == "west":
+            record["label"] = record["label"].lower()
+    spec = f"manifest:{make_zip(records)}"
+    with pytest.raises(DataError, match="names 'MEL' and the data has 'mel': write it as the data does, or name both"):
+        load(spec, "mal=MEL:rest")
+    counted = Counter(record["label"] for record in records)
+    assert called(load(spec, "mal=MEL,mel:rest"))["mal"] == counted["MEL"] + counted["mel"]
+
+
+def test_data_to_judge_on_may_lack_a_class_but_not_all(ward):
+    found = load(ward, "mal=MEL,SCC:rest", whole_task=False)
+    assert found.classes == ("mal", "rest") and called(found)["mal"] == called(load(ward, "mal=MEL:rest"))["mal"]
+    with pytest.raises(DataError, match="names the class 'SCC', which the data does not have"):
+        load(ward, "mal=SCC:rest", whole_task=False)
+
+
+# What a device tells a clinician of a class it takes by the class's name (`pictures.class_info`): a name that is
+# described there stands for nothing else, so that nothing that holds a cancer is ever called benign.
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "nevus=MEL:rest",
+        "nevus=NV,MEL:rest",
+        "BKL=MEL,BCC:rest",
+        "nv=BKL:rest",
+        "MEL=MEL,BCC:rest",
+        "mal=MEL:NV",
+        "mal=MEL,BCC:other",  # known as what is no nevus; here nevi are among it
+        "nevus=NV:mal=MEL:other",
+    ],
+)
+def test_no_name_says_something_else_than_what_it_stands_for(task):
+    with pytest.raises(TaskError, match="to something else than what it says to a clinician"):
+        parse_groups(task)
+
+
+@pytest.mark.parametrize(
+    "task", ["nevus=NV:other", "nevus=nevi,Naevus:other", "NV=nv:rest", "mel=MEL:bcc=BCC,bcc:rest"]
+)
+def test_a_name_that_says_what_it_stands_for_is_kept(task):
+    groups = parse_groups(task)
+    assert groups is not None
+    assert all(KNOWN[name].suspicious for name in groups.classes if name in KNOWN and name not in ("nevus", "NV"))
+
+
+def test_what_nobody_describes_asks_for_a_look():
+    """docs/decisions/0039: a class of unknown meaning is suspicious, whatever a person calls it."""
+    groups = parse_groups("harmless=NV,BKL:rest")
+    assert groups is not None and known_among(groups.classes) == {}
+
+
+@pytest.mark.parametrize(("task", "name"), [("red=blue:rest", "red"), ("a=blue:red", "red")])
+def test_nothing_takes_the_name_of_another_class_of_the_data(make_zip, cache, task, name):
+    """`red` would hold what the data calls `blue`, or `green` beside it."""
+    records = ward_records()
+    for record in records:
+        record["label"] = {"NV": "red", "MEL": "blue", "BKL": "green"}[record["label"]]
+    spec = f"manifest:{make_zip(records)}"
+    with pytest.raises(DataError, match=f"calls {name!r} what the data does not call so"):
+        load(spec, task)
+    assert load(spec, "a=blue:red", classes=["blue", "red"]).classes == ("a", "red")  # nothing else is left
+
+
+@pytest.mark.parametrize(
+    ("task", "word"),
+    [
+        ("all", "all"),
+        ("nevus", "nevus"),
+        ("mal=MEL,BCC:rest", "mal-rest"),
+        ("Böse=MEL:Übrige Klassen", "b-se-brige-klassen"),
+        (f"{'long' * 20}=MEL:rest", ("long" * 20)[:32]),
+        ("ß=MEL:ß2", "2"),
+        ("ß=MEL:é", "groups"),
+    ],
+)
+def test_a_bundles_word_for_a_task(task, word):
+    assert task_word(task) == word and WORD.fullmatch(word)

@@ -1,0 +1,170 @@
+"""What is told apart: the classes of the data, or groups of them, as `--task` writes it.
+
+    all                      every class of the data
+    nevus                    nevus against all else: `nevus=NV:other`, whichever way the data writes a nevus
+    mal=MEL,BCC:rest         MEL and BCC are one class, mal; every other class is rest
+    mal=MEL,BCC:pre=AK:rest  more groups; what follows the last colon names what is left
+
+Guarantees: classes stand in the order written, what is left comes last; no class is in two groups; a name that the
+product describes (`pictures.class_info`) stands for nothing but what it describes there, so that no bundle tells a
+clinician anything else.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from edgefl_protocol.pictures.class_info import KNOWN
+from edgefl_trainer.data.errors import DataError, TaskError
+from edgefl_trainer.typed_values import nearest
+
+NEVUS_NAMES = frozenset({"nv", "nevus", "naevus", "nevi", "naevi", "melanocytic nevus", "melanocytic naevus"})
+NEVUS, OTHER = "nevus", "other"
+MAX_WORD = 32  # characters of a word
+MOST_LISTED = 20  # names of a sentence
+FORM = "all, nevus, or NAME=A,B:REST such as mal=MEL,BCC:rest"
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Classes of the data gathered into fewer."""
+
+    text: str  # as written
+    members: Mapping[str, tuple[str, ...]]  # group → classes of the data, in the order written
+    rest: str  # what every other class is called
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """What is told apart, in order."""
+        return (*self.members, self.rest)
+
+    @property
+    def named(self) -> dict[str, int]:
+        """Every class that stands in a group, with the place of the group."""
+        return {label: place for place, labels in enumerate(self.members.values()) for label in labels}
+
+
+def parse_groups(task: str) -> Groups | None:
+    """Read a task that gathers classes; None for `all` and `nevus`.
+
+    Raises:
+        TaskError: it is not of the form, names a class or a group twice, or takes a name that means something else.
+    """
+    if task in ("all", NEVUS):
+        return None
+    *groups, rest = (part.strip() for part in task.split(":"))
+    if not groups:
+        raise TaskError(f"Task {task!r} is not known; allowed is {FORM}.")
+    if not rest or "=" in rest or "," in rest:
+        raise TaskError(f"Task {task!r} has no name for every other class after its last colon; allowed is {FORM}.")
+    members: dict[str, tuple[str, ...]] = {}
+    for part in groups:
+        name, _, labels = part.partition("=")
+        found = tuple(label.strip() for label in labels.split(","))
+        if not name.strip() or "," in name or not all(found):
+            raise TaskError(f"Task {task!r} has the group {part!r}, which is not NAME=A,B; allowed is {FORM}.")
+        if name.strip() in members:
+            raise TaskError(f"Task {task!r} has two groups called {name.strip()!r}: put their classes into one.")
+        members[name.strip()] = found
+    made = Groups(task, members, rest)
+    _check_names(made)
+    return made
+
+
+def _check_names(groups: Groups) -> None:
+    labels = [label for found in groups.members.values() for label in found]
+    for names, what in ((labels, "class"), (groups.classes, "group")):
+        for name in names:
+            if names.count(name) > 1:
+                raise TaskError(f"Task {groups.text!r} names the {what} {name!r} twice: name it once.")
+    nevus_alone = len(groups.members) == 1 and all(label.lower() in NEVUS_NAMES for label in labels)
+    fitting = [all(_means(label) is KNOWN.get(name) for label in found) for name, found in groups.members.items()]
+    fitting.append(groups.rest == OTHER and nevus_alone)
+    for name, fits in zip(groups.classes, fitting, strict=True):
+        if name in KNOWN and not fits:
+            raise TaskError(
+                f"Task {groups.text!r} gives the name {name!r} to something else than what it says to a clinician, "
+                f"{KNOWN[name].name!r}: choose another name."
+            )
+
+
+def _means(label: str) -> object:
+    return KNOWN[NEVUS] if label.lower() in NEVUS_NAMES else KNOWN.get(label)
+
+
+def task_word(task: str) -> str:
+    """Name a task in a word of a bundle or of a coordinator: `mal-rest` for `mal=MEL,BCC:rest`."""
+    groups = parse_groups(task)
+    if groups is None:
+        return task
+    plain = re.sub("[^a-z0-9]+", "-", "-".join(groups.classes).lower())
+    return plain[:MAX_WORD].strip("-") or "groups"
+
+
+def gather(
+    task: str, wanted: Sequence[str], present: Sequence[str], *, whole: bool = True
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return what a task tells apart, and for each class of the data that is used its place there.
+
+    Args:
+        task: as `--task` writes it.
+        wanted: classes of the data that are used.
+        present: all classes of the data.
+        whole: every class that the task names has to be there; data to judge on, or of one site, may lack some of them.
+
+    Raises:
+        DataError: a class that the task names is not there, none is left, or two sources write one differently.
+    """
+    groups = parse_groups(task)
+    if groups is not None:
+        return groups.classes, _grouped(groups, wanted, whole=whole)
+    if task == "all":
+        _check_alike(present, wanted)
+        return tuple(wanted), {name: place for place, name in enumerate(wanted)}
+    index = {name: 0 if name.lower() in NEVUS_NAMES else 1 for name in wanted}
+    if 0 not in index.values():
+        raise DataError(f"Task nevus needs a class named NV or nevus; the data has {listed(present)}.")
+    return (NEVUS, OTHER), index
+
+
+def _grouped(groups: Groups, wanted: Sequence[str], *, whole: bool) -> dict[str, int]:
+    named, rest = groups.named, len(groups.members)
+    by_fold = {label.casefold(): label for label in named}
+    for label in wanted:
+        if label not in named and label.casefold() in by_fold:
+            raise DataError(
+                f"Task {groups.text} names {by_fold[label.casefold()]!r} and the data has {label!r}: write it as the "
+                "data does, or name both."
+            )
+    missing = [label for label in named if label not in wanted]
+    if missing and (whole or len(missing) == len(named)):
+        raise DataError(
+            f"Task {groups.text} names the class {missing[0]!r}, which the data does not have; did you mean "
+            f"{nearest(missing[0], wanted)}?"
+        )
+    index = {label: named.get(label, rest) for label in wanted}
+    left = [label for label, place in index.items() if place == rest]
+    if not left and whole:
+        raise DataError(f"Task {groups.text} leaves no class of the data for {groups.rest!r}: name fewer classes.")
+    for label, place in index.items():
+        if label in groups.classes and (groups.classes[place] != label or (place == rest and len(left) > 1)):
+            raise DataError(
+                f"Task {groups.text} calls {label!r} what the data does not call so: choose another name for it."
+            )
+    return index
+
+
+def _check_alike(present: Sequence[str], wanted: Sequence[str]) -> None:
+    """Sources that write a class differently would lose it at some sites, in silence."""
+    by_fold = {name.casefold(): name for name in wanted}
+    odd = next((name for name in present if by_fold.get(name.casefold(), name) != name), None)
+    if odd is not None:
+        raise DataError(
+            f"The data has the class {odd!r} beside {by_fold[odd.casefold()]!r}; name one class alike in every source."
+        )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Join names with commas, at most twenty of them."""
+    shown = ", ".join(names[:MOST_LISTED]) or "none"
+    return shown if len(names) <= MOST_LISTED else f"{shown} and {len(names) - MOST_LISTED} more"
