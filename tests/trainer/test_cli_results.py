@@ -131,6 +131,12 @@ def test_predict_knows_its_sites(finished, tmp_path):
     assert outcome.code == 2 and "it has east, west" in outcome.sentence()
 
 
+def test_a_run_without_models_lists_none(mae, tmp_path):
+    """A run that learned a backbone has no model of any site: the sentence does not end in an empty list."""
+    outcome = edgefl_train("predict", mae, tmp_path / "a.png", "--site", "east")
+    assert outcome.code in (1, 2) and "has no model to score with: name a run that uses it" in outcome.sentence()
+
+
 # ---------------------------------------------------------------------------------------------- table
 
 
